@@ -1,0 +1,87 @@
+"""Optimizers in Keras's form, in Optax's shape.  Any other Optax optimizer can take their place."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+
+class KerasAdamState(NamedTuple):
+    """`count` steps done, first moment `m` and second moment `v`, shaped as the parameters."""
+
+    count: jax.Array
+    m: optax.Params
+    v: optax.Params
+
+
+def keras_adam(
+    learning_rate: optax.ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-7
+) -> optax.GradientTransformation:
+    """Adam as Keras computes it.
+
+    .. math::
+      m_t &= β_1 m_{t-1} + (1-β_1) g_t, \\qquad v_t = β_2 v_{t-1} + (1-β_2) g_t^2 \\\\
+      p_t &= p_{t-1} - α_t \\frac{\\sqrt{1-β_2^t}}{1-β_1^t} \\frac{m_t}{\\sqrt{v_t} + ε}
+
+    with t from 1 and α_t the schedule at t − 1.  Here ε is not scaled by the bias correction:
+    `optax.adam` and PyTorch add it to the corrected root instead.
+
+    Reference: Kingma and Ba, ICLR 2015, the form before section 2.1; Keras `Adam`.
+    """
+
+    def init(params):
+        # Two separate trees: a step consumes the buffers of its state.
+        m, v = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
+        return KerasAdamState(jnp.zeros((), jnp.int32), m, v)
+
+    def update(updates, state, params=None):
+        del params
+        t = (state.count + 1).astype(jnp.float32)
+        rate = _rate(learning_rate, state.count) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
+        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, updates)
+        v = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * (g * g), state.v, updates)
+        steps = jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + eps), m, v)
+        return steps, KerasAdamState(state.count + 1, m, v)
+
+    return optax.GradientTransformation(init, update)
+
+
+class KerasSgdState(NamedTuple):
+    """`count` steps done; plain SGD keeps no history."""
+
+    count: jax.Array
+
+
+def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    """Plain gradient descent, `p_t = p_{t-1} − α_t g_t`, with α_t the schedule at t − 1."""
+
+    def init(params):
+        del params
+        return KerasSgdState(jnp.zeros((), jnp.int32))
+
+    def update(updates, state, params=None):
+        del params
+        rate = _rate(learning_rate, state.count)
+        return jax.tree.map(lambda g: -rate * g, updates), KerasSgdState(state.count + 1)
+
+    return optax.GradientTransformation(init, update)
+
+
+def _rate(learning_rate, count):
+    return learning_rate(count) if callable(learning_rate) else learning_rate
+
+
+def history(opt_state: optax.OptState, params: optax.Params) -> dict[str, optax.Params]:
+    """The optimizer's gradient history: every part of its state shaped as the parameters.
+
+    Returns:
+      `{name: tree}`, the name being the path within the state (`m`, `v`; `0.mu` for a
+      chained Optax optimizer); empty for an optimizer without history.
+    """
+
+    def is_history(node):
+        return isinstance(node, dict) and node.keys() == params.keys()
+
+    found = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=is_history)[0]
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tree for path, tree in found if is_history(tree)}

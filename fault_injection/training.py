@@ -1,0 +1,212 @@
+"""The training step: a pure function of state, batch, address and fault."""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from jax import lax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.fault import Fault, Struck
+from models.layer import Context, Layer, Params, Stats, merge
+from models.loss import cross_entropy
+
+INFINITY_BITS = 0x7F800000  # of float32; larger patterns without sign are NaNs
+AXIS = "workers"
+
+
+@struct.dataclass
+class State:
+    """What a step reads and writes: parameters, running statistics, optimizer state."""
+
+    params: Params
+    stats: Stats
+    opt_state: optax.OptState
+
+
+@struct.dataclass
+class StepReport:
+    """What a step says of itself.
+
+    Attributes:
+      loss, accuracy: of the global batch, before the update.
+      digest: uint32 [leaves of the state], see `digest`.
+      magnitude: float32 [leaves of gradients and of the state], largest absolute value of
+        each; NaN or infinite exactly where a leaf has a non-finite element.
+      struck: what the fault did, None without fault support.
+      tensors: observations asked for, with leading axis [R].
+    """
+
+    loss: jax.Array
+    accuracy: jax.Array
+    digest: jax.Array
+    magnitude: jax.Array
+    struck: Struck | None
+    tensors: dict[str, Any]
+
+
+def gradients(network: Layer, params: Params, stats: Stats, batch, ctx: Context, batch_size: int):
+    """One forward and backward pass of the device's workers.
+
+    Args:
+      batch: `image` [R,b,H,W,C], `label` [R,b].
+      batch_size: global; the loss is the sum over examples divided by it.
+
+    Returns:
+      This device's share of loss and accuracy, new statistics (mean over its workers),
+      gradients (summed over its workers), observations, logits [R,b,classes].
+    """
+    logits, new_stats, cache, forward = network.forward(params, stats, batch["image"], ctx)
+    loss, correct, dlogits = cross_entropy(logits, batch["label"])
+    _, grads, backward = network.backward(params, cache, dlogits / batch_size, ctx)
+    loss, accuracy = jnp.sum(loss) / batch_size, jnp.sum(correct) / batch_size
+    return loss, accuracy, new_stats, grads, merge([forward, backward]), logits
+
+
+def digest(state: State) -> jax.Array:
+    """One integer a leaf: Σ bits(element) · odd hash(position), modulo 2³².
+
+    Integer sums do not depend on the order of summation, hence not on sharding.  An odd
+    factor is invertible, so a leaf that differs in one element never has the same digest.
+    Two states that differ in several elements of one leaf agree by chance once in 2³².
+    """
+    return jnp.stack([_leaf_digest(leaf) for leaf in jax.tree.leaves(state)])
+
+
+def _leaf_digest(leaf):
+    words = _words(leaf)
+    position = lax.iota(jnp.uint32, words.size)
+    mixed = (position ^ (position >> 15)) * jnp.uint32(0x85EBCA77)
+    return jnp.sum(words * ((mixed ^ (mixed >> 13)) | 1), dtype=jnp.uint32)
+
+
+def magnitude(tree) -> jax.Array:
+    """Largest absolute value of each leaf, by its bits, so that no NaN is lost to a comparison."""
+
+    def of_leaf(leaf):
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return jnp.zeros((), jnp.uint32)
+        return jnp.max(_words(leaf) & 0x7FFFFFFF)
+
+    tops = jnp.stack([of_leaf(leaf) for leaf in jax.tree.leaves(tree)])
+    return lax.bitcast_convert_type(tops, jnp.float32)
+
+
+def _words(leaf):
+    return lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1)
+
+
+def leaf_names(tree) -> list[str]:
+    """Names of a tree's leaves, in the order of `digest` and `magnitude`: `params/conv1/kernel`, `opt_state/m/…`."""
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The compiled functions of one workload on one set of devices.
+
+    Attributes:
+      init: `(seed) -> State`.
+      step: `(state, batch, address) -> State, StepReport`; consumes the state's buffers.
+      faulty_step: `(state, batch, address, fault) -> State, StepReport`; the state survives,
+        so that the control can start from it.
+      evaluate: `(state, batch) -> loss sum, correct, weight` over a test batch.
+      place: put a batch on the devices, split by workers.
+      replicate: put a state on the devices, whole on each.
+    """
+
+    init: Callable[[int], State]
+    step: Callable[[State, Any, jax.Array], tuple[State, StepReport]]
+    faulty_step: Callable[[State, Any, jax.Array, Fault], tuple[State, StepReport]]
+    evaluate: Callable[[State, Any], tuple[jax.Array, jax.Array, jax.Array]]
+    place: Callable[[Any], Any]
+    replicate: Callable[[Any], Any]
+
+
+def make_program(
+    network: Layer,
+    optimizer: optax.GradientTransformation,
+    workers: int,
+    batch_size: int,
+    *,
+    input_shape: tuple[int, ...] = (32, 32, 3),
+    devices: int | None = None,
+    observe: frozenset[str] = frozenset(),
+) -> Program:
+    """Build the functions of a workload; each compiles at its first call.
+
+    Args:
+      workers: data-parallel replicas, a multiple of the devices used.
+      batch_size: global.
+      input_shape: of one example.
+      devices: how many to use; by default the largest number that divides `workers`.
+      observe: kinds of tensors that every step returns, see `models.layer.Context`.
+    """
+    available = jax.devices()
+    count = devices or max(d for d in range(1, len(available) + 1) if workers % d == 0)
+    mesh = Mesh(np.array(available[:count]), (AXIS,))
+    split, whole = PartitionSpec(AXIS), PartitionSpec()
+
+    def context(key, numbers, **more):
+        return Context(key=key, workers=numbers, **more)
+
+    def replicate(tree):
+        return jax.device_put(tree, NamedSharding(mesh, whole))
+
+    def init(seed):
+        shape = (workers, batch_size // workers, *input_shape)
+        params, stats = network.init((seed,), shape)
+        return replicate(State(params, stats, optimizer.init(params)))
+
+    def step(state, batch, address, numbers, fault):
+        key = jax.random.key(address[0])
+        key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
+        ctx = context(key, numbers, fault=fault, observe=observe)
+        loss, accuracy, stats, grads, seen, _ = gradients(
+            network, state.params, state.stats, batch, ctx, batch_size
+        )
+        # The only communication of a step.
+        loss, accuracy, grads, struck = lax.psum((loss, accuracy, grads, seen.struck), AXIS)
+        stats = lax.pmean(stats, AXIS)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        new = State(optax.apply_updates(state.params, updates), stats, opt_state)
+        report = StepReport(
+            loss, accuracy, digest(new), magnitude((grads, new)), struck, seen.tensors
+        )
+        return new, report
+
+    reported = StepReport(whole, whole, whole, whole, whole, split)
+
+    def on_mesh(function, in_specs, out_specs, **jit_options):
+        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+        return jax.jit(mapped, **jit_options)
+
+    numbers = jax.device_put(np.arange(workers, dtype=np.int32), NamedSharding(mesh, split))
+    plain = on_mesh(
+        partial(step, fault=None), (whole, split, whole, split), (whole, reported), donate_argnums=0
+    )
+    faulty = on_mesh(step, (whole, split, whole, split, whole), (whole, reported))
+
+    def evaluate(state, batch, numbers):
+        ctx = context(jax.random.key(0), numbers, train=False)
+        logits = network.forward(state.params, state.stats, batch["image"], ctx)[0]
+        loss, correct, _ = cross_entropy(logits, batch["label"])
+        sums = [jnp.sum(t * batch["weight"]) for t in (loss, correct, jnp.ones_like(loss))]
+        return lax.psum(tuple(sums), AXIS)
+
+    evaluated = on_mesh(evaluate, (whole, split, split), whole)
+    return Program(
+        init=init,
+        step=lambda state, batch, address: plain(state, batch, address, numbers),
+        faulty_step=lambda state, batch, address, fault: faulty(state, batch, address, numbers, fault),
+        evaluate=lambda state, batch: evaluated(state, batch, numbers),
+        place=lambda batch: jax.device_put(batch, NamedSharding(mesh, split)),
+        replicate=replicate,
+    )

@@ -1,0 +1,105 @@
+"""Workloads: a named network, dataset, optimizer and schedule; the published ones by name."""
+
+import dataclasses
+
+import optax
+
+from models import NETWORKS
+from models.layer import Layer
+
+from .optimizers import keras_adam, keras_sgd
+
+AUGMENTATIONS = ("flip+crop", "crop", "none")
+
+
+@dataclasses.dataclass(frozen=True)
+class Workload:
+    """Everything that determines a fault-free training run, apart from the machine.
+
+    Attributes:
+      name: published name.
+      network: key of `models.NETWORKS`.
+      norm: with batch normalisation.
+      optimizer: key of `OPTIMIZERS`.
+      learning_rate, end_learning_rate, decay_steps: linear decay from the first to the
+        second in that many steps.
+      dataset: key of `fault_injection.data.DATASETS`.
+      width: channels of the first stage.
+      dropout: rate.
+      augmentation: one of `AUGMENTATIONS`.
+      workers: data-parallel replicas.
+      batch_size: global, a multiple of `workers`.
+      epochs: length of the training.
+      seed: of initialisation, data order, augmentation and dropout.
+      twin: 0, or the number of a twin: a run whose start differs by one unit in the last place.
+    """
+
+    name: str
+    network: str = "resnet18"
+    norm: bool = True
+    optimizer: str = "adam"
+    learning_rate: float = 1e-3
+    end_learning_rate: float = 1e-4
+    decay_steps: int = 5000
+    dataset: str = "cifar10"
+    width: int = 64
+    dropout: float = 0.15
+    augmentation: str = "flip+crop"
+    workers: int = 8
+    batch_size: int = 1024
+    epochs: int = 80
+    seed: int = 123
+    twin: int = 0
+
+    @property
+    def worker_batch(self) -> int:
+        """Images of one worker in one step: the b of every operand's shape."""
+        return self.batch_size // self.workers
+
+
+# The published set-up (SCIENCE 1.3; He et al., ISCA 2023, artifact).
+WORKLOADS = {
+    workload.name: workload
+    for workload in (
+        Workload("resnet18"),
+        Workload("resnet18_nobn", norm=False),
+        Workload(
+            "resnet18_sgd",
+            optimizer="sgd",
+            learning_rate=0.1,
+            end_learning_rate=1e-3,
+            decay_steps=2000,
+            dropout=0.0,
+        ),
+    )
+}
+
+OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
+
+# What a dataset changes in the published options.  Digits are not symmetric, and dropout makes
+# twins differ by several points, which would drown most verdicts.
+DATASET_OPTIONS = {"digits": {"dropout": 0.0, "augmentation": "crop"}, "cifar10": {}}
+
+# The embedded default, small enough for two cores.
+EMBEDDED = {"dataset": "digits", "width": 8, "batch_size": 128, "epochs": 20}
+
+
+def make_workload(name: str, **options) -> Workload:
+    """The published workload `name` with `options` replaced; what the dataset implies comes first."""
+    implied = DATASET_OPTIONS[options.get("dataset", WORKLOADS[name].dataset)]
+    return dataclasses.replace(WORKLOADS[name], **(implied | options))
+
+
+def make_network(workload: Workload) -> Layer:
+    """The workload's network."""
+    return NETWORKS[workload.network](
+        width=workload.width, dropout_rate=workload.dropout, norm=workload.norm
+    )
+
+
+def make_optimizer(workload: Workload) -> optax.GradientTransformation:
+    """The workload's optimizer with its schedule."""
+    schedule = optax.polynomial_schedule(
+        workload.learning_rate, workload.end_learning_rate, power=1, transition_steps=workload.decay_steps
+    )
+    return OPTIMIZERS[workload.optimizer](schedule)

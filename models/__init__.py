@@ -1,0 +1,9 @@
+"""What is computed, and where it can be corrupted.
+
+Networks are written once, as layers and combinators; each layer has its forward and its
+backward pass side by side.  Nothing here knows of injection files, epochs or verdicts.
+"""
+
+from .resnet import resnet18
+
+NETWORKS = {"resnet18": resnet18}

@@ -1,0 +1,46 @@
+"""Convolution with an optional bias; its three operations are the sites of SCIENCE 1.4."""
+
+import jax.numpy as jnp
+
+from ..layer import Layer, merge
+from ..operations import Convolution, ConvolutionGradIn, ConvolutionGradWt, perform
+from .initial import filled, glorot_normal
+
+
+def convolution(
+    name: str, features: int, size: int, stride: int = 1, *, bias: bool = True, input_gradient: bool = True
+) -> Layer:
+    """`size`×`size` convolution to `features` channels, padded as TensorFlow's SAME.
+
+    Parameters `kernel` [k,k,I,O], Glorot-normal, and `bias` [O], zero.  Sites: `name`,
+    `name_grad_in`, `name_grad_wt`.
+
+    Args:
+      input_gradient: False for the first layer of a network, whose input gradient nothing
+        reads: it is computed only when struck or observed.
+    """
+
+    def init(key, shape):
+        params = {"kernel": glorot_normal(key, name, (size, size, shape[-1], features))}
+        if bias:
+            params["bias"] = filled(0, features)
+        return {name: params}, {}
+
+    def forward(params, stats, x, ctx):
+        y, observations = perform(Convolution(stride), name, x, params[name]["kernel"], ctx)
+        if bias:
+            y = y + params[name]["bias"]
+        return y, {}, x, observations
+
+    def backward(params, cache, dy, ctx):
+        x = cache  # [R,b,H,W,I]
+        grad_in = ConvolutionGradIn(stride, x.shape[2:4])
+        kernel = params[name]["kernel"]
+        dx, at_in = perform(grad_in, f"{name}_grad_in", dy, kernel, ctx, used=input_gradient)
+        dkernel, at_wt = perform(ConvolutionGradWt(stride, size), f"{name}_grad_wt", x, dy, ctx)
+        dparams = {"kernel": dkernel}
+        if bias:
+            dparams["bias"] = jnp.sum(dy, axis=(0, 1, 2, 3))
+        return dx, {name: dparams}, merge([at_in, at_wt])
+
+    return Layer(init, forward, backward)

@@ -1,0 +1,45 @@
+"""Dropout whose mask is addressed by (seed, epoch, step, worker, layer) and by nothing else."""
+
+import zlib
+
+import jax
+import jax.numpy as jnp
+
+from ..layer import Layer, Observations, stateless
+
+
+def dropout(name: str, rate: float) -> Layer:
+    """Zero each activation with probability `rate` in training and scale the others by 1/(1 − rate).
+
+    The mask does not depend on activations (in the published artifact a NaN closes it): a
+    faulty and a golden run differ by the fault alone.  The rate is exact to 2⁻¹⁶.
+
+    Args:
+      name: of the layer; its random key derives from it.  It has no parameters.
+      rate: in [0, 1).
+
+    Reference: Srivastava et al., JMLR 2014.
+    """
+    keep = 1.0 - rate
+    threshold = round(rate * 2**16)  # 16 random bits an element cost half of 32
+
+    def mask(ctx, shape):
+        layer_key = jax.random.fold_in(ctx.key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+        def of_worker(worker):
+            return jax.random.bits(jax.random.fold_in(layer_key, worker), shape[1:], "uint16")
+
+        return jax.vmap(of_worker)(ctx.workers) >= threshold  # [R,b,…]
+
+    def forward(params, stats, x, ctx):
+        if not ctx.train or rate == 0:
+            return x, {}, None, Observations()
+        kept = mask(ctx, x.shape)
+        return jnp.where(kept, x / keep, 0), {}, kept, Observations()
+
+    def backward(params, cache, dy, ctx):
+        if rate == 0:
+            return dy, {}, Observations()
+        return jnp.where(cache, dy / keep, 0), {}, Observations()
+
+    return Layer(stateless, forward, backward)

@@ -1,0 +1,34 @@
+"""Options and shared set-up of the tests."""
+
+import os
+import pathlib
+
+import pytest
+
+HERE = pathlib.Path(__file__).parent
+FIXTURES = pytest.StashKey[pathlib.Path]()
+
+# Compiled programs are kept between runs of the tests, and shared with the processes they start.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".pytest_cache" / "xla"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config):
+    """`--fixtures DIR` reads parity fixtures from DIR.
+
+    pytest itself has a flag `--fixtures`, which takes no value, so it takes DIR for a folder
+    of tests: a folder of `*.json.gz` after that flag is understood here as what it is.
+    """
+    config.stash[FIXTURES] = HERE / "fixtures"
+    folders = [arg for arg in config.args if any(pathlib.Path(arg).glob("*.json.gz"))]
+    if config.option.showfixtures and folders:
+        config.option.showfixtures = False
+        config.stash[FIXTURES] = pathlib.Path(folders[-1])
+        config.args = [arg for arg in config.args if arg not in folders] or [str(HERE)]
+
+
+@pytest.fixture(scope="session")
+def repository() -> pathlib.Path:
+    """The root of the checkout."""
+    return HERE.parent

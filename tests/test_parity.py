@@ -1,0 +1,239 @@
+"""The networks compute what the published implementation computes.
+
+Each fixture holds numbers of the published TensorFlow implementation for one workload.
+`pytest tests/test_parity.py --fixtures DIR` reads other cases of the same format.
+"""
+
+from functools import cache
+
+import jax
+import numpy as np
+import pytest
+import recipe
+from conftest import FIXTURES
+
+from fault_injection.training import State, gradients, make_program
+from fault_injection.workloads import WORKLOADS, make_network, make_optimizer, make_workload
+from models.fault import Operand, inactive_fault, make_fault
+from models.layer import Context
+
+STRICT = 1e-4  # forward values, relative to the largest element
+LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with rounding
+FLIPPED = 0.1  # share of a pass's gradients that such a flip may move beyond STRICT
+K = 64  # one executable for all injections
+OPERANDS = {"input": "input", "kernel": "weight", "output": "output"}
+MODELS = {"INPUT": Operand.INPUT, "WT": Operand.WEIGHT}
+
+
+def pytest_generate_tests(metafunc):
+    """One test a fixture, an injection, a case of two workers; the workload is in its id."""
+    fixtures = [recipe.load(path) for path in sorted(metafunc.config.stash[FIXTURES].glob("*.json.gz"))]
+    fixtures = [fixture for fixture in fixtures if fixture["workload"] in WORKLOADS]
+    if "case" in metafunc.fixturenames:
+        ids = [fixture["workload"] for fixture in fixtures]
+        metafunc.parametrize("case", fixtures, ids=ids, scope="session")
+    entries = {
+        "injection": lambda fixture: fixture["injections"],
+        "two_workers": lambda fixture: fixture.get("multi_replica", {"cases": []})["cases"],
+    }
+    for argument in entries.keys() & set(metafunc.fixturenames):
+        values, ids = [], []
+        for fixture in fixtures:
+            for i, entry in enumerate(entries[argument](fixture)):
+                values.append((fixture, entry))
+                spec = entry.get("spec", entry) or {"layer": "fault-free", "fmodel": "none"}
+                ids.append(f"{fixture['workload']}-{i}-{spec['layer']}-{spec['fmodel']}")
+        metafunc.parametrize(argument, values, ids=ids)
+
+
+@cache
+def network_of(workload):
+    return make_network(make_workload(workload, dropout=0.0))
+
+
+def weights_of(case):
+    """Parameters and statistics of a fixture, as the network names them."""
+    params, stats = {}, {}
+    for entry in case["manifest"]:
+        layer, name = entry["name"].rsplit("/", 1)
+        params.setdefault(layer, {})[name] = recipe.weight(**entry)
+    for entry in case["bn_manifest"]:
+        layer = entry["name"].rsplit("/", 1)[0]
+        zero = np.zeros(entry["shape"], np.float32)
+        stats[layer] = {"mean": zero, "var": zero + 1}
+    return params, stats
+
+
+def batch_of(case, workers):
+    image, label = recipe.images(case["N"])
+    return {"image": image.reshape(workers, -1, *image.shape[1:]), "label": label.reshape(workers, -1)}
+
+
+@cache
+def compiled(norm, observe=frozenset()):
+    """One executable for all workloads that share a network."""
+    network = network_of("resnet18" if norm else "resnet18_nobn")
+
+    @jax.jit
+    def run(params, stats, batch, fault):
+        workers = np.arange(batch["label"].shape[0])
+        ctx = Context(key=jax.random.key(0), workers=workers, fault=fault, observe=observe)
+        return gradients(network, params, stats, batch, ctx, batch["label"].size)
+
+    return run
+
+
+def run(case, fault, workers=1, observe=frozenset()):
+    params, stats = weights_of(case)
+    norm = WORKLOADS[case["workload"]].norm
+    loss, _, stats, grads, seen, logits = jax.device_get(
+        compiled(norm, observe)(params, stats, batch_of(case, workers), fault)
+    )
+    return {"loss": loss, "stats": stats, "grads": grads, "seen": seen, "logits": logits}
+
+
+@pytest.fixture(scope="session")
+def golden(case):
+    return run(case, None, observe=frozenset({"operands", "gradients"}))
+
+
+def named(tree):
+    return {f"{layer}/{name}": leaf for layer, leaves in tree.items() for name, leaf in leaves.items()}
+
+
+def named_stats(stats):
+    long = {"mean": "moving_mean", "var": "moving_variance"}
+    return {f"{layer}/{long[name]}": leaf for layer, leaves in stats.items() for name, leaf in leaves.items()}
+
+
+def all_mismatches(arrays, stored, rtol, skip=()):
+    assert stored.keys() <= arrays.keys()
+    found = (recipe.mismatch(name, arrays[name], stored[name], rtol) for name in stored if name not in skip)
+    return [text for text in found if text]
+
+
+def assert_gradients(grads, stored, skip):
+    """All within LOOSE of their largest element, nearly all within STRICT."""
+    assert not all_mismatches(named(grads), stored, LOOSE, skip)
+    moved = all_mismatches(named(grads), stored, STRICT, skip)
+    assert len(moved) <= FLIPPED * len(stored), moved
+
+
+def test_loss_and_logits(case, golden):
+    np.testing.assert_allclose(golden["loss"], case["golden"]["loss"], rtol=1e-5)
+    np.testing.assert_allclose(golden["logits"][0], case["golden"]["logits"], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stage", ["fwd_sites", "bwd_sites"])
+def test_every_operand_of_every_published_site(case, golden, stage):
+    wrong = []
+    for site, operands in case["golden"][stage].items():
+        for theirs, ours in OPERANDS.items():
+            tensor = golden["seen"].tensors["operands"][site][ours][0]
+            assert list(tensor.shape) == operands[theirs]["shape"], (site, ours)
+            rtol = STRICT if stage == "fwd_sites" else 10 * STRICT
+            wrong.append(recipe.mismatch(f"{site}|{theirs}", tensor, operands[theirs], rtol))
+    assert not any(wrong), [text for text in wrong if text]
+
+
+def test_gradients(case, golden):
+    assert_gradients(golden["grads"], case["golden"]["grads"], case["golden"]["zero_grad_params"])
+    start = golden["seen"].tensors["gradients"]["pool"][0]
+    assert not recipe.mismatch("grad_start", start, case["golden"]["grad_start"], STRICT)
+
+
+def test_running_statistics(case, golden):
+    assert not all_mismatches(named_stats(golden["stats"]), case["golden"]["bn_moving"], STRICT)
+
+
+def fault_of(spec, worker):
+    operand = MODELS.get(spec["fmodel"].removeprefix("N64_"), Operand.OUTPUT)
+    index = np.ravel_multi_index(np.array(spec["pos"]).T, spec["operand_shape"])
+    values = np.array(spec["values"], np.float32).view(np.uint32)
+    return make_fault(spec["layer"], operand, worker, index, flip=values, size=K)
+
+
+def assert_injected(case, faulty, clean, entry, spec, stats_name):
+    struck, count = faulty["seen"].struck, len(spec["values"])
+    assert struck.hits == 1
+    old = struck.old[:count].view(np.float32)
+    known = spec["golden_at_pos"]
+    np.testing.assert_allclose(old[: len(known)], known, rtol=1e-2, atol=1e-4 * np.abs(known).max())
+    np.testing.assert_array_equal(struck.new[:count].view(np.float32), np.float32(spec["values"]))
+    assert struck.operand_changed == np.sum(struck.old[:count] != struck.new[:count])
+
+    expected = entry.get("xla", entry)  # accelerator arithmetic where given
+    if entry.get("two_pass_only"):
+        assert not np.isfinite(faulty["loss"])
+        return
+    np.testing.assert_allclose(faulty["loss"], expected["loss"], rtol=1e-4)
+    skip = case["golden"]["zero_grad_params"]
+    if "nonfinite_params" in expected:
+        nonfinite = {n for n, g in named(faulty["grads"]).items() if not np.isfinite(g).all()}
+        assert nonfinite == set(expected["nonfinite_params"])
+    assert_gradients(faulty["grads"], expected["grads"], skip)
+    if stats_name in expected:
+        assert not all_mismatches(named_stats(faulty["stats"]), expected[stats_name], 10 * STRICT)
+    if "grads_changed" in entry:
+        before, after = named(clean["grads"]), named(faulty["grads"])
+        changed = sum(before[name].tobytes() != after[name].tobytes() for name in before)
+        assert changed == entry["grads_changed"]
+
+
+def test_injection(injection):
+    case, entry = injection
+    faulty = run(case, fault_of(entry, 0))
+    assert_injected(case, faulty, run(case, inactive_fault(K)), entry, entry, "bn_moving")
+
+
+def test_two_workers(two_workers):
+    case, entry = two_workers
+    spec = entry["spec"]
+    fault = inactive_fault(K) if spec is None else fault_of(spec, spec["target_replica"])
+    result = run(case, fault, workers=2)
+    if spec is None:
+        np.testing.assert_allclose(result["loss"], entry["loss"], rtol=1e-5)
+        assert_gradients(result["grads"], entry["grads"], case["golden"]["zero_grad_params"])
+        stored = entry["bn_moving_mean_over_replicas"]
+        assert not all_mismatches(named_stats(result["stats"]), stored, STRICT)
+    else:
+        assert_injected(case, result, None, entry, spec, "bn_moving_mean_over_replicas")
+
+
+@pytest.fixture(scope="session")
+def trained(case):
+    """States after one and two steps on the same batch, and after a third forward pass."""
+    workload = make_workload(case["workload"], dropout=0.0)
+    optimizer = make_optimizer(workload)
+    program = make_program(network_of(case["workload"]), optimizer, 1, case["N"])
+    params, stats = weights_of(case)
+    state = program.replicate(State(params, stats, optimizer.init(params)))
+    batch, states, losses = program.place(batch_of(case, 1)), [], []
+    for step in range(3):
+        state, report = program.step(state, batch, np.array([0, 0, step], np.int32))
+        states.append(jax.device_get(state))
+        losses.append(float(report.loss))
+    evaluated = State(states[1].params, states[2].stats, states[1].opt_state)
+    weight = np.ones_like(batch["label"], np.float32)
+    loss = program.evaluate(program.replicate(evaluated), {**batch, "weight": weight})[0]
+    return states, losses, float(loss) / case["N"]
+
+
+@pytest.mark.parametrize("step", [0, 1])
+def test_optimizer(case, trained, step):
+    states, losses, _ = trained
+    stored, skip = case["optimizer"]["steps"][step], set(case["golden"]["zero_grad_params"])
+    # Adam turns the noise of gradients that are zero in exact arithmetic into ±rate, which
+    # moves running means a little in the second step.
+    np.testing.assert_allclose(losses[step], stored["loss_before"], rtol=[1e-5, 5e-3][step])
+    assert not all_mismatches(named(states[step].params), stored["params"], [2e-4, 5e-3][step], skip)
+    assert not all_mismatches(named_stats(states[step].stats), stored["bn_moving"], [1e-4, 5e-3][step])
+
+
+def test_evaluation_uses_the_running_statistics(case, trained):
+    _, losses, evaluated = trained
+    np.testing.assert_allclose(losses[2], case["optimizer"]["loss_after_2"], rtol=2e-2)
+    predictions = np.array(case["optimizer"]["eval_predictions"])
+    labels = np.array(case["labels"])
+    expected = -np.log(np.maximum(predictions[np.arange(len(labels)), labels], 1e-45)).mean()
+    np.testing.assert_allclose(evaluated, expected, rtol=5e-2)
