@@ -73,14 +73,15 @@ class Layer(NamedTuple):
 
     Attributes:
       init: `(key, shape) -> params, stats` of this layer, NumPy arrays, for activations of
-        `shape` `[R, b, …]`; `key` is a tuple of integers, to which a layer adds its name.
+        `shape` `[R, b, …]`; `key` is a tuple of integers, to which a layer
+        adds its name, or None for shapes alone.
       forward: `(params, stats, x, ctx) -> y, stats, cache, observations`; the statistics
         returned are this layer's, new ones in training.
       backward: `(params, cache, dy, ctx) -> dx, dparams, observations`; `dparams` are summed
         over the device's workers.
     """
 
-    init: Callable[[tuple[int, ...], tuple[int, ...]], tuple[Params, Stats]]
+    init: Callable[[tuple[int, ...] | None, tuple[int, ...]], tuple[Params, Stats]]
     forward: Callable[[Params, Stats, jax.Array, Context], tuple[jax.Array, Stats, Any, Observations]]
     backward: Callable[[Params, Any, jax.Array, Context], tuple[jax.Array, Params, Observations]]
 

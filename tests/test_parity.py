@@ -19,7 +19,6 @@ from models.layer import Context
 
 STRICT = 1e-4  # forward values, relative to the largest element
 LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with rounding
-FLIPPED = 0.1  # share of a pass's gradients that such a flip may move beyond STRICT
 K = 64  # one executable for all injections
 OPERANDS = {"input": "input", "kernel": "weight", "output": "output"}
 MODELS = {"INPUT": Operand.INPUT, "WT": Operand.WEIGHT}
@@ -112,11 +111,14 @@ def all_mismatches(arrays, stored, rtol, skip=()):
     return [text for text in found if text]
 
 
-def assert_gradients(grads, stored, skip):
-    """All within LOOSE of their largest element, nearly all within STRICT."""
+def assert_gradients(grads, entry, skip, flipped):
+    """All within LOOSE of their largest element; within STRICT, but for the share `flipped` of
+    them, where the two CPU libraries behind the fixture agree that well themselves."""
+    stored, noise = entry["grads"], entry.get("grads_noise", {})
     assert not all_mismatches(named(grads), stored, LOOSE, skip)
+    skip = {*skip, *(name for name in noise if noise[name] > STRICT / 10)}
     moved = all_mismatches(named(grads), stored, STRICT, skip)
-    assert len(moved) <= FLIPPED * len(stored), moved
+    assert len(moved) <= flipped * len(stored), moved
 
 
 def test_loss_and_logits(case, golden):
@@ -137,7 +139,7 @@ def test_every_operand_of_every_published_site(case, golden, stage):
 
 
 def test_gradients(case, golden):
-    assert_gradients(golden["grads"], case["golden"]["grads"], case["golden"]["zero_grad_params"])
+    assert_gradients(golden["grads"], case["golden"], case["golden"]["zero_grad_params"], flipped=0)
     start = golden["seen"].tensors["gradients"]["pool"][0]
     assert not recipe.mismatch("grad_start", start, case["golden"]["grad_start"], STRICT)
 
@@ -171,7 +173,7 @@ def assert_injected(case, faulty, clean, entry, spec, stats_name):
     if "nonfinite_params" in expected:
         nonfinite = {n for n, g in named(faulty["grads"]).items() if not np.isfinite(g).all()}
         assert nonfinite == set(expected["nonfinite_params"])
-    assert_gradients(faulty["grads"], expected["grads"], skip)
+    assert_gradients(faulty["grads"], {**entry, **expected}, skip, flipped=0.5)
     if stats_name in expected:
         assert not all_mismatches(named_stats(faulty["stats"]), expected[stats_name], 10 * STRICT)
     if "grads_changed" in entry:
@@ -193,7 +195,7 @@ def test_two_workers(two_workers):
     result = run(case, fault, workers=2)
     if spec is None:
         np.testing.assert_allclose(result["loss"], entry["loss"], rtol=1e-5)
-        assert_gradients(result["grads"], entry["grads"], case["golden"]["zero_grad_params"])
+        assert_gradients(result["grads"], entry, case["golden"]["zero_grad_params"], flipped=0.1)
         stored = entry["bn_moving_mean_over_replicas"]
         assert not all_mismatches(named_stats(result["stats"]), stored, STRICT)
     else:

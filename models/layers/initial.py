@@ -2,19 +2,23 @@
 
 import zlib
 
+import jax
 import numpy as np
 
 DEVIATION_CUT_AT_2 = 0.87962566103423978  # of a standard normal truncated to [-2, 2]
 
 
-def glorot_normal(key: tuple[int, ...], name: str, shape: tuple[int, ...]) -> np.ndarray:
+def glorot_normal(key: tuple[int, ...] | None, name: str, shape: tuple[int, ...]) -> np.ndarray | jax.ShapeDtypeStruct:
     """Kernel [..., I, O] from a normal truncated at two deviations, of variance 2/(fan_in + fan_out).
 
     Args:
-      key: integers, such as the seed; `name` completes the address of the draw.
+      key: integers, such as the seed; `name` completes the address of the draw.  None draws
+        nothing and gives the shape alone.
 
     Reference: Glorot and Bengio, AISTATS 2010; Keras `GlorotNormal`.
     """
+    if key is None:
+        return jax.ShapeDtypeStruct(shape, np.float32)
     random = np.random.default_rng([*key, zlib.crc32(name.encode())])
     draw = random.standard_normal(shape, np.float32)
     while (outside := np.abs(draw) > 2).any():

@@ -1,0 +1,61 @@
+"""The sites of a network, found by tracing it: nothing is computed."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .fault import Operand, site_id
+from .layer import Context, Layer
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """One operation that can be struck.
+
+    Attributes:
+      name: as in an injection file.
+      stage: `forward` or `backward`.
+      shapes: of its three operands for one worker.
+      dtype: of all three.
+    """
+
+    name: str
+    stage: str
+    shapes: dict[Operand, tuple[int, ...]]
+    dtype: str
+
+
+def list_sites(network: Layer, worker_batch: int, input_shape: tuple[int, ...] = (32, 32, 3)) -> dict[str, Site]:
+    """All sites of `network` by name, in the order in which a step runs them.
+
+    Args:
+      worker_batch: examples of one worker, the b of the operands' shapes.
+      input_shape: of one example.
+
+    Raises:
+      ValueError: two sites whose names have the same hash.
+    """
+    shape = (1, worker_batch, *input_shape)
+    params, stats = network.init(None, shape)
+
+    def passes(params, stats, x):
+        ctx = Context(key=jax.random.key(0), workers=jnp.arange(1), observe=frozenset({"operands"}))
+        y, _, cache, forward = network.forward(params, stats, x, ctx)
+        _, _, backward = network.backward(params, cache, y, ctx)
+        # Lists keep the order, which tracing would lose in a dict.
+        order.extend([("forward", name) for name in forward.tensors["operands"]])
+        order.extend([("backward", name) for name in backward.tensors["operands"]])
+        return {**forward.tensors["operands"], **backward.tensors["operands"]}
+
+    order: list[tuple[str, str]] = []
+    traced = jax.eval_shape(passes, params, stats, jax.ShapeDtypeStruct(shape, np.float32))
+    sites = {}
+    for stage, name in order:
+        operands = traced[name]
+        shapes = {operand: operands[operand.name.lower()].shape[1:] for operand in Operand}
+        sites[name] = Site(name, stage, shapes, operands["input"].dtype.name)
+    if len({site_id(name) for name in sites}) != len(sites):
+        raise ValueError("two sites have the same id; rename one")
+    return sites
