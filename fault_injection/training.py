@@ -113,7 +113,9 @@ class Program:
     """The compiled functions of one workload on one set of devices.
 
     Attributes:
-      init: `(seed) -> State`.
+      abstract: shapes and types of the state.
+      devices: how many it runs on.
+      init: `(seed) -> State`, on the host.
       step: `(state, batch, address) -> State, StepReport`; consumes the state's buffers.
       faulty_step: `(state, batch, address, fault) -> State, StepReport`; the state survives,
         so that the control can start from it.
@@ -122,6 +124,8 @@ class Program:
       replicate: put a state on the devices, whole on each.
     """
 
+    abstract: State
+    devices: int
     init: Callable[[int], State]
     step: Callable[[State, Any, jax.Array], tuple[State, StepReport]]
     faulty_step: Callable[[State, Any, jax.Array, Fault], tuple[State, StepReport]]
@@ -157,29 +161,25 @@ def make_program(
     def context(key, numbers, **more):
         return Context(key=key, workers=numbers, **more)
 
-    def replicate(tree):
-        return jax.device_put(tree, NamedSharding(mesh, whole))
-
-    def init(seed):
+    def init(key):
         shape = (workers, batch_size // workers, *input_shape)
-        params, stats = network.init((seed,), shape)
-        return replicate(State(params, stats, optimizer.init(params)))
+        params, stats = network.init(key, shape)
+        return params, stats
+
+    def with_optimizer(params, stats):
+        return State(params, stats, optimizer.init(params))
 
     def step(state, batch, address, numbers, fault):
         key = jax.random.key(address[0])
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
         ctx = context(key, numbers, fault=fault, observe=observe)
-        loss, accuracy, stats, grads, seen, _ = gradients(
-            network, state.params, state.stats, batch, ctx, batch_size
-        )
+        loss, accuracy, stats, grads, seen, _ = gradients(network, state.params, state.stats, batch, ctx, batch_size)
         # The only communication of a step.
         loss, accuracy, grads, struck = lax.psum((loss, accuracy, grads, seen.struck), AXIS)
         stats = lax.pmean(stats, AXIS)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         new = State(optax.apply_updates(state.params, updates), stats, opt_state)
-        report = StepReport(
-            loss, accuracy, digest(new), magnitude((grads, new)), struck, seen.tensors
-        )
+        report = StepReport(loss, accuracy, digest(new), magnitude((grads, new)), struck, seen.tensors)
         return new, report
 
     reported = StepReport(whole, whole, whole, whole, whole, split)
@@ -189,9 +189,7 @@ def make_program(
         return jax.jit(mapped, **jit_options)
 
     numbers = jax.device_put(np.arange(workers, dtype=np.int32), NamedSharding(mesh, split))
-    plain = on_mesh(
-        partial(step, fault=None), (whole, split, whole, split), (whole, reported), donate_argnums=0
-    )
+    plain = on_mesh(partial(step, fault=None), (whole, split, whole, split), (whole, reported), donate_argnums=0)
     faulty = on_mesh(step, (whole, split, whole, split, whole), (whole, reported))
 
     def evaluate(state, batch, numbers):
@@ -203,10 +201,12 @@ def make_program(
 
     evaluated = on_mesh(evaluate, (whole, split, split), whole)
     return Program(
-        init=init,
+        abstract=jax.eval_shape(with_optimizer, *init(None)),
+        devices=count,
+        init=lambda seed: jax.device_get(with_optimizer(*init((seed,)))),
         step=lambda state, batch, address: plain(state, batch, address, numbers),
         faulty_step=lambda state, batch, address, fault: faulty(state, batch, address, numbers, fault),
         evaluate=lambda state, batch: evaluated(state, batch, numbers),
         place=lambda batch: jax.device_put(batch, NamedSharding(mesh, split)),
-        replicate=replicate,
+        replicate=lambda tree: jax.device_put(tree, NamedSharding(mesh, whole)),
     )

@@ -92,9 +92,7 @@ def make_workload(name: str, **options) -> Workload:
 
 def make_network(workload: Workload) -> Layer:
     """The workload's network."""
-    return NETWORKS[workload.network](
-        width=workload.width, dropout_rate=workload.dropout, norm=workload.norm
-    )
+    return NETWORKS[workload.network](width=workload.width, dropout_rate=workload.dropout, norm=workload.norm)
 
 
 def make_optimizer(workload: Workload) -> optax.GradientTransformation:

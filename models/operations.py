@@ -209,18 +209,14 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     differs = bits(output) != bits(mine)
 
     struck = jax.tree.map(lambda *parts: sum(parts), at_a, at_b, at_output)
-    struck = struck.replace(
-        hits=jnp.ones((), jnp.int32), output_changed=jnp.sum(differs, dtype=jnp.int32)
-    )
+    struck = struck.replace(hits=jnp.ones((), jnp.int32), output_changed=jnp.sum(differs, dtype=jnp.int32))
     if result is None:
         return None, struck
     if operation.summed:
         # What the other workers contribute is summed afresh: (sum - clean) would round, and
         # would turn an infinite sum into a NaN.
         others = fence(operation.compute(_without(a, r), _without(b, r)))
-        output = jnp.where(
-            operation.from_published(differs), others + operation.from_published(output), result
-        )
+        output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
     return output, struck
 
 

@@ -1,0 +1,7 @@
+"""`python -m fault_injection`."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,254 @@
+"""The command line: `python -m fault_injection`, and `reproduce_injections.py`."""
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+
+from .environment import ROOT, cache_folder, prepare
+from .errors import InputError
+
+
+def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
+    """Run a command; returns the exit code.  Mistakes of the person at the keyboard give one line and 2."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        _check_models()
+        options = _parser(program).parse_args(arguments)
+        options.command = [*program.split(), *arguments]
+        prepare(getattr(options, "threads", None))
+        return options.run(options) or 0
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        return 130
+
+
+def _check_models() -> None:
+    """`models` is a common name: make sure it is the folder beside this one."""
+    import models
+
+    found = pathlib.Path(models.__file__ or "").resolve().parent
+    if found != ROOT / "models":
+        raise InputError(f"'models' is imported from {found}, expected {ROOT / 'models'}; remove it from PYTHONPATH")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message):
+        raise InputError(f"{message} (see {self.prog} --help)")
+
+
+def _parser(program: str) -> argparse.ArgumentParser:
+    parser = _Parser(prog=program, description="What one wrong number does to a training run.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name, run, text):
+        sub = commands.add_parser(name, help=text, description=text)
+        sub.set_defaults(run=run)
+        return sub
+
+    sub = command("replay", _replay, "replay one injection file, from fault to verdict")
+    sub.add_argument("--file", required=True, type=pathlib.Path, help="injection file")
+    sub.add_argument("--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file)")
+    sub.add_argument("--check", action="store_true", help="validate, say what would be done, and run nothing")
+    _machine_options(sub)
+
+    sub = command("golden", _golden, "make a fault-free run, and its twins")
+    sub.add_argument("workload", help="name of a workload")
+    _workload_options(sub, "the embedded default")
+    sub.add_argument(
+        "--twins",
+        type=_positive,
+        default=0,
+        metavar="N",
+        help="also N runs whose start differs by one unit in the last place",
+    )
+    sub.add_argument(
+        "--keep-epochs",
+        type=_epochs,
+        metavar="LIST",
+        help="keep checkpoints before these epochs only, such as 7,19,30-33, besides the newest (default: all)",
+    )
+    _machine_options(sub)
+
+    sub = command("sites", _sites, "list the sites of a workload with their operands; runs nothing")
+    sub.add_argument("workload", help="name of a workload")
+    sub.add_argument("--stage", choices=("forward", "backward"), help="only this pass")
+    sub.add_argument("--json", action="store_true", help="as JSON")
+    _workload_options(sub, "the published set-up")
+    return parser
+
+
+def _machine_options(parser):
+    parser.add_argument("--threads", type=_positive, help="CPU threads to compute with (default: all)")
+    parser.add_argument("--cache", type=pathlib.Path, help=f"folder of golden runs (default: {cache_folder()})")
+
+
+def _workload_options(parser, default):
+    """Options named as the optional rows of an injection file, read by the same rules."""
+    from .injection import OPTIONAL, REQUIRED
+
+    rows = {name: read for name, read in OPTIONAL.items() if name != "horizon"}
+    rows |= {name: REQUIRED[name] for name in ("learning_rate", "seed")}
+    for name, read in rows.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=_as_argument(name, read), help=f"default: {default}")
+    parser.set_defaults(rows=tuple(rows))
+
+
+def _as_argument(name, read):
+    def convert(text):
+        try:
+            return read(text)
+        except LookupError as hint:
+            raise argparse.ArgumentTypeError(f"{text!r} is unknown{hint.args[0]}") from None
+        except ValueError as expected:
+            raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}") from None
+
+    return convert
+
+
+def _positive(text):
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
+    return int(text)
+
+
+def _epochs(text):
+    """Epochs from a list such as 7,19,30-33."""
+    epochs = set()
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        if not first.isdecimal() or (last and not last.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{part!r}; expected epochs such as 7,19,30-33")
+        epochs |= set(range(int(first), int(last or first) + 1))
+    return epochs
+
+
+def _workload(options, defaults):
+    from .errors import did_you_mean
+    from .workloads import WORKLOADS, make_workload
+
+    if options.workload not in WORKLOADS:
+        raise InputError(f"workload {options.workload!r} is unknown{did_you_mean(options.workload, WORKLOADS)}")
+    given = {name: getattr(options, name) for name in options.rows if getattr(options, name) is not None}
+    workload = make_workload(options.workload, **(defaults | given))
+    if workload.batch_size % workload.workers:
+        raise InputError(f"--batch-size {workload.batch_size} is not a multiple of the {workload.workers} workers")
+    return workload
+
+
+def _sites(options) -> None:
+    from .injection import sites_of
+
+    sites = sites_of(_workload(options, {})).values()
+    sites = [site for site in sites if options.stage in (None, site.stage)]
+    if options.json:
+        listed = [
+            {
+                "site": site.name,
+                "stage": site.stage,
+                "operands": {operand.name.lower(): list(shape) for operand, shape in site.shapes.items()},
+                "dtype": site.dtype,
+            }
+            for site in sites
+        ]
+        print(json.dumps(listed, indent=2))
+        return
+    rows = [("site", "stage", "operand", "shape", "dtype")]
+    for site in sites:
+        for operand, shape in site.shapes.items():
+            rows.append((site.name, site.stage, operand.name.lower(), "/".join(map(str, shape)), site.dtype))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _golden(options) -> None:
+    from .golden import Golden, say
+    from .workloads import EMBEDDED
+
+    workload = _workload(options, EMBEDDED if options.dataset in (None, "digits") else {})
+    say(_shown(workload))
+    runs = [dataclasses.replace(workload, twin=twin) for twin in range(options.twins + 1)]
+    for run in runs:
+        keep = options.keep_epochs if run.twin == 0 else ()  # of twins only the record is wanted
+        golden = Golden(_session(run), options.cache, keep)
+        say(f"{golden.folder}: up to {golden.disk_bytes(run.epochs) / 1e6:.0f} MB")
+        golden.ensure(run.epochs)
+        if run.twin == 0:
+            first = golden
+    _say_finals(first, workload.epochs)
+
+
+def _say_finals(golden, epochs):
+    from .golden import final_accuracies, noise_floor
+
+    window = range(max(0, epochs - 3), epochs)
+    train, test = final_accuracies([golden.record(epoch) for epoch in window])
+    print(f"accuracy over the last {len(window)} epochs: train {train:.4f}, test {test:.4f}")
+    noise = noise_floor(golden, epochs)
+    if noise:
+        print(
+            f"noise floor over {noise['twins']} twins, one standard deviation: train {noise['train']:.4f}, test {noise['test']:.4f}"
+        )
+
+
+def _session(workload):
+    from .session import Session
+
+    try:
+        return Session(workload)
+    except OSError as error:
+        raise InputError(str(error)) from None
+
+
+def _replay(options) -> None:
+    from .golden import NotRepeated
+    from .injection import read_injection
+    from .replay import replay
+
+    injection = read_injection(options.file)
+    if options.check:
+        _check(options, injection)
+        return
+    out = options.out or pathlib.Path("results") / options.file.stem
+    try:
+        result = replay(injection, options.file.stem, out, cache=options.cache, command=options.command)
+    except OSError as error:
+        raise InputError(str(error), options.file) from None
+    except NotRepeated as error:
+        raise InputError(str(error)) from None
+    print(f"{result.outcome.outcome}: {result.outcome.rule}")
+    print(f"written to {out}/")
+
+
+def _check(options, injection):
+    """What `--check` prints: the fault as a sentence, and what the run would need."""
+    from .replay import epochs_needed, last_step, prepare
+
+    w, epochs = injection.workload, epochs_needed(injection)
+    print(injection.sentence())
+    print(f"Workload: {_shown(w)}")
+    _, golden = prepare(injection, options.cache)
+    print(
+        f"Needs a golden run of {epochs} epochs of {injection.steps_per_epoch} steps, "
+        f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB on disk; {_made(golden)}."
+    )
+    steps = last_step(injection) + 1 - injection.epoch * injection.steps_per_epoch
+    print(f"Then replays {steps} steps from the start of epoch {injection.epoch}, at most.")
+
+
+def _made(golden) -> str:
+    try:
+        made = golden.store.records()
+    except OSError as error:
+        return str(error)
+    return f"{made} epochs of it are in {golden.folder}"
+
+
+def _shown(workload) -> str:
+    options = dataclasses.asdict(workload)
+    return f"{options.pop('name')}, " + ", ".join(f"{name} {value}" for name, value in options.items())

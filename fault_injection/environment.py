@@ -1,0 +1,141 @@
+"""The machine and the libraries: set up once, described wherever bits depend on them.
+
+Bits repeat for one device kind and count, thread count, library version and matrix
+precision; a golden run is filed under all of these, and provenance names them.
+"""
+
+import ast
+import functools
+import hashlib
+import os
+import pathlib
+import platform
+import subprocess
+from typing import Any
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PRECISION = "float32"
+# What computes a golden run, besides the libraries.
+SOURCES = (
+    "models/**/*.py",
+    "fault_injection/data/*.py",
+    "fault_injection/optimizers.py",
+    "fault_injection/session.py",
+    "fault_injection/training.py",
+    "fault_injection/workloads.py",
+)
+
+
+def cache_folder() -> pathlib.Path:
+    """Where golden runs and compiled programs are kept: `$FAULT_INJECTION_CACHE`, else `~/.cache/fault_injection`."""
+    folder = os.environ.get("FAULT_INJECTION_CACHE")
+    return pathlib.Path(folder) if folder else pathlib.Path.home() / ".cache" / "fault_injection"
+
+
+def prepare(threads: int | None = None) -> None:
+    """Set up JAX before its first computation.
+
+    Args:
+      threads: CPU threads to compute with; by default all that this process may use.  It
+        stands for processors: the process is bound to that many of them.
+    """
+    if threads is not None:
+        os.environ["NPROC"] = str(threads)  # read by XLA
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
+    flags = os.environ.get("XLA_FLAGS", "")
+    if "xla_gpu_deterministic_ops" not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+
+    import jax
+
+    # GPUs and TPUs would multiply in fewer bits by default.
+    jax.config.update("jax_default_matmul_precision", PRECISION)
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def threads() -> int:
+    """CPU threads that XLA computes with."""
+    if "NPROC" in os.environ:
+        return int(os.environ["NPROC"])
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def arithmetic(devices: int) -> dict[str, Any]:
+    """What the bits of a run depend on besides the workload, for a run on `devices` devices."""
+    import jax
+    import jaxlib
+    import numpy as np
+
+    kind = jax.devices()[0]
+    return {
+        "platform": kind.platform,
+        "device_kind": kind.device_kind,
+        "devices": devices,
+        "threads": threads() if kind.platform == "cpu" else None,
+        "processor": _processor() if kind.platform == "cpu" else None,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+        "numpy": np.__version__,
+        "matrix_precision": PRECISION,
+        "source": source_hash(),
+    }
+
+
+@functools.cache
+def _processor() -> str:
+    """Model of the processor: XLA compiles for its instruction set."""
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+        fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        return " ".join(value.strip() for key, value in fields.items() if key.strip() in ("model name", "model"))
+    except OSError:
+        return platform.processor()
+
+
+@functools.cache
+def source_hash() -> str:
+    """Hash of the code that computes a golden run, comments and docstrings left out."""
+    digest = hashlib.sha256()
+    for path in sorted(path for pattern in SOURCES for path in ROOT.glob(pattern)):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        for node in ast.walk(tree):
+            body = getattr(node, "body", None)
+            if isinstance(body, list) and body and _is_text(body[0]):
+                del body[0]
+        digest.update(f"{path.relative_to(ROOT).as_posix()} {ast.dump(tree)} ".encode())
+    return digest.hexdigest()[:16]
+
+
+def _is_text(node):
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def describe() -> dict[str, Any]:
+    """For provenance: what else is worth knowing of the machine and the code."""
+    import flax
+    import optax
+
+    return {
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "flax": flax.__version__,
+        "optax": optax.__version__,
+        "commit": commit(),
+        "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
+    }
+
+
+def commit() -> str | None:
+    """The checkout's commit, `-dirty` where files differ from it; None outside a checkout."""
+    git = ["git", "-C", str(ROOT)]
+    try:
+        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip() + ("-dirty" if changed.stdout.strip() else "")

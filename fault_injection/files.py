@@ -1,0 +1,91 @@
+"""Files that are whole or not there: written aside, then renamed; arrays carry a checksum."""
+
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Mapping
+from typing import Any, BinaryIO
+
+import numpy as np
+
+CHECKSUM = "sha256"
+
+
+class DamagedFile(Exception):
+    """A file whose content is not what was written; the message names it."""
+
+
+def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
+    """Let `write` fill a file beside `path`, then rename it to `path`; a crash leaves the old one."""
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(aside, 0o644)  # mkstemp keeps others out
+        os.replace(aside, path)
+    except BaseException:
+        pathlib.Path(aside).unlink(missing_ok=True)
+        raise
+
+
+def write_text(path: str | os.PathLike, text: str) -> None:
+    """Write UTF-8 text."""
+    write_atomically(path, lambda file: file.write(text.encode()))
+
+
+def write_json(path: str | os.PathLike, value: Any) -> None:
+    """Write indented JSON; non-finite numbers become the strings `NaN`, `Infinity`, `-Infinity`."""
+    write_text(path, json.dumps(_strict(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def _strict(value):
+    if isinstance(value, Mapping):
+        return {str(key): _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return "NaN" if np.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
+
+
+def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+    """Write named arrays as an .npz with a checksum over names, types, shapes and bytes."""
+    arrays = {name: np.asarray(array) for name, array in arrays.items()}
+    checksum = np.frombuffer(_checksum(arrays), np.uint8)
+    write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **{CHECKSUM: checksum}, **arrays))
+
+
+def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Read what `write_arrays` wrote.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      DamagedFile: it is truncated, altered or something else.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            arrays = {name: stored[name] for name in stored.files}
+        intact = arrays.pop(CHECKSUM).tobytes() == _checksum(arrays)
+    except OSError:
+        raise
+    except Exception as error:  # damage can surface anywhere in the reader
+        raise DamagedFile(f"{path} is damaged ({error})") from None
+    if not intact:
+        raise DamagedFile(f"{path} is damaged (its checksum does not fit)")
+    return arrays
+
+
+def _checksum(arrays) -> bytes:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        array = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
+    return digest.digest()

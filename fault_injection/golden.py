@@ -1,0 +1,242 @@
+"""The golden run: fault-free training, its checkpoints, its record, and its twins."""
+
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import hashlib
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Collection
+from typing import Any
+
+import jax
+import numpy as np
+from tqdm import tqdm
+
+from .environment import cache_folder
+from .errors import InputError
+from .files import DamagedFile, read_arrays, write_json
+from .session import Session
+from .store import Epoch, RunStore, epoch_record
+from .training import State
+
+KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being asked
+
+
+class NotRepeated(Exception):
+    """A step did not reproduce the golden record: nothing measured against it would mean anything."""
+
+
+def say(line: str) -> None:
+    """Tell the person at the terminal."""
+    print(line, file=sys.stderr, flush=True)
+
+
+class Golden:
+    """The golden run of a session's workload, on disk, made as far as it is asked for.
+
+    It is filed under a hash of what determines its bits: the workload, the data, the code,
+    the libraries, the machine's arithmetic.  How many epochs were asked for is not part of
+    it: a longer run continues a shorter one.
+
+    Args:
+      session: the workload, ready to run.
+      cache: folder of the cache; by default `environment.cache_folder()`.
+      keep: epochs whose checkpoints are kept besides the newest; None keeps all.
+    """
+
+    def __init__(self, session: Session, cache: pathlib.Path | None = None, keep: Collection[int] | None = None):
+        self.session = session
+        self.keep = keep
+        self.cache = cache or cache_folder()
+
+    @functools.cached_property
+    def determined_by(self) -> dict[str, Any]:
+        """What determines the run's bits, readable."""
+        workload = dataclasses.asdict(self.session.workload)
+        del workload["epochs"]  # a longer run continues a shorter one
+        return {"workload": workload, "arithmetic": self.session.arithmetic}
+
+    @functools.cached_property
+    def key(self) -> str:
+        """Hash of `determined_by`."""
+        return content_hash(self.determined_by)
+
+    @functools.cached_property
+    def store(self) -> RunStore:
+        """Its files."""
+        workload = self.session.workload
+        folder = self.cache / "golden" / f"{workload.name}-{workload.dataset}-{self.key}"
+        return RunStore(folder, self.session.program.abstract)
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """Where its files are."""
+        return self.store.folder
+
+    def disk_bytes(self, epochs: int) -> int:
+        """Disk that the run takes up to `epochs`: kept checkpoints, the newest, and the record."""
+        kept = epochs if self.keep is None else len({e for e in self.keep if e < epochs})
+        leaves = jax.tree.leaves(self.session.program.abstract)
+        checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        names = self.session.names
+        step = 4 * (len(names.digest) + len(names.magnitude) + 3)
+        return (kept + 1) * checkpoint + epochs * self.session.steps_per_epoch * step
+
+    def ensure(self, epochs: int) -> None:
+        """Make the run up to, but not including, epoch `epochs`, going on where it stopped.
+
+        Raises:
+          NotRepeated: an epoch that had to be run again did not repeat its record.
+        """
+        if self.store.records() >= epochs:
+            return
+        with self._lock():
+            if self.store.records() >= epochs:  # another process has made it meanwhile
+                return
+            write_json(self.folder / "golden.json", self.determined_by)
+            start = time.monotonic()
+            first, state = self._newest(min(self.store.records(), epochs - 1))
+            self._train(state, first, epochs)
+            say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - start:.0f} s")
+
+    def state_before(self, epoch: int) -> State:
+        """The state before an epoch that has been made, on the devices.
+
+        From its checkpoint; where that was not kept or is damaged, from the newest sound one
+        before it, running the epochs between again and holding them against the record.
+
+        Raises:
+          NotRepeated: an epoch run again did not repeat its record.
+        """
+        first, state = self._newest(epoch)
+        if first < epoch:
+            say(f"golden run: no checkpoint before epoch {epoch}; running again from epoch {first}")
+            with self._lock():
+                state = self._train(state, first, epoch)
+        return state
+
+    def record(self, epoch: int) -> Epoch:
+        """The record of an epoch that has been made.
+
+        Raises:
+          InputError: it is damaged.
+        """
+        try:
+            return self.store.read_record(epoch)
+        except DamagedFile as error:
+            raise InputError(f"{error}; delete it, and it is made again") from None
+
+    def _newest(self, epoch: int) -> tuple[int, State]:
+        """The newest sound checkpoint that is not after `epoch`; damaged ones are named and removed."""
+        for candidate in reversed(self.store.checkpoints()):
+            if candidate > epoch:
+                continue
+            try:
+                state = self.store.read_checkpoint(candidate)
+            except DamagedFile as error:
+                say(f"golden run: {error}; it is not used, and removed")
+                self.store.checkpoint_path(candidate).unlink(missing_ok=True)
+                continue
+            return candidate, self.session.program.replicate(state)
+        return 0, self.session.start()
+
+    def _train(self, state: State, first: int, until: int) -> State:
+        """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
+        if first == 0:
+            self.store.write_checkpoint(0, state)
+        steps = self.session.steps_per_epoch
+        label = "golden" if not self.session.workload.twin else f"twin {self.session.workload.twin}"
+        with tqdm(total=(until - first) * steps, desc=label, unit="step", mininterval=0.5) as bar:
+            for epoch in range(first, until):
+                reports = []
+                for _, state, report in self.session.steps(state, epoch):
+                    reports.append(report)
+                    bar.update()
+                    bar.set_postfix_str(f"epoch {epoch}, loss {report.loss:.3f}", refresh=False)
+                record = epoch_record(reports, self.session.evaluate(state))
+                self._file(epoch, record, state)
+        return state
+
+    def _file(self, epoch: int, record: Epoch, state: State) -> None:
+        with contextlib.suppress(FileNotFoundError, DamagedFile):
+            known = self.store.read_record(epoch)
+            for row, step in enumerate(record["step"]):
+                self.compare(known, epoch, int(step), record["digest"][row])
+        self.store.write_record(epoch, record)
+        self.store.write_checkpoint(epoch + 1, state)
+        # The checkpoint before the one just written was only needed to resume.
+        if self.keep is not None and epoch not in self.keep:
+            self.store.checkpoint_path(epoch).unlink(missing_ok=True)
+
+    def compare(self, record: Epoch, epoch: int, step: int, digest: np.ndarray) -> None:
+        """Hold a state's digest after a step against the record.
+
+        Raises:
+          NotRepeated: they differ; the message names the leaves and what to do.
+        """
+        differs = record["digest"][step] != digest
+        if differs.any():
+            leaves = [name for name, d in zip(self.session.names.digest, differs, strict=True) if d]
+            raise NotRepeated(
+                f"epoch {epoch}, step {step} does not repeat the golden run in {self.folder}: "
+                f"{len(leaves)} of {len(differs)} arrays of the state differ, {leaves[0]} the first. Either this "
+                "machine computes differently than when it was made, or it computes wrongly; "
+                "to make it anew, delete that folder"
+            )
+
+    @contextlib.contextmanager
+    def _lock(self):
+        """One process at a time writes here; it is released when the process ends, however it ends."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with open(self.folder / "lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                say(f"golden run: another process is writing to {self.folder}; waiting for it")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+def content_hash(value) -> str:
+    """Twelve hexadecimal digits of the hash of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def final_accuracies(records: list[Epoch]) -> tuple[float, float]:
+    """Training and test accuracy at the end: means over the records given, the last three epochs of a run."""
+    return tuple(float(np.mean([r[column] for r in records])) for column in ("train_accuracy", "valid_accuracy"))
+
+
+def noise_floor(golden: Golden, epochs: int, window: int = 3) -> dict | None:
+    """How far the final accuracies of the golden run and its twins spread, where twins were run.
+
+    Returns:
+      None without twins; else their number `twins`, and `train`, `test`: the standard
+      deviation of the accuracy at the end over the golden run and its twins.
+    """
+    finals = []
+    for run in [golden.folder, *twin_folders(golden)]:
+        paths = [RunStore(run, golden.session.program.abstract).record_path(e) for e in range(epochs - window, epochs)]
+        with contextlib.suppress(FileNotFoundError, DamagedFile):
+            finals.append(final_accuracies([read_arrays(path) for path in paths]))
+    if len(finals) < 3:
+        return None
+    train, test = np.std(finals, axis=0, ddof=1)
+    return {"twins": len(finals) - 1, "train": float(train), "test": float(test)}
+
+
+def twin_folders(golden: Golden) -> list[pathlib.Path]:
+    """Folders of the golden run's twins that have been started."""
+    found = []
+    for twin in range(1, 1000):
+        known = golden.determined_by
+        key = content_hash({**known, "workload": {**known["workload"], "twin": twin}})
+        folder = golden.folder.with_name(golden.folder.name.replace(golden.key, key))
+        if not folder.exists():
+            break
+        found.append(folder)
+    return found

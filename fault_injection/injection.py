@@ -1,0 +1,352 @@
+"""The injection file: read, check, write.
+
+One row a key, `key,value[,value…]`.  The published keys are required; every other row is
+optional and, where it is absent, the published value holds (SCIENCE 1.6).
+"""
+
+import csv
+import dataclasses
+import functools
+import io
+import math
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from models.fault import Fault, Operand, make_fault
+from models.sites import Site, list_sites
+
+from .data import DATASETS
+from .data.batches import steps_per_epoch
+from .errors import InputError, did_you_mean
+from .fault_models import OPERANDS
+from .files import write_text
+from .workloads import AUGMENTATIONS, DATASET_OPTIONS, WORKLOADS, Workload, make_network, make_workload
+
+STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
+LARGEST_OPERAND = 2**31 - 1  # elements: positions are 32-bit integers
+OPTIONS = ("dataset", "width", "dropout", "augmentation", "workers", "batch_size", "epochs")
+
+
+@dataclasses.dataclass(frozen=True)
+class Injection:
+    """A fault at one (epoch, step) of one workload.
+
+    Attributes:
+      workload: with all its options.
+      stage: `fwrd_inject` or `bkwd_inject`.
+      fmodel: published name of the fault model; it selects the operand.
+      worker, epoch, step: where, counted from 0.
+      layer: name of the site.
+      positions: coordinates in the operand of one worker.
+      values: what each of them becomes, rounded to the operand's type.
+      horizon: steps to go on after the fault; None goes on to the end of the training.
+    """
+
+    workload: Workload
+    stage: str
+    fmodel: str
+    worker: int
+    layer: str
+    epoch: int
+    step: int
+    positions: tuple[tuple[int, ...], ...]
+    values: tuple[float, ...]
+    horizon: int | None = None
+
+    @property
+    def operand(self) -> Operand:
+        """The operand struck."""
+        return OPERANDS[self.fmodel]
+
+    @property
+    def site(self) -> Site:
+        """The operation struck, with its operands' shapes."""
+        return sites_of(self.workload)[self.layer]
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in each epoch of the workload."""
+        return steps_per_epoch(DATASETS[self.workload.dataset].train, self.workload.batch_size)
+
+    def fault(self) -> Fault:
+        """The fault as the compiled step takes it."""
+        shape = self.site.shapes[self.operand]
+        index = np.ravel_multi_index(np.array(self.positions).T, shape)
+        values = np.array(self.values, np.float32).view(np.uint32)
+        return make_fault(self.layer, self.operand, self.worker, index, flip=values)
+
+    def sentence(self) -> str:
+        """The fault in English, without old values, which only the run can tell."""
+        w, count = self.workload, len(self.positions)
+        where = "/".join(map(str, self.positions[0]))
+        what = f"element {where} becomes {self.values[0]!r}"
+        if count > 1:
+            last = "/".join(map(str, self.positions[-1]))
+            what = f"{count} elements from {where} to {last} are overwritten"
+        shape = "×".join(map(str, self.site.shapes[self.operand]))
+        return (
+            f"In epoch {self.epoch}, step {self.step} of {w.name} on {w.dataset}, in the {self.site.stage} pass "
+            f"of worker {self.worker}, {what} in the {self.operand.name.lower()} [{shape}] of {self.layer}."
+        )
+
+
+def sites_of(workload: Workload) -> dict[str, Site]:
+    """The sites of a workload's network, by name."""
+    return _sites(workload.network, workload.width, workload.norm, workload.worker_batch)
+
+
+@functools.lru_cache(maxsize=64)
+def _sites(network, width, norm, worker_batch):
+    workload = Workload("", network=network, width=width, norm=norm)
+    return list_sites(make_network(workload), worker_batch)
+
+
+def _whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    def read(text):
+        if not text.isascii() or not text.isdecimal() or len(text) > 12 or not low <= int(text) <= high:
+            raise ValueError(f"a whole number from {low}" + (f" to {high}" if high < 2**31 - 1 else ""))
+        return int(text)
+
+    return read
+
+
+def _number(valid: Callable[[float], bool], expected: str) -> Callable[[str], float]:
+    def read(text):
+        try:
+            number = float(text)
+        except ValueError:
+            number = math.nan
+        if not valid(number):
+            raise ValueError(expected)
+        return number
+
+    return read
+
+
+def _value(text: str) -> float:
+    """A float32, `nan` and `inf` included; what would only round to infinity is a mistake."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise ValueError("a number, nan or inf") from None
+    with np.errstate(over="ignore"):
+        if math.isfinite(number) and not np.isfinite(np.float32(number)):
+            raise ValueError("a float32, at most 3.4028235e38 in size (or inf)")
+    return number
+
+
+def _position(text: str) -> tuple[int, ...]:
+    parts = text.split("/")
+    try:
+        return tuple(_whole(0)(part) for part in parts)
+    except ValueError:
+        raise ValueError("coordinates such as 107/3/3/85, counted from 0") from None
+
+
+def _one_of(names) -> Callable[[str], str]:
+    def read(text):
+        if text not in names:
+            raise LookupError(did_you_mean(text, names))
+        return text
+
+    return read
+
+
+# Required rows, in the published order, then optional ones: how each value is read.
+REQUIRED: dict[str, Callable[[str], Any]] = {
+    "model": _one_of(WORKLOADS),
+    "stage": _one_of(STAGES),
+    "fmodel": _one_of(OPERANDS),
+    "target_worker": _whole(0),
+    "target_layer": str,
+    "target_epoch": _whole(0),
+    "target_step": _whole(0),
+    "inj_pos": _position,
+    "inj_values": _value,
+    "learning_rate": _number(lambda n: 0 < n < math.inf, "a positive number"),
+    "seed": _whole(0),
+}
+OPTIONAL: dict[str, Callable[[str], Any]] = {
+    "dataset": _one_of(DATASETS),
+    "width": _whole(1, 1024),
+    "dropout": _number(lambda n: 0 <= n < 1, "a rate in [0, 1)"),
+    "augmentation": _one_of(AUGMENTATIONS),
+    "workers": _whole(1, 4096),
+    "batch_size": _whole(1, 2**20),
+    "epochs": _whole(1, 100_000),
+    "horizon": _whole(0),
+}
+LISTS = ("inj_pos", "inj_values")
+
+
+def read_injection(path: str | pathlib.Path) -> Injection:
+    """Read and check an injection file; everything that can be wrong with it is found here.
+
+    Raises:
+      InputError: one line that says where, what was found and what was expected.
+    """
+    try:
+        text = pathlib.Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"not a text file: byte {error.start} is not UTF-8", path) from None
+    return parse_injection(text, path)
+
+
+def parse_injection(text: str, path: object = "injection") -> Injection:
+    """As `read_injection`, from the file's text; `path` is used in messages."""
+    rows = _rows(text, path)
+    fields, lines = {}, {key: line for key, (line, _) in rows.items()}
+    for key, (line, values) in rows.items():
+        fields[key] = _fields(key, values, path, line)
+    injection = _build(fields)
+
+    def wrong(key, message):
+        return InputError(message, path, lines.get(key))
+
+    w = injection.workload
+    if w.batch_size % w.workers:
+        key = "batch_size" if "batch_size" in lines else "workers"
+        raise wrong(key, f"batch_size {w.batch_size} is not a multiple of the {w.workers} workers")
+    for key, value, limit, what in (
+        ("target_worker", injection.worker, w.workers, "workers"),
+        ("target_epoch", injection.epoch, w.epochs, "epochs"),
+        ("target_step", injection.step, injection.steps_per_epoch, f"steps of an epoch on {w.dataset}"),
+    ):
+        if value >= limit:
+            raise wrong(key, f"{key} {value} is not among the {limit} {what}; expected 0 to {limit - 1}")
+
+    sites = sites_of(w)
+    if injection.layer not in sites:
+        hint = f" (list them: python -m fault_injection sites {w.name})"
+        near = did_you_mean(injection.layer, sites)
+        raise wrong("target_layer", f"target_layer {injection.layer!r} is not a site of {w.name}{near}{hint}")
+    if injection.site.stage != STAGES[injection.stage]:
+        raise wrong(
+            "target_layer",
+            f"target_layer {injection.layer!r} is a {injection.site.stage} operation, but stage is "
+            f"{injection.stage!r}; {_other_site(injection, sites)}",
+        )
+    _check_positions(injection, wrong)
+    return injection
+
+
+def _other_site(injection, sites):
+    base = injection.layer.removesuffix("_grad_in").removesuffix("_grad_wt")
+    if injection.site.stage == "backward":
+        return f"did you mean '{base}', or the stage 'bkwd_inject'?"
+    return f"did you mean '{base}_grad_in' or '{base}_grad_wt', or the stage 'fwrd_inject'?"
+
+
+def _rows(text, path) -> dict[str, tuple[int, list[str]]]:
+    """`{key: (line, values)}` of the rows, each key known and given once, none required missing."""
+    rows: dict[str, tuple[int, list[str]]] = {}
+    for line, raw in enumerate(text.splitlines(), 1):
+        if not raw.strip():
+            continue
+        try:
+            key, *values = (cell.strip() for cell in next(csv.reader([raw], strict=True)))
+        except csv.Error as error:
+            raise InputError(f"not a row of comma-separated values: {error}", path, line) from None
+        if key not in REQUIRED and key not in OPTIONAL:
+            raise InputError(f"unknown key {key[:60]!r}{did_you_mean(key, [*REQUIRED, *OPTIONAL])}", path, line)
+        if key in rows:
+            raise InputError(f"{key} is given twice, first in line {rows[key][0]}", path, line)
+        rows[key] = line, values
+    for key in REQUIRED:
+        if key not in rows:
+            raise InputError(f"no row '{key},…'", path)
+    return rows
+
+
+def _fields(key, values, path, line):
+    """The value of a row, or the tuple of them for the two rows that are lists."""
+    read = (REQUIRED | OPTIONAL)[key]
+    if key not in LISTS and len(values) != 1:
+        raise InputError(f"{key} takes one value, found {len(values)}", path, line)
+    if not values:
+        raise InputError(f"{key} takes at least one value, found none", path, line)
+    result = []
+    for value in values:
+        try:
+            result.append(read(value))
+        except LookupError as hint:
+            raise InputError(f"{key} {value[:60]!r} is unknown{hint.args[0]}", path, line) from None
+        except ValueError as expected:
+            raise InputError(f"{key} {value[:60]!r}; expected {expected}", path, line) from None
+    return tuple(result) if key in LISTS else result[0]
+
+
+def _build(fields) -> Injection:
+    options = {name: fields[name] for name in OPTIONS if name in fields}
+    options |= {"learning_rate": fields["learning_rate"], "seed": fields["seed"]}
+    return Injection(
+        workload=make_workload(fields["model"], **options),
+        stage=fields["stage"],
+        fmodel=fields["fmodel"],
+        worker=fields["target_worker"],
+        layer=fields["target_layer"],
+        epoch=fields["target_epoch"],
+        step=fields["target_step"],
+        positions=fields["inj_pos"],
+        values=fields["inj_values"],
+        horizon=fields.get("horizon"),
+    )
+
+
+def _check_positions(injection, wrong):
+    shape = injection.site.shapes[injection.operand]
+    operand = f"the {injection.operand.name.lower()} of {injection.layer}, which is {list(shape)}"
+    if math.prod(shape) > LARGEST_OPERAND:
+        raise wrong("batch_size", f"{operand}, has more than {LARGEST_OPERAND} elements")
+    seen = set()
+    for position in injection.positions:
+        text = "/".join(map(str, position))
+        if len(position) != len(shape):
+            raise wrong("inj_pos", f"inj_pos {text} has {len(position)} coordinates, not {len(shape)} as {operand}")
+        for axis, (at, size) in enumerate(zip(position, shape, strict=True)):
+            if at >= size:
+                place = f"coordinate {axis + 1} is {at}, expected 0 to {size - 1}"
+                raise wrong("inj_pos", f"inj_pos {text} lies outside {operand}: {place}")
+        if position in seen:
+            raise wrong("inj_pos", f"inj_pos {text} is listed twice")
+        seen.add(position)
+    if len(injection.values) != len(injection.positions):
+        found = f"{len(injection.values)} inj_values for {len(injection.positions)} inj_pos"
+        raise wrong("inj_values", f"{found}; expected one value for each position")
+
+
+def format_injection(injection: Injection) -> str:
+    """The file's text: the published rows, then the options that differ from what their absence means."""
+    w = injection.workload
+    rows: list[list[object]] = [
+        ["model", w.name],
+        ["stage", injection.stage],
+        ["fmodel", injection.fmodel],
+        ["target_worker", injection.worker],
+        ["target_layer", injection.layer],
+        ["target_epoch", injection.epoch],
+        ["target_step", injection.step],
+        ["inj_pos", *("/".join(map(str, position)) for position in injection.positions)],
+        ["inj_values", *map(repr, injection.values)],
+        ["learning_rate", repr(w.learning_rate)],
+        ["seed", w.seed],
+    ]
+    implied = dataclasses.replace(WORKLOADS[w.name], **DATASET_OPTIONS[w.dataset])
+    for name in OPTIONS:
+        if getattr(w, name) != getattr(implied, name):
+            rows.append([name, getattr(w, name)])
+    if injection.horizon is not None:
+        rows.append(["horizon", injection.horizon])
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def write_injection(path: str | pathlib.Path, injection: Injection) -> None:
+    """Write the file; reading it gives an equal injection."""
+    write_text(path, format_injection(injection))

@@ -1,0 +1,8 @@
+"""Replay one injection: `python reproduce_injections.py --file injections/quick_start.csv`."""
+
+import sys
+
+from fault_injection.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main(["replay", *sys.argv[1:]], program="python reproduce_injections.py"))
