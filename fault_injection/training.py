@@ -113,6 +113,7 @@ class Program:
     """The compiled functions of one workload on one set of devices.
 
     Attributes:
+      network: what it trains.
       abstract: shapes and types of the state.
       devices: how many it runs on.
       init: `(seed) -> State`, on the host.
@@ -124,6 +125,7 @@ class Program:
       replicate: put a state on the devices, whole on each.
     """
 
+    network: Layer
     abstract: State
     devices: int
     init: Callable[[int], State]
@@ -201,6 +203,7 @@ def make_program(
 
     evaluated = on_mesh(evaluate, (whole, split, split), whole)
     return Program(
+        network=network,
         abstract=jax.eval_shape(with_optimizer, *init(None)),
         devices=count,
         init=lambda seed: jax.device_get(with_optimizer(*init((seed,)))),

@@ -3,6 +3,7 @@
 import os
 import pathlib
 
+import hypothesis
 import pytest
 
 HERE = pathlib.Path(__file__).parent
@@ -32,3 +33,7 @@ def pytest_cmdline_main(config):
 def repository() -> pathlib.Path:
     """The root of the checkout."""
     return HERE.parent
+
+
+hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("here")

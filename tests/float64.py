@@ -1,0 +1,128 @@
+"""Backward passes against `jax.vjp` in float64; run as its own process, since the precision is a process's.
+
+Prints a JSON object: for each row of the table the largest error, relative to the largest element.
+"""
+
+import json
+import sys
+
+import jax
+
+jax.config.update("jax_enable_x64", True)
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+from models.combinators import chain, residual  # noqa: E402
+from models.fault import inactive_fault  # noqa: E402
+from models.layer import Context  # noqa: E402
+from models.layers.activation import relu  # noqa: E402
+from models.layers.convolution import convolution  # noqa: E402
+from models.layers.dense import dense  # noqa: E402
+from models.layers.dropout import dropout  # noqa: E402
+from models.layers.normalisation import batch_norm  # noqa: E402
+from models.layers.pooling import global_average  # noqa: E402
+from models.loss import cross_entropy  # noqa: E402
+from models.resnet import resnet18  # noqa: E402
+
+# Name: (layer, shape of its input [R,b,…]).  A new layer is a row.
+LAYERS = {
+    "convolution_1x1": (convolution("c", 5, 1), (2, 3, 4, 4, 6)),
+    "convolution_1x1_stride2": (convolution("c", 5, 1, 2), (2, 3, 8, 8, 6)),
+    "convolution_3x3": (convolution("c", 5, 3), (2, 3, 8, 8, 6)),
+    "convolution_3x3_on_4x4": (convolution("c", 40, 3), (2, 3, 4, 4, 36)),
+    "convolution_3x3_on_2x2": (convolution("c", 40, 3), (2, 3, 2, 2, 36)),
+    "convolution_3x3_on_1x1": (convolution("c", 5, 3), (2, 3, 1, 1, 6)),
+    "convolution_3x3_not_square": (convolution("c", 5, 3), (2, 3, 4, 8, 6)),
+    "convolution_3x3_stride2": (convolution("c", 5, 3, 2), (2, 3, 8, 8, 6)),
+    "convolution_3x3_stride2_wide": (convolution("c", 40, 3, 2), (2, 3, 8, 8, 36)),
+    "convolution_3x3_stride2_to_2x2": (convolution("c", 40, 3, 2), (2, 3, 4, 4, 36)),
+    "convolution_7x7_stride2": (convolution("c", 5, 7, 2), (2, 3, 16, 16, 3)),
+    "convolution_without_bias": (convolution("c", 5, 3, bias=False), (2, 3, 4, 4, 6)),
+    "dense": (dense("d", 7), (2, 3, 6)),
+    "batch_norm": (batch_norm("n"), (2, 3, 4, 4, 6)),
+    "relu": (relu(), (2, 3, 4, 4, 6)),
+    "dropout": (dropout("drop", 0.3), (2, 3, 4, 4, 6)),
+    "global_average": (global_average("pool"), (2, 3, 4, 4, 6)),
+    "residual": (residual(convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
+    "residual_shortcut": (residual(convolution("c", 5, 3, 2), convolution("s", 5, 1, 2)), (2, 3, 4, 4, 6)),
+    "chain": (chain(convolution("c", 5, 3), batch_norm("n"), relu(), dropout("drop", 0.3)), (2, 3, 4, 4, 6)),
+    "resnet18": (resnet18(width=4), (2, 3, 32, 32, 3)),
+    "resnet18_nobn": (resnet18(width=4, norm=False), (2, 3, 32, 32, 3)),
+}
+
+
+def largest_error(found, expected):
+    """Over all leaves, relative to each leaf's largest expected element."""
+    found, expected = jax.tree.leaves(found), jax.tree.leaves(expected)
+    assert len(found) == len(expected)
+    scales = [max(float(jnp.abs(e).max()), 1e-3) for e in expected]
+    errors = [float(jnp.abs(f - e).max()) / s for f, e, s in zip(found, expected, scales, strict=True)]
+    return max(errors, default=0.0)
+
+
+def check(layer, shape, random):
+    """Error of one layer's backward pass."""
+    draw = lambda like: jnp.asarray(random.standard_normal(like.shape))  # noqa: E731
+    params, stats = layer.init((0,), shape)
+    params = jax.tree.map(draw, params)
+    stats = jax.tree.map(jnp.float64, stats)
+    x = jnp.asarray(random.standard_normal(shape))
+    workers = jnp.arange(shape[0])
+    ctx = Context(key=jax.random.key(1), workers=workers, fault=inactive_fault())
+
+    @jax.jit
+    def both(params, x, dy):
+        _, vjp = jax.vjp(lambda p, x: layer.forward(p, stats, x, ctx)[0], params, x)
+        _, _, cache, _ = layer.forward(params, stats, x, ctx)
+        return vjp(dy), layer.backward(params, cache, dy, ctx)[:2]
+
+    dy = draw(jax.eval_shape(lambda x: layer.forward(params, stats, x, ctx)[0], x))
+    (dparams_expected, dx_expected), (dx, dparams) = both(params, x, dy)
+    if dx is None:  # the first layer of a network has no use for it
+        return largest_error(dparams, dparams_expected)
+    return largest_error((dx, dparams), (dx_expected, dparams_expected))
+
+
+def check_loss(random):
+    """Error of the loss head's gradient."""
+    logits, labels = jnp.asarray(random.standard_normal((2, 5, 10))), jnp.asarray(random.integers(0, 10, (2, 5)))
+    expected = jax.grad(lambda z: cross_entropy(z, labels)[0].sum())(logits)
+    return largest_error(cross_entropy(logits, labels)[2], expected)
+
+
+def check_published_forms(random):
+    """Error of each operation's published form, worker by worker, against its fast one."""
+    errors = {}
+    for name, (layer, shape) in LAYERS.items():
+        if not name.startswith(("convolution", "dense")):
+            continue
+        params = jax.tree.map(jnp.float64, layer.init((0,), shape)[0])
+        ctx = Context(key=jax.random.key(1), workers=jnp.arange(shape[0]), observe=frozenset({"operands"}))
+
+        @jax.jit
+        def passes(x, params=params, layer=layer, ctx=ctx):
+            y, _, cache, _ = layer.forward(params, {}, x, ctx)
+            _, dparams, seen = layer.backward(params, cache, jnp.sin(y), ctx)
+            return dparams, seen
+
+        dparams, seen_back = passes(jnp.asarray(random.standard_normal(shape)))
+        site = "d" if name == "dense" else "c"
+        total = seen_back.tensors["operands"][f"{site}_grad_wt"]["output"].sum(0)
+        total = total if name == "dense" else total.transpose(1, 2, 0, 3)
+        errors[f"published_{name}_grad_wt"] = largest_error(total, dparams[site]["kernel"])
+        if name != "dense":
+            operands = seen_back.tensors["operands"][f"{site}_grad_in"]
+            literal = [
+                jax.lax.conv_general_dilated(a, b, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+                for a, b in zip(operands["input"], operands["weight"], strict=True)
+            ]
+            errors[f"published_{name}_grad_in"] = largest_error(jnp.stack(literal), operands["output"])
+    return errors
+
+
+if __name__ == "__main__":
+    random = np.random.default_rng(0)
+    errors = {name: check(layer, shape, random) for name, (layer, shape) in LAYERS.items()}
+    errors |= {"cross_entropy": check_loss(random), **check_published_forms(random)}
+    json.dump(errors, sys.stdout)
