@@ -107,7 +107,7 @@ def _sites(network, width, norm, worker_batch):
 def _whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     def read(text):
         if not text.isascii() or not text.isdecimal() or len(text) > 12 or not low <= int(text) <= high:
-            raise ValueError(f"a whole number from {low}" + (f" to {high}" if high < 2**31 - 1 else ""))
+            raise ValueError(f"a whole number from {low} to {high}")
         return int(text)
 
     return read

@@ -121,6 +121,7 @@ def test_a_magnitude_shows_every_non_finite_element(value):
 
 PROGRAM = """
 import sys
+import jax
 import numpy as np
 from fault_injection.environment import prepare
 prepare()
@@ -130,13 +131,13 @@ session = Session(make_workload({workload!r}, **{options}), devices={devices})
 state = session.start()
 for step, state, report in session.steps(state, 0, 0, {steps}):
     pass
-numbers = [state.params[layer][name] for layer in sorted(state.params) for name in sorted(state.params[layer])]
-np.savez(sys.argv[1], digest=report.digest, loss=report.loss, *map(np.asarray, numbers))
+leaves = dict(zip(session.names.digest, jax.tree.leaves(state)))
+np.savez(sys.argv[1], digest=report.digest, loss=report.loss, **jax.device_get(leaves))
 """
 
 
 def in_own_process(repository, tmp_path, devices=None, flags="", steps=3, **options):
-    """Digest, loss and parameters after a few steps, computed by a process of its own."""
+    """Digest, loss and state after a few steps, computed by a process of its own."""
     out = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
     program = PROGRAM.format(workload="resnet18", options=SMALL | options, devices=devices, steps=steps)
     env = {**os.environ, "XLA_FLAGS": flags}
@@ -150,17 +151,14 @@ def test_two_processes_compute_the_same_bits(repository, tmp_path):
 
 
 def test_eight_devices_compute_what_one_computes(repository, tmp_path):
-    """One step, whose update shows the gradients: SGD would do as well, Adam's first step hides their size."""
+    """The first moment of Adam after one step is a tenth of the gradient."""
     flags = "--xla_force_host_platform_device_count=8"
-    runs = [
-        in_own_process(repository, tmp_path, devices, flags, steps=1, workers=8, optimizer="sgd", learning_rate=1.0)
-        for devices in (1, 8)
-    ]
-    start = Session(make_workload("resnet18", **SMALL)).start().params
-    start = [start[layer][name] for layer in sorted(start) for name in sorted(start[layer])]
-    np.testing.assert_allclose(runs[0]["loss"], runs[1]["loss"], rtol=1e-6)
-    for i, before in enumerate(start):
-        gradients = [np.asarray(before) - run[f"arr_{i}"] for run in runs]
-        # The update rounds to the parameter's own precision; below it, gradients cannot be seen.
-        unit = np.spacing(np.abs(before).max())
-        assert np.abs(gradients[0] - gradients[1]).max() <= 1e-5 * np.abs(gradients[0]).max() + 2 * unit
+    one, eight = (in_own_process(repository, tmp_path, devices, flags, steps=1, workers=8) for devices in (1, 8))
+    np.testing.assert_allclose(one["loss"], eight["loss"], rtol=1e-6)
+    compared = 0
+    for name, gradient in one.items():
+        # A bias before a batch norm has no gradient but rounding noise.
+        if name.startswith("opt_state/m/") and not name.endswith("/bias"):
+            assert np.abs(gradient - eight[name]).max() <= 1e-5 * np.abs(gradient).max(), name
+            compared += 1
+    assert compared == 61
