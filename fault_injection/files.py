@@ -21,16 +21,17 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
     """Let `write` fill a file beside `path`, then rename it to `path`; a crash leaves the old one."""
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    aside = pathlib.Path(name)
     try:
         with os.fdopen(handle, "wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(aside, 0o644)  # mkstemp keeps others out
-        os.replace(aside, path)
+        aside.chmod(0o644)  # mkstemp keeps others out
+        aside.replace(path)
     except BaseException:
-        pathlib.Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 
@@ -71,7 +72,7 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
       DamagedFile: it is truncated, altered or something else.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with pathlib.Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         intact = arrays.pop(CHECKSUM).tobytes() == _checksum(arrays)
     except OSError:

@@ -192,7 +192,7 @@ class Golden:
     def _lock(self):
         """One process at a time writes here; it is released when the process ends, however it ends."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / "lock", "w") as file:
+        with (self.folder / "lock").open("w") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:

@@ -1,0 +1,160 @@
+"""The golden run survives being killed and damaged, and never uses what it cannot trust."""
+
+import dataclasses
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from fault_injection.faulty_run import same_bits
+from fault_injection.golden import Golden, NotRepeated, noise_floor
+from fault_injection.session import Session
+from fault_injection.store import RunStore
+from fault_injection.workloads import make_workload
+
+OPTIONS = {"dataset": "digits", "width": 2, "batch_size": 128, "workers": 4, "epochs": 4}
+COMMAND = ["golden", "resnet18", "--width", "2", "--batch-size", "128", "--workers", "4", "--epochs", "4"]
+EPOCHS = OPTIONS["epochs"]
+
+
+@pytest.fixture(scope="module")
+def session():
+    return Session(make_workload("resnet18", **OPTIONS))
+
+
+@pytest.fixture(scope="module")
+def whole(session, tmp_path_factory):
+    """A golden run that nothing disturbed."""
+    golden = Golden(session, tmp_path_factory.mktemp("whole"))
+    golden.ensure(EPOCHS)
+    return golden
+
+
+@pytest.fixture
+def copy(whole, session, tmp_path):
+    """The same run in a folder that a test may damage."""
+    copy = Golden(session, tmp_path)
+    copy.folder.mkdir(parents=True)
+    for path in whole.folder.rglob("*.*"):
+        (copy.folder / path.relative_to(whole.folder)).parent.mkdir(exist_ok=True)
+        (copy.folder / path.relative_to(whole.folder)).write_bytes(path.read_bytes())
+    return copy
+
+
+def files(folder: pathlib.Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.npz"))}
+
+
+def flip_byte(path: pathlib.Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_killed_at_any_moment_and_started_again_it_ends_bit_identical(whole, repository, tmp_path):
+    command = [sys.executable, "-m", "fault_injection", *COMMAND, "--cache", str(tmp_path)]
+    moments = random.Random(1)
+    kills = 0
+    while kills < 5:
+        process = subprocess.Popen(command, cwd=repository, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        # The bar appears when training starts; from then on the run is killed within its four epochs.
+        while "golden:" not in (line := process.stderr.readline()) and line:
+            pass
+        time.sleep(moments.uniform(0, 1.5))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        if list(tmp_path.glob("golden/*/records/0003.npz")):
+            break
+    assert subprocess.run(command, cwd=repository, stderr=subprocess.DEVNULL).returncode == 0
+    assert files(tmp_path / "golden" / whole.folder.name) == files(whole.folder)
+
+
+@pytest.mark.parametrize("damage", [flip_byte, lambda path: path.write_bytes(path.read_bytes()[:1000])])
+def test_a_damaged_checkpoint_is_named_and_made_again(whole, copy, capsys, damage):
+    path = copy.store.checkpoint_path(2)
+    damage(path)
+    state = copy.state_before(2)
+    assert str(path) in capsys.readouterr().err
+    assert same_bits(state, whole.state_before(2))
+    assert files(copy.folder) == files(whole.folder)
+
+
+def test_a_checkpoint_of_something_else_is_not_used(copy, whole, capsys):
+    copy.store.checkpoint_path(2).write_bytes(copy.store.record_path(2).read_bytes())
+    assert same_bits(copy.state_before(2), whole.state_before(2))
+    assert "not a state of this workload" in capsys.readouterr().err
+
+
+def test_a_run_that_does_not_repeat_its_record_is_refused(copy, session):
+    """As on a machine that computes differently: the record, sound as a file, holds other digests."""
+    record = copy.record(1)
+    record["digest"][3, 5] ^= 1
+    copy.store.write_record(1, record)
+    copy.store.checkpoint_path(2).unlink()
+    with pytest.raises(NotRepeated, match=rf"epoch 1, step 3 .*{session.names.digest[5]} the first"):
+        copy.state_before(2)
+
+
+def test_only_the_epochs_asked_for_keep_their_checkpoints(session, whole, tmp_path):
+    golden = Golden(session, tmp_path, keep={1})
+    golden.ensure(EPOCHS)
+    assert golden.store.checkpoints() == [1, EPOCHS]
+    size = sum(path.stat().st_size for path in golden.folder.rglob("*.npz"))
+    # Names and alignment of a few hundred small arrays come on top of their bytes.
+    assert size <= golden.disk_bytes(EPOCHS) + (2 + EPOCHS) * 400 * len(session.names.digest)
+    assert same_bits(golden.state_before(3), whole.state_before(3))
+
+
+def test_a_longer_run_continues_a_shorter_one(session, whole, tmp_path):
+    longer = Session(dataclasses.replace(session.workload, epochs=9))
+    golden = Golden(longer, tmp_path)
+    golden.ensure(2)
+    golden.ensure(EPOCHS)
+    assert golden.key == whole.key
+    assert files(golden.folder) == files(whole.folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"seed": 124}, {"width": 4}, {"learning_rate": 0.01}, {"dropout": 0.1}, {"augmentation": "none"}, {"workers": 2}],
+)
+def test_another_workload_is_another_run(session, whole, change):
+    other = Golden(Session(dataclasses.replace(session.workload, **change)), whole.cache)
+    assert other.key != whole.key
+
+
+def test_twins_start_one_unit_in_the_last_place_apart_and_give_the_noise_floor(session, whole):
+    start = jax.device_get(session.start().params)
+    for twin in (1, 2):
+        workload = dataclasses.replace(session.workload, twin=twin)
+        other = jax.device_get(Session(workload).start().params)
+        differing = [
+            (a[a != b], b[a != b])
+            for a, b in zip(jax.tree.leaves(start), jax.tree.leaves(other), strict=True)
+            if (a != b).any()
+        ]
+        ((mine, theirs),) = differing
+        assert theirs == np.nextafter(mine, np.float32(np.inf))
+        Golden(Session(workload), whole.cache, keep=()).ensure(EPOCHS)
+    noise = noise_floor(whole, EPOCHS)
+    assert noise["twins"] == 2
+    assert 0 < noise["train"] < 0.2
+    assert 0 < noise["test"] < 0.3
+
+
+def test_a_store_reads_back_the_state_that_was_written(session, tmp_path):
+    store = RunStore(tmp_path, session.program.abstract)
+    state = session.start()
+    store.write_checkpoint(0, state)
+    assert same_bits(state, store.read_checkpoint(0))
+    assert store.checkpoints() == [0]
+    assert store.records() == 0
