@@ -1,6 +1,7 @@
 """Files that are whole or not there: written aside, then renamed; arrays carry a checksum."""
 
 import hashlib
+import io
 import json
 import os
 import pathlib
@@ -36,8 +37,8 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write UTF-8 text."""
-    write_atomically(path, lambda file: file.write(text.encode()))
+    """Write UTF-8 text; a file name's byte that is not UTF-8 becomes an escape, as JSON has it."""
+    write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
@@ -71,12 +72,11 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
       FileNotFoundError: there is no such file.
       DamagedFile: it is truncated, altered or something else.
     """
+    content = pathlib.Path(path).read_bytes()
     try:
-        with pathlib.Path(path).open("rb") as file, np.load(file, allow_pickle=False) as stored:
+        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         intact = arrays.pop(CHECKSUM).tobytes() == _checksum(arrays)
-    except OSError:
-        raise
     except Exception as error:  # damage can surface anywhere in the reader
         raise DamagedFile(f"{path} is damaged ({error})") from None
     if not intact:

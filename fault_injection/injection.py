@@ -224,7 +224,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     if injection.layer not in sites:
         hint = f" (list them: python -m fault_injection sites {w.name})"
         near = did_you_mean(injection.layer, sites)
-        raise wrong("target_layer", f"target_layer {injection.layer!r} is not a site of {w.name}{near}{hint}")
+        raise wrong("target_layer", f"target_layer {injection.layer[:60]!r} is not a site of {w.name}{near}{hint}")
     if injection.site.stage != STAGES[injection.stage]:
         raise wrong(
             "target_layer",
@@ -305,7 +305,7 @@ def _check_positions(injection, wrong):
         raise wrong("batch_size", f"{operand}, has more than {LARGEST_OPERAND} elements")
     seen = set()
     for position in injection.positions:
-        text = "/".join(map(str, position))
+        text = "/".join(map(str, position))[:60]
         if len(position) != len(shape):
             raise wrong("inj_pos", f"inj_pos {text} has {len(position)} coordinates, not {len(shape)} as {operand}")
         for axis, (at, size) in enumerate(zip(position, shape, strict=True)):

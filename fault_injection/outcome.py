@@ -192,5 +192,5 @@ def _collapse(golden, faulty, chance, t):
     for at in range(1, min(t.collapse_steps + 1, len(faulty))):
         if golden[at] > chance:
             losses.append((float((golden[at] - faulty[at]) / (golden[at] - chance)), at))
-    share, at = max(losses)
+    share, at = max(losses, key=lambda loss: loss[0])  # the first of equals
     return at, share

@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.fault import Fault, Struck
+from models.formulations import CPU_OPTIONS
 from models.layer import Context, Layer, Params, Stats, merge
 from models.loss import cross_entropy
 
@@ -188,7 +189,7 @@ def make_program(
 
     def on_mesh(function, in_specs, out_specs, **jit_options):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(mapped, **jit_options)
+        return jax.jit(mapped, compiler_options=CPU_OPTIONS if jax.default_backend() == "cpu" else None, **jit_options)
 
     numbers = jax.device_put(np.arange(workers, dtype=np.int32), NamedSharding(mesh, split))
     plain = on_mesh(partial(step, fault=None), (whole, split, whole, split), (whole, reported), donate_argnums=0)

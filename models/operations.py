@@ -15,6 +15,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from . import formulations
 from .fault import Operand, Struck, bits, fence, nothing_struck, overwrite, site_id
@@ -160,9 +161,10 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
       operands of every worker in the published layout, stacked along a leading axis [R].
     """
     # The site enters as a traced value: operations of equal shape share one trace.
-    result, struck, operands = _perform(
-        operation, "operands" in ctx.observe, used, a, b, jnp.int32(site_id(site)), ctx.fault, ctx.workers
-    )
+    with set_xla_metadata(inlineable="false"):
+        result, struck, operands = _perform(
+            operation, "operands" in ctx.observe, used, a, b, jnp.int32(site_id(site)), ctx.fault, ctx.workers
+        )
     return result, Observations(struck, {"operands": {site: operands}} if operands else {})
 
 
