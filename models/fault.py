@@ -181,10 +181,6 @@ def overwrite(tensor: jax.Array, fault: Fault, active: jax.Array) -> tuple[jax.A
 
 
 def fence(*tensors: jax.Array):
-    """Keep the compiler from fusing across this point.
-
-    Fusion changes the rounding of what it fuses.  With a fence around every operation, an
-    executable with conditionals at its operations and one without compute the same bits.
-    """
+    """Keep the compiler from simplifying across this point, so that equal operations stay equal."""
     fenced = lax.optimization_barrier(tensors)
     return fenced[0] if len(tensors) == 1 else fenced

@@ -1,160 +1,183 @@
 """Convolution and its two gradients, each in the formulation that is fastest for its shape.
 
-Everywhere but on CPUs these are plain `lax.conv_general_dilated`. XLA's CPU convolution is near the
-speed of a matrix product on most shapes and far from it on some, so there the static shapes choose:
+Everywhere but on CPUs these are plain `lax.conv_general_dilated`.  XLA's CPU convolution is
+near the speed of a matrix product on most shapes and far from it on some, so there the
+static shapes choose between
 
-  products    one matrix product per kernel position, over the outputs which that position reaches
-  columns     one product for all kernel positions, whose slices are then added up (col2im)
-  convolution everything else
+  convolution  as everywhere;
+  products     one matrix product per kernel position, over the outputs which it reaches;
+  columns      one product for all kernel positions, whose slices are then added up (col2im).
 
-The timings behind the rules were taken on 2 cores (AVX-512, about 210 GFLOP/s) for ResNet-18 at
-batch 128. They hold with XLA's YNNPACK fusions switched off (`CPU_OPTIONS`): these run a 16x16x64
-3x3 convolution at 100 GFLOP/s on one core, an unpadded one at 38, and a weight gradient at 68, where
-XLA's own convolution reaches 160, 180 and 140.
-
-Layouts: images [N,H,W,C], kernels [k,l,I,O]; `padding` is ((top,bottom),(left,right)) of the forward.
+Images are [N,H,W,C], kernels [k,l,I,O]; `padding` is that of the forward convolution,
+((top, bottom), (left, right)).  The choice is measured by benchmarks/convolutions.py.
 """
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": ""}  # compiler_options of the outermost jit
+# For the outermost `jit` on CPUs.  XLA hands convolutions to YNNPACK, which ran a 16×16×64
+# one at 100 GFLOP/s where XLA's own reached 170 (2 cores, JAX 0.10.2), and reductions, which
+# it made five times faster: leave it the reductions.
+CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 
 VALID = ((0, 0), (0, 0))
-FORWARD = ("NHWC", "HWIO", "NHWC")
-WEIGHTS = ("CHWN", "IHWO", "HWNC")  # the batch is contracted, the channels of x become the batch
+LAYOUT = ("NHWC", "HWIO", "NHWC")
+Padding = tuple[tuple[int, int], tuple[int, int]]
 
 
-def convolution(x, kernel, stride, padding):
+def same_padding(image: tuple[int, ...], size: tuple[int, ...], stride: int) -> Padding:
+    """TensorFlow's SAME: what is missing to cover the image, the smaller half before it."""
+    top_bottom, left_right = (_missing(n, k, stride) for n, k in zip(image, size, strict=True))
+    return top_bottom, left_right
+
+
+def _missing(n, k, stride):
+    total = max((-(-n // stride) - 1) * stride + k - n, 0)
+    return total // 2, total - total // 2
+
+
+def convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """x [N,H,W,I], kernel [k,l,I,O] -> y [N,h,w,O]."""
-    if by_products(x.shape[1:3], kernel.shape, stride, padding):
-        return output_by_products(x, kernel, stride, padding)
-    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=FORWARD)
+    if _by_products(x.shape[1:3], kernel.shape, stride, padding):
+        return _output_by_products(x, kernel, stride, padding)
+    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=LAYOUT)
 
 
-def input_gradient(dy, kernel, stride, padding, shape):
+def input_gradient(
+    dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: tuple[int, ...]
+) -> jax.Array:
     """dy [N,h,w,O], kernel [k,l,I,O] -> dx of `shape` [N,H,W,I]."""
-    if few_positions(kernel.shape) and stride > 1:
-        return input_gradient_by_columns(dy, kernel, stride, padding, shape)
-    if by_products(shape[1:3], kernel.shape, stride, padding):
-        return input_gradient_by_products(dy, kernel, stride, padding, shape)
+    if stride > 1 and _few_positions(kernel.shape):
+        return _input_gradient_by_columns(dy, kernel, stride, padding, shape)
+    if _by_products(shape[1:3], kernel.shape, stride, padding):
+        return _input_gradient_by_products(dy, kernel, stride, padding, shape)
     rotated = jnp.flip(kernel, (0, 1)).swapaxes(2, 3)
-    before = [k - 1 - low for k, (low, _) in zip(kernel.shape, padding)]
-    after = [size + low - dilated(out, stride)
-             for size, (low, _), out in zip(shape[1:3], padding, dy.shape[1:3])]
-    return lax.conv_general_dilated(dy, rotated, (1, 1), list(zip(before, after)),
-                                    lhs_dilation=(stride, stride), dimension_numbers=FORWARD)
+    edges = [
+        (k - 1 - low, size + low - _dilated(out, stride))
+        for k, size, out, (low, _) in zip(kernel.shape[:2], shape[1:3], dy.shape[1:3], padding, strict=True)
+    ]
+    dilation = (stride, stride)
+    return lax.conv_general_dilated(dy, rotated, (1, 1), edges, lhs_dilation=dilation, dimension_numbers=LAYOUT)
 
 
-def weight_gradient(x, dy, stride, padding, size):
-    """x [N,H,W,I], dy [N,h,w,O] -> dw [k,l,I,O]; `size` is k, or (k,l)."""
-    size = (size, size) if isinstance(size, int) else tuple(size)
-    if weights_by_products(dy.shape[1:3], size, stride):
-        return weight_gradient_by_products(x, dy, stride, padding, size)
-    after = [k - 1 + dilated(out, stride) - low - n
-             for k, out, (low, _), n in zip(size, dy.shape[1:3], padding, x.shape[1:3])]
-    pads = [(low, high) for (low, _), high in zip(padding, after)]
-    dw = lax.conv_general_dilated(x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3), (1, 1), pads,
-                                  rhs_dilation=(stride, stride), dimension_numbers=FORWARD)
+def weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
+    """x [N,H,W,I], dy [N,h,w,O] -> dw [size,size,I,O]."""
+    if _weights_by_products(dy.shape[1:3], size, stride):
+        return _weight_gradient_by_products(x, dy, stride, padding, size)
+    edges = [
+        (low, size - 1 + _dilated(out, stride) - low - n)
+        for n, out, (low, _) in zip(x.shape[1:3], dy.shape[1:3], padding, strict=True)
+    ]
+    # The batch is contracted, the channels of x become the batch.
+    images, window = x.transpose(3, 1, 2, 0), dy.transpose(1, 2, 0, 3)
+    dilation = (stride, stride)
+    dw = lax.conv_general_dilated(images, window, (1, 1), edges, rhs_dilation=dilation, dimension_numbers=LAYOUT)
     return dw.transpose(1, 2, 0, 3)
 
 
 # ---- The rules
 
-def few_positions(kernel_shape):
-    """On a CPU, and few enough kernel positions to unroll: each costs compile time, 49 cost seconds."""
+
+def _few_positions(kernel_shape):
+    """On a CPU, and few enough kernel positions to write out: 49 would cost seconds of compiling."""
     return jax.default_backend() == "cpu" and kernel_shape[0] * kernel_shape[1] <= 9
 
 
-def by_products(image, kernel_shape, stride, padding):
-    """For a 1x1 kernel (one product, up to 1.6 x), for a kernel larger than the image, where XLA's
-    convolution runs a hundred times slower, and for wide channels on outputs up to 4x4: there much of
-    a kernel lies over padding, which a convolution multiplies and products leave out (1.4 x)."""
-    k, l, features, filters = kernel_shape
-    outputs = output_size(image, (k, l), stride, padding)
-    exceeds = k > image[0] or l > image[1]
-    small_and_wide = max(outputs) <= 4 and min(features, filters) >= 128
-    return few_positions(kernel_shape) and (k * l == 1 or exceeds or small_and_wide)
+def _by_products(image, kernel_shape, stride, padding):
+    """Where a convolution is slow or multiplies much padding.
+
+    For a 1×1 kernel (one product, up to 1.6 times as fast); for a kernel larger than the
+    image, where XLA falls back to a loop a hundred times slower; and for wide channels on
+    outputs up to 4×4, where much of the kernel lies over padding (1.4 times).
+    """
+    *size, features, filters = kernel_shape
+    small_and_wide = max(_output_size(image, size, stride, padding)) <= 4 and min(features, filters) >= 128
+    exceeds = any(k > n for k, n in zip(size, image, strict=True))
+    return _few_positions(kernel_shape) and (size == [1, 1] or exceeds or small_and_wide)
 
 
-def weights_by_products(outputs, size, stride):
-    """For stride 2 (1.6 x), 1x1 kernels (1.6 to 3 x) and outputs up to 4x4 (1.1 to 1.4 x)."""
-    return few_positions(size) and (stride > 1 or size == (1, 1) or max(outputs) <= 4)
+def _weights_by_products(outputs, size, stride):
+    """For stride 2 (1.6 times as fast), 1×1 kernels (1.6 to 3) and outputs up to 4×4 (1.1 to 1.4)."""
+    return _few_positions((size, size)) and (stride > 1 or size == 1 or max(outputs) <= 4)
 
 
 # ---- The formulations
 
-def output_by_products(x, kernel, stride, padding):
+
+def _output_by_products(x, kernel, stride, padding):
     n, features, filters = x.shape[0], *kernel.shape[2:]
-    h, w = output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
-    y = jnp.zeros((n, h, w, filters), accumulator(x))
-    for i, j, outputs, inputs in positions(x.shape[1:3], (h, w), kernel.shape[:2], stride, padding):
+    h, w = _output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
+    y = jnp.zeros((n, h, w, filters), _accumulator(x))
+    for i, j, outputs, inputs in _positions(x.shape[1:3], (h, w), kernel.shape[:2], stride, padding):
         part = x[inputs]
         product = jnp.matmul(part.reshape(-1, features), kernel[i, j], preferred_element_type=y.dtype)
         y = y.at[outputs].add(product.reshape(*part.shape[:3], filters))
     return y.astype(x.dtype)
 
 
-def input_gradient_by_products(dy, kernel, stride, padding, shape):
+def _input_gradient_by_products(dy, kernel, stride, padding, shape):
     features, filters = kernel.shape[2:]
-    dx = jnp.zeros(shape, accumulator(dy))
-    for i, j, outputs, inputs in positions(shape[1:3], dy.shape[1:3], kernel.shape[:2], stride, padding):
+    dx = jnp.zeros(shape, _accumulator(dy))
+    for i, j, outputs, inputs in _positions(shape[1:3], dy.shape[1:3], kernel.shape[:2], stride, padding):
         part = dy[outputs]
         product = jnp.matmul(part.reshape(-1, filters), kernel[i, j].T, preferred_element_type=dx.dtype)
         dx = dx.at[inputs].add(product.reshape(*part.shape[:3], features))
     return dx.astype(dy.dtype)
 
 
-def input_gradient_by_columns(dy, kernel, stride, padding, shape):
-    k, l, features, filters = kernel.shape
+def _input_gradient_by_columns(dy, kernel, stride, padding, shape):
+    height, width, features, filters = kernel.shape
     n, h, w, _ = dy.shape
-    columns = jnp.matmul(dy.reshape(-1, filters), kernel.transpose(3, 0, 1, 2).reshape(filters, -1),
-                         preferred_element_type=accumulator(dy)).reshape(n, h, w, k, l, features)
+    weights = kernel.transpose(3, 0, 1, 2).reshape(filters, -1)
+    columns = jnp.matmul(dy.reshape(-1, filters), weights, preferred_element_type=_accumulator(dy))
+    columns = columns.reshape(n, h, w, height, width, features)
     zero = jnp.zeros((), columns.dtype)
 
-    def spread(i, j):  # where kernel position (i,j) puts its column; negative padding crops
-        edges = [(i - low, size + low - i - dilated(out, stride), stride - 1)
-                 for i, (low, _), size, out in zip((i, j), padding, shape[1:3], (h, w))]
+    def spread(i, j):  # where kernel position (i, j) puts its column; negative padding crops
+        edges = [
+            (at - low, size + low - at - _dilated(out, stride), stride - 1)
+            for at, size, out, (low, _) in zip((i, j), shape[1:3], (h, w), padding, strict=True)
+        ]
         return lax.pad(columns[:, :, :, i, j], zero, [(0, 0, 0), *edges, (0, 0, 0)])
 
-    return sum(spread(i, j) for i in range(k) for j in range(l)).astype(dy.dtype)
+    return sum(spread(i, j) for i in range(height) for j in range(width)).astype(dy.dtype)
 
 
-def weight_gradient_by_products(x, dy, stride, padding, size):
+def _weight_gradient_by_products(x, dy, stride, padding, size):
     features, filters = x.shape[3], dy.shape[3]
-    parts = {(i, j): (x[inputs].reshape(-1, features), dy[outputs].reshape(-1, filters))
-             for i, j, outputs, inputs in positions(x.shape[1:3], dy.shape[1:3], size, stride, padding)}
+    dw = {
+        (i, j): (dy[outputs].reshape(-1, filters).T @ x[inputs].reshape(-1, features)).T
+        for i, j, outputs, inputs in _positions(x.shape[1:3], dy.shape[1:3], (size, size), stride, padding)
+    }
     unreached = jnp.zeros((features, filters), x.dtype)
-    products = [(parts[i, j][1].T @ parts[i, j][0]).T if (i, j) in parts else unreached
-                for i in range(size[0]) for j in range(size[1])]
-    return jnp.stack(products).reshape(*size, features, filters)
+    parts = [dw.get((i, j), unreached) for i in range(size) for j in range(size)]
+    return jnp.stack(parts).reshape(size, size, features, filters)
 
 
 # ---- Geometry
 
-def same_padding(image, size, stride):
-    """TensorFlow's SAME: what is missing to cover the image, the smaller half before it."""
-    missing = [max((-(-n // stride) - 1) * stride + k - n, 0) for n, k in zip(image, size)]
-    return tuple((total // 2, total - total // 2) for total in missing)
+
+def _output_size(image, size, stride, padding):
+    return tuple((n + low + high - k) // stride + 1 for n, k, (low, high) in zip(image, size, padding, strict=True))
 
 
-def output_size(image, size, stride, padding):
-    return tuple((n + low + high - k) // stride + 1 for n, k, (low, high) in zip(image, size, padding))
-
-
-def dilated(size, stride):
+def _dilated(size, stride):
     return (size - 1) * stride + 1
 
 
-def positions(image, outputs, size, stride, padding):
+def _positions(image, outputs, size, stride, padding):
     """(i, j, index into outputs, index into inputs) of the kernel positions that reach the image."""
-    rows, columns = (reach(*axis, stride) for axis in zip(image, outputs, size, padding))
-    return [(i, j, (slice(None), to_y, to_x), (slice(None), from_y, from_x))
-            for i, to_y, from_y in rows for j, to_x, from_x in columns]
+    rows, columns = (_reach(*axis, stride) for axis in zip(image, outputs, size, padding, strict=True))
+    return [
+        (i, j, (slice(None), to_y, to_x), (slice(None), from_y, from_x))
+        for i, to_y, from_y in rows
+        for j, to_x, from_x in columns
+    ]
 
 
-def reach(image, outputs, size, padding, stride):
-    """Along one axis, kernel position i meets output a at input a*stride + i - low, if there is one."""
+def _reach(image, outputs, size, padding, stride):
+    """Along one axis, kernel position i meets output a at input a·stride + i − low, if there is one."""
     found = []
     for i in range(size):
         first = max(0, -((i - padding[0]) // stride))
@@ -165,5 +188,6 @@ def reach(image, outputs, size, padding, stride):
     return found
 
 
-def accumulator(x):
+def _accumulator(x):
+    """Sums of several products of narrow types are kept in float32."""
     return jnp.promote_types(x.dtype, jnp.float32)

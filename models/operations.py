@@ -8,6 +8,7 @@ artifact (SCIENCE 1.4; He et al., ISCA 2023, artifact).  A fault acts on the pub
 what it changes there is carried over into the fast result.
 """
 
+import contextlib
 import dataclasses
 from functools import partial
 from typing import ClassVar
@@ -161,11 +162,24 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
       operands of every worker in the published layout, stacked along a leading axis [R].
     """
     # The site enters as a traced value: operations of equal shape share one trace.
-    with set_xla_metadata(inlineable="false"):
+    with isolated():
         result, struck, operands = _perform(
             operation, "operands" in ctx.observe, used, a, b, jnp.int32(site_id(site)), ctx.fault, ctx.workers
         )
     return result, Observations(struck, {"operands": {site: operands}} if operands else {})
+
+
+def isolated():
+    """Compile the calls made inside as functions of their own, on CPUs.
+
+    Fusion changes the rounding of what it fuses, and what is fused depends on who else reads
+    it: conditionals at the operations would change bits elsewhere.  Nothing is fused across
+    a call that is not inlined, so that executables with fault support and without compute
+    the same bits.
+    """
+    if jax.default_backend() == "cpu":
+        return set_xla_metadata(inlineable="false")
+    return contextlib.nullcontext()
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
