@@ -2,7 +2,7 @@
 
 import sys
 
-from fault_injection.cli import main
+from fault_injection.cli import run
 
 if __name__ == "__main__":
-    sys.exit(main(["replay", *sys.argv[1:]], program="python reproduce_injections.py"))
+    run(["replay", *sys.argv[1:]], program="python reproduce_injections.py")

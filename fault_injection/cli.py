@@ -3,10 +3,11 @@
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 
-from .environment import ROOT, cache_folder, prepare
+from .environment import ROOT, cache_folder, prepare, use_huge_pages
 from .errors import InputError
 
 
@@ -22,9 +23,18 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
     except InputError as error:
         print(error, file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader of our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         return 130
+
+
+def run(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> None:
+    """What the entry points do: start this process as it runs fastest, run a command, exit."""
+    use_huge_pages()
+    sys.exit(main(arguments, program))
 
 
 def _check_models() -> None:
@@ -191,9 +201,8 @@ def _say_finals(golden, epochs):
     print(f"accuracy over the last {len(window)} epochs: train {train:.4f}, test {test:.4f}")
     noise = noise_floor(golden, epochs)
     if noise:
-        print(
-            f"noise floor over {noise['twins']} twins, one standard deviation: train {noise['train']:.4f}, test {noise['test']:.4f}"
-        )
+        spread = f"train {noise['train']:.4f}, test {noise['test']:.4f}"
+        print(f"noise floor over {noise['twins']} twins, one standard deviation: {spread}")
 
 
 def _session(workload):

@@ -111,7 +111,7 @@ def write_results(
     fault_at: float,
     steps_per_epoch: int,
 ) -> None:
-    """Write everything of one replay to `folder`; `outcome.json` comes last, so that its presence means all is there."""
+    """Write everything of one replay to `folder`; `outcome.json` last: where it is, all is."""
     from .curves import draw_curves  # Matplotlib is slow to import
 
     (folder / "outcome.json").unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from .images import Images
 
 PADDING = 6  # zeros on each side before a random crop (SCIENCE 1.3)
 TEST_BATCH = 1000
+ORDER, AUGMENTATION = 0, 1  # tell random streams apart, whose shorter addresses NumPy pads with zeros
 
 
 def steps_per_epoch(images: int, batch_size: int) -> int:
@@ -40,12 +41,12 @@ class Batches:
         runs short, it is filled from the permutation's beginning.
         """
         count = len(self.images.train_labels)
-        order = np.random.default_rng([self.seed, epoch]).permutation(count)
+        order = np.random.default_rng([self.seed, ORDER, epoch]).permutation(count)
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size) % count
         rows = order[rows].reshape(self.workers, -1)
         image = self.images.train_images[rows]
         for worker in range(self.workers):
-            random = np.random.default_rng([self.seed, epoch, step, worker])
+            random = np.random.default_rng([self.seed, AUGMENTATION, epoch, step, worker])
             image[worker] = augment(image[worker], self.augmentation, random)
         return {"image": image, "label": self.images.train_labels[rows]}
 
