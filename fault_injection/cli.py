@@ -153,8 +153,7 @@ def _workload(options, defaults):
 def _sites(options) -> None:
     from .injection import sites_of
 
-    sites = sites_of(_workload(options, {})).values()
-    sites = [site for site in sites if options.stage in (None, site.stage)]
+    sites = [site for site in sites_of(_workload(options, {})).values() if options.stage in (None, site.stage)]
     if options.json:
         listed = [
             {
@@ -195,11 +194,12 @@ def _golden(options) -> None:
 
 def _say_finals(golden, epochs):
     from .golden import final_accuracies, noise_floor
+    from .outcome import Thresholds
 
-    window = range(max(0, epochs - 3), epochs)
+    window = range(max(0, epochs - Thresholds().final_epochs), epochs)
     train, test = final_accuracies([golden.record(epoch) for epoch in window])
     print(f"accuracy over the last {len(window)} epochs: train {train:.4f}, test {test:.4f}")
-    noise = noise_floor(golden, epochs)
+    noise = noise_floor(golden, epochs, len(window))
     if noise:
         spread = f"train {noise['train']:.4f}, test {noise['test']:.4f}"
         print(f"noise floor over {noise['twins']} twins, one standard deviation: {spread}")

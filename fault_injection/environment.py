@@ -53,7 +53,7 @@ def prepare(threads: int | None = None) -> None:
 
     # GPUs and TPUs would multiply in fewer bits by default.
     jax.config.update("jax_default_matmul_precision", PRECISION)
-    if not jax.config.jax_compilation_cache_dir:
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 

@@ -1,7 +1,7 @@
 """Software fault models by their published names, and the operand that each strikes.
 
 In a replay the injection file gives positions and values, so that the model only names the
-operand (SCIENCE 1.5; FIdelity: He, Balasubramanian, Li, MICRO 2020).
+operand (docs/science.md, Fault models; FIdelity: He, Balaprakash, Li, MICRO 2020).
 """
 
 from models.fault import Operand

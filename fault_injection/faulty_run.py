@@ -82,7 +82,7 @@ class FaultyRun:
             return injection.epoch, self.golden.state_before(injection.epoch)
         say(f"going on with an interrupted replay after epoch {epoch - 1}")
         self.run = Run(injection.epoch, epochs, len(epochs))
-        self.struck = Struck(**kept)
+        self.struck = Struck(**{name: np.asarray(value) for name, value in kept.items()})
         return epoch, self.session.program.replicate(state)
 
     def _epoch(self, epoch: int, state: State, bar: tqdm) -> State:
@@ -157,8 +157,8 @@ class FaultyRun:
         whole = len(reports) == self.session.steps_per_epoch and self.first_nonfinite is None
         record = epoch_record(reports, self.session.evaluate(state) if whole else (np.nan, np.nan))
         self.run = Run(self.run.first, [*self.run.epochs, record], self.run.ended + whole)
-        if whole and not np.isfinite(record["valid_loss"]):  # counts as seen at the epoch's last step
-            self.first_nonfinite = self._since(epoch, len(reports) - 1)
+        if whole and not np.isfinite(record["valid_loss"]):  # it sees what the next step would have seen
+            self.first_nonfinite = self._since(epoch, len(reports))
         elif whole:
             write_arrays(self.store.folder / "struck.npz", dataclasses.asdict(self.struck))
             self.store.write_record(epoch, record)
@@ -175,7 +175,7 @@ class FaultyRun:
                 break
             record = cut(self.golden.record(later), end)
             if later == epoch:
-                own = epoch_record(reports, (record["valid_loss"], record["valid_accuracy"]))
+                own = epoch_record(reports, (float(record["valid_loss"]), float(record["valid_accuracy"])))
                 record |= {name: np.concatenate([own[name], record[name][len(reports) :]]) for name in PER_STEP}
                 record |= {f"train_{name}": record[name].mean(dtype=np.float64) for name in ("loss", "accuracy")}
             epochs.append(record)
@@ -193,12 +193,14 @@ def same_bits(one: State, other: State) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def check_struck(injection: Injection, struck: Struck) -> Struck:
+def check_struck(injection: Injection, struck: Struck | None) -> Struck:
     """Hold the step's observations against the fault: exactly the listed elements changed, to the listed bits.
 
     Raises:
       FaultNotApplied: they contradict it.
     """
+    if struck is None:
+        raise FaultNotApplied(f"{injection.layer}: the step has no fault support")
     count = len(injection.values)
     wanted = np.array(injection.values, np.float32).view(np.uint32)
     changed = int(np.sum(struck.old[:count] != struck.new[:count]))

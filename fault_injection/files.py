@@ -1,12 +1,13 @@
 """Files that are whole or not there: written aside, then renamed; arrays carry a checksum."""
 
+import contextlib
+import fcntl
 import hashlib
 import io
 import json
 import os
 import pathlib
-import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -19,21 +20,40 @@ class DamagedFile(Exception):
 
 
 def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
-    """Let `write` fill a file beside `path`, then rename it to `path`; a crash leaves the old one."""
+    """Let `write` fill the file `.NAME.partial` beside `path`, then rename it to `path`.
+
+    A crash leaves the old content, and at most this one file beside it, which the next write
+    to `path` takes over.  Of several processes writing to `path`, one writes at a time.
+    """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    aside = pathlib.Path(name)
-    try:
-        with os.fdopen(handle, "wb") as file:
+    aside = path.with_name(f".{path.name}.partial")
+    with _only_writer(aside) as file:
+        try:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        aside.chmod(0o644)  # mkstemp keeps others out
-        aside.replace(path)
-    except BaseException:
-        aside.unlink(missing_ok=True)
-        raise
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+
+
+@contextlib.contextmanager
+def _only_writer(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """The file, open and empty, once no other process is writing to it."""
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # less what the umask takes away
+        with os.fdopen(handle, "r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                mine = os.path.samestat(os.fstat(handle), path.stat())
+            except FileNotFoundError:
+                mine = False
+            if mine:  # else the writer waited for has renamed or removed this file: open a new one
+                file.truncate()
+                yield file
+                return
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

@@ -21,7 +21,7 @@ from .errors import InputError
 from .files import DamagedFile, read_arrays, write_json
 from .session import Session
 from .store import Epoch, RunStore, epoch_record
-from .training import State
+from .training import Array, State
 
 KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being asked
 
@@ -172,7 +172,7 @@ class Golden:
         if self.keep is not None and epoch not in self.keep:
             self.store.checkpoint_path(epoch).unlink(missing_ok=True)
 
-    def compare(self, record: Epoch, epoch: int, step: int, digest: np.ndarray) -> None:
+    def compare(self, record: Epoch, epoch: int, step: int, digest: Array) -> None:
         """Hold a state's digest after a step against the record.
 
         Raises:
@@ -207,20 +207,26 @@ def content_hash(value) -> str:
 
 
 def final_accuracies(records: list[Epoch]) -> tuple[float, float]:
-    """Training and test accuracy at the end: means over the records given, the last three epochs of a run."""
-    return tuple(float(np.mean([r[column] for r in records])) for column in ("train_accuracy", "valid_accuracy"))
+    """Training and test accuracy at the end: means over the records given, the last epochs of a run."""
+    train, test = (float(np.mean([r[name] for r in records])) for name in ("train_accuracy", "valid_accuracy"))
+    return train, test
 
 
-def noise_floor(golden: Golden, epochs: int, window: int = 3) -> dict | None:
+def noise_floor(golden: Golden, epochs: int, window: int) -> dict | None:
     """How far the final accuracies of the golden run and its twins spread, where twins were run.
+
+    Args:
+      epochs: length of the runs.
+      window: the final accuracy is a mean over so many last epochs.
 
     Returns:
       None without twins; else their number `twins`, and `train`, `test`: the standard
       deviation of the accuracy at the end over the golden run and its twins.
     """
     finals = []
+    last = range(max(0, epochs - window), epochs)
     for run in [golden.folder, *twin_folders(golden)]:
-        paths = [RunStore(run, golden.session.program.abstract).record_path(e) for e in range(epochs - window, epochs)]
+        paths = [RunStore(run, golden.session.program.abstract).record_path(e) for e in last]
         with contextlib.suppress(FileNotFoundError, DamagedFile):
             finals.append(final_accuracies([read_arrays(path) for path in paths]))
     if len(finals) < 3:

@@ -1,7 +1,7 @@
 """The injection file: read, check, write.
 
 One row a key, `key,value[,value…]`.  The published keys are required; every other row is
-optional and, where it is absent, the published value holds (SCIENCE 1.6).
+optional and, where it is absent, the published value holds (docs/science.md, Injection file).
 """
 
 import csv
@@ -10,6 +10,7 @@ import functools
 import io
 import math
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,9 @@ from .workloads import AUGMENTATIONS, DATASET_OPTIONS, WORKLOADS, Workload, make
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
 LARGEST_OPERAND = 2**31 - 1  # elements: positions are 32-bit integers
+# What anyone writes for a number; Python's float would also take 1_5, other scripts' digits, -nan.
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+NO_NUMBER = ("nan", "inf", "-inf")
 OPTIONS = ("dataset", "width", "dropout", "augmentation", "workers", "batch_size", "epochs")
 
 
@@ -115,27 +119,27 @@ def _whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
 
 def _number(valid: Callable[[float], bool], expected: str) -> Callable[[str], float]:
     def read(text):
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not valid(number):
+        if not NUMBER.fullmatch(text) or not valid(float(text)):
             raise ValueError(expected)
-        return number
+        return float(text)
 
     return read
 
 
 def _value(text: str) -> float:
-    """A float32, `nan` and `inf` included; what would only round to infinity is a mistake."""
-    try:
-        number = float(text)
-    except ValueError:
-        raise ValueError("a number, nan or inf") from None
-    with np.errstate(over="ignore"):
-        if math.isfinite(number) and not np.isfinite(np.float32(number)):
-            raise ValueError("a float32, at most 3.4028235e38 in size (or inf)")
-    return number
+    """A float32, `nan` and `inf` included; what would only round to infinity, or to zero, is a mistake."""
+    if text in NO_NUMBER:
+        return float(text)
+    if not NUMBER.fullmatch(text):
+        raise ValueError("a number such as -1.5e10, nan or inf")
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.float32(float(text))
+    if np.isinf(rounded):
+        raise ValueError("a float32, at most 3.4028235e38 in size (or inf)")
+    digits = re.split("[eE]", text)[0]
+    if rounded == 0 and digits.strip("+-.0"):
+        raise ValueError("a float32, at least 1.4e-45 in size (or 0)")
+    return float(text)
 
 
 def _position(text: str) -> tuple[int, ...]:
@@ -166,7 +170,7 @@ REQUIRED: dict[str, Callable[[str], Any]] = {
     "target_step": _whole(0),
     "inj_pos": _position,
     "inj_values": _value,
-    "learning_rate": _number(lambda n: 0 < n < math.inf, "a positive number"),
+    "learning_rate": _number(lambda n: 1e-30 < n < 1e30, "a positive number, from 1e-30 to 1e30"),
     "seed": _whole(0),
 }
 OPTIONAL: dict[str, Callable[[str], Any]] = {
@@ -245,7 +249,7 @@ def _other_site(injection, sites):
 def _rows(text, path) -> dict[str, tuple[int, list[str]]]:
     """`{key: (line, values)}` of the rows, each key known and given once, none required missing."""
     rows: dict[str, tuple[int, list[str]]] = {}
-    for line, raw in enumerate(text.splitlines(), 1):
+    for line, raw in enumerate(re.split("\r\n|\n|\r", text), 1):  # as editors count; splitlines() knows more ends
         if not raw.strip():
             continue
         try:

@@ -8,9 +8,9 @@ import optax
 
 
 class KerasAdamState(NamedTuple):
-    """`count` steps done, first moment `m` and second moment `v`, shaped as the parameters."""
+    """`iterations` steps done, first moment `m` and second moment `v`, shaped as the parameters."""
 
-    count: jax.Array
+    iterations: jax.Array
     m: optax.Params
     v: optax.Params
 
@@ -37,20 +37,20 @@ def keras_adam(
 
     def update(updates, state, params=None):
         del params
-        t = (state.count + 1).astype(jnp.float32)
-        rate = _rate(learning_rate, state.count) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
+        t = (state.iterations + 1).astype(jnp.float32)
+        rate = _rate(learning_rate, state.iterations) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
         m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, updates)
         v = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * (g * g), state.v, updates)
         steps = jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + eps), m, v)
-        return steps, KerasAdamState(state.count + 1, m, v)
+        return steps, KerasAdamState(state.iterations + 1, m, v)
 
     return optax.GradientTransformation(init, update)
 
 
 class KerasSgdState(NamedTuple):
-    """`count` steps done; plain SGD keeps no history."""
+    """`iterations` steps done; plain SGD keeps no history."""
 
-    count: jax.Array
+    iterations: jax.Array
 
 
 def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
@@ -62,8 +62,8 @@ def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransforma
 
     def update(updates, state, params=None):
         del params
-        rate = _rate(learning_rate, state.count)
-        return jax.tree.map(lambda g: -rate * g, updates), KerasSgdState(state.count + 1)
+        rate = _rate(learning_rate, state.iterations)
+        return jax.tree.map(lambda g: -rate * g, updates), KerasSgdState(state.iterations + 1)
 
     return optax.GradientTransformation(init, update)
 

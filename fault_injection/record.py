@@ -64,7 +64,7 @@ def worst(magnitude: np.ndarray) -> np.ndarray:
 
 
 def published_log(injection: Injection, run: Run, old: np.ndarray, checkpoint: object, nonfinite: bool) -> str:
-    """The log of the published artifact, line for line (SCIENCE 1.6)."""
+    """The log of the published artifact, line for line (docs/science.md, Log)."""
     w = injection.workload
     shape = injection.site.shapes[injection.operand]
     lines = [

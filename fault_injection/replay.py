@@ -14,12 +14,12 @@ from . import environment
 from .faulty_run import FaultyRun
 from .golden import KEEP_ALL_BELOW, Golden, noise_floor, say
 from .injection import Injection, format_injection
-from .outcome import Outcome, Trace, classify
+from .outcome import Outcome, Thresholds, Trace, classify
 from .record import Run, columns, published_log, write_results
 from .session import Session
 from .store import cut
 
-WATCHED_STEPS = 2  # SCIENCE 1.9: a latent bad outcome shows within two steps of the fault
+WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,14 +81,18 @@ def replay(
         run.first, [cut(golden.record(run.first + i), len(e["step"])) for i, e in enumerate(run.epochs)], run.ended
     )
     labels = session.images.train_labels
+    thresholds = Thresholds()
+    # The twins are compared over as many last epochs as the verdict is a mean of.
+    window = min(thresholds.final_epochs, run.ended or thresholds.final_epochs)
     outcome = classify(
         _trace(paired, injection.step),
         _trace(run, injection.step),
         finished=last == injection.workload.epochs * session.steps_per_epoch - 1,
         first_nonfinite=faulty.first_nonfinite,
         exactly_masked_after=faulty.exactly_masked_after,
-        noise=noise_floor(golden, injection.workload.epochs),
+        noise=noise_floor(golden, injection.workload.epochs, window),
         chance=float(np.bincount(labels).max() / len(labels)),
+        thresholds=thresholds,
     )
     whole = Run(0, [golden.record(epoch) for epoch in range(epochs)], epochs)
     result = Replay(injection, outcome, whole, run, faulty.struck)
@@ -127,7 +131,7 @@ def _trace(run: Run, step: int) -> Trace:
 def _write(result: Replay, name, out, session, golden, command, seconds) -> None:
     injection, struck = result.injection, result.struck
     count = len(injection.values)
-    old = struck.old[:count].view(np.float32)
+    old = np.asarray(struck.old)[:count].view(np.float32)
     tables = {run: columns(getattr(result, run), session.names) for run in ("golden", "faulty")}
     outcome: dict[str, Any] = dataclasses.asdict(result.outcome)
     outcome["largest_from_the_faulty_step_on"] = {run: _watched(table, injection) for run, table in tables.items()}

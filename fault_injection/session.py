@@ -120,8 +120,8 @@ class Session:
     def evaluate(self, state: State) -> tuple[float, float]:
         """Mean loss and accuracy over all test images, with the running statistics."""
         sums = [self.program.evaluate(state, batch) for batch in self._test_batches]
-        loss, correct, count = np.sum(jax.device_get(sums), axis=0, dtype=np.float64)
-        return float(loss / count), float(correct / count)
+        loss, correct, count = np.array(jax.device_get(sums), np.float64).sum(axis=0).tolist()
+        return loss / count, correct / count
 
     @functools.cached_property
     def _test_batches(self):

@@ -27,12 +27,12 @@ def epoch_record(reports: Sequence[StepReport], evaluation: tuple[float, float])
       reports: of the epoch's steps from the first on.
       evaluation: loss and accuracy on the test images after it.
     """
-    record = {"step": np.arange(len(reports), dtype=np.int32)}
+    record: Epoch = {"step": np.arange(len(reports), dtype=np.int32)}
     for column in PER_STEP[1:]:
         record[column] = np.stack([np.asarray(getattr(report, column)) for report in reports])
     # The epoch's training figures are means over its steps, its batches being of one size.
     means = [record[column].mean(dtype=np.float64) for column in ("loss", "accuracy")]
-    return record | dict(zip(PER_EPOCH, map(np.float64, [*means, *evaluation]), strict=True))
+    return record | dict(zip(PER_EPOCH, map(np.asarray, [*means, *evaluation]), strict=True))
 
 
 def cut(record: Epoch, steps: int) -> Epoch:

@@ -20,6 +20,7 @@ from models.loss import cross_entropy
 
 INFINITY_BITS = 0x7F800000  # of float32; larger patterns without sign are NaNs
 AXIS = "workers"
+Array = jax.Array | np.ndarray  # on the device, or fetched from it
 
 
 @struct.dataclass
@@ -44,10 +45,10 @@ class StepReport:
       tensors: observations asked for, with leading axis [R].
     """
 
-    loss: jax.Array
-    accuracy: jax.Array
-    digest: jax.Array
-    magnitude: jax.Array
+    loss: Array
+    accuracy: Array
+    digest: Array
+    magnitude: Array
     struck: Struck | None
     tensors: dict[str, Any]
 
@@ -208,7 +209,8 @@ def make_program(
         report = StepReport(loss, accuracy, digest(new), magnitude((grads, new)), struck, seen.tensors)
         return new, report
 
-    reported = StepReport(whole, whole, whole, whole, whole, split)
+    specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
+    reported = StepReport(**specs)
 
     def on_mesh(function, in_specs, out_specs, **jit_options):
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -1,6 +1,7 @@
 """Workloads: a named network, dataset, optimizer and schedule; the published ones by name."""
 
 import dataclasses
+from typing import Any
 
 import optax
 
@@ -57,7 +58,7 @@ class Workload:
         return self.batch_size // self.workers
 
 
-# The published set-up (SCIENCE 1.3; He et al., ISCA 2023, artifact).
+# docs/science.md, Published set-up (He et al., ISCA 2023, artifact).
 WORKLOADS = {
     workload.name: workload
     for workload in (
@@ -78,10 +79,10 @@ OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
 
 # What a dataset changes in the published options.  Digits are not symmetric, and dropout makes
 # twins differ by several points, which would drown most verdicts.
-DATASET_OPTIONS = {"digits": {"dropout": 0.0, "augmentation": "crop"}, "cifar10": {}}
+DATASET_OPTIONS: dict[str, dict[str, Any]] = {"digits": {"dropout": 0.0, "augmentation": "crop"}, "cifar10": {}}
 
 # The embedded default, small enough for two cores.
-EMBEDDED = {"dataset": "digits", "width": 8, "batch_size": 128, "epochs": 20}
+EMBEDDED: dict[str, Any] = {"dataset": "digits", "width": 8, "batch_size": 128, "epochs": 20}
 
 
 def make_workload(name: str, **options) -> Workload:

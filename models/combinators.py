@@ -1,8 +1,13 @@
-"""Combinators: layers made of layers.  They own both passes, so that a network is written once."""
+"""Combinators: layers made of layers.  They own both passes, so that a network is written once.
+
+Layers of equal name share their parameters: the gradients add, and each updates the running
+statistics that the one before it has left.
+"""
 
 import jax
+import jax.numpy as jnp
 
-from .layer import Context, Layer, merge
+from .layer import Context, Layer, Params, merge
 
 
 def chain(*layers: Layer) -> Layer:
@@ -20,7 +25,7 @@ def chain(*layers: Layer) -> Layer:
     def forward(params, stats, x, ctx):
         new_stats, caches, observations = {}, [], []
         for layer in layers:
-            x, s, cache, o = layer.forward(params, stats, x, ctx)
+            x, s, cache, o = layer.forward(params, stats | new_stats, x, ctx)
             new_stats |= s
             caches.append(cache)
             observations.append(o)
@@ -30,7 +35,7 @@ def chain(*layers: Layer) -> Layer:
         dparams, observations = {}, []
         for layer, layer_cache in zip(reversed(layers), reversed(cache), strict=True):
             dy, d, o = layer.backward(params, layer_cache, dy, ctx)
-            dparams |= d
+            dparams = _added(dparams, d)
             observations.append(o)
         return dy, dparams, merge(observations)
 
@@ -51,7 +56,7 @@ def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
         y, new_stats, main_cache, observations = main.forward(params, stats, x, ctx)
         if shortcut is None:
             return y + x, new_stats, (main_cache, None), observations
-        z, s, shortcut_cache, o = shortcut.forward(params, stats, x, ctx)
+        z, s, shortcut_cache, o = shortcut.forward(params, stats | new_stats, x, ctx)
         return y + z, new_stats | s, (main_cache, shortcut_cache), merge([observations, o])
 
     def backward(params, cache, dy, ctx):
@@ -60,9 +65,15 @@ def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
         if shortcut is None:
             return dx + dy, dparams, observations
         dx_shortcut, d, o = shortcut.backward(params, shortcut_cache, dy, ctx)
-        return dx + dx_shortcut, dparams | d, merge([observations, o])
+        return dx + dx_shortcut, _added(dparams, d), merge([observations, o])
 
     return Layer(init, forward, backward)
+
+
+def _added(one: Params, other: Params) -> Params:
+    """Gradients of two parts of a network as one; where both have read a layer's parameters, their sum."""
+    shared = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one if name in other}
+    return one | other | shared
 
 
 def _output_shape(layer, params, stats, shape):

@@ -15,6 +15,9 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+Integers = jax.Array | np.ndarray
+Integer = jax.Array | np.ndarray | np.integer
+
 INACTIVE = -1
 ALL_ONES = 0xFFFFFFFF
 
@@ -46,13 +49,13 @@ class Fault:
       keep, flip: uint32 [K], masks; the low bits count for types narrower than 32 bits.
     """
 
-    site: jax.Array
-    operand: jax.Array
-    worker: jax.Array
-    index: jax.Array
-    source: jax.Array
-    keep: jax.Array
-    flip: jax.Array
+    site: Integer
+    operand: Integer
+    worker: Integer
+    index: Integers
+    source: Integers
+    keep: Integers
+    flip: Integers
 
 
 @struct.dataclass
@@ -67,11 +70,11 @@ class Struck:
         worker) differ in their bits from the clean result.
     """
 
-    hits: jax.Array
-    old: jax.Array
-    new: jax.Array
-    operand_changed: jax.Array
-    output_changed: jax.Array
+    hits: Integer
+    old: Integers
+    new: Integers
+    operand_changed: Integer
+    output_changed: Integer
 
 
 def site_id(site: str) -> int:

@@ -106,7 +106,7 @@ def _weights_by_products(outputs, size, stride):
 
 
 def _output_by_products(x, kernel, stride, padding):
-    n, features, filters = x.shape[0], *kernel.shape[2:]
+    n, (features, filters) = x.shape[0], kernel.shape[2:]
     h, w = _output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
     y = jnp.zeros((n, h, w, filters), _accumulator(x))
     for i, j, outputs, inputs in _positions(x.shape[1:3], (h, w), kernel.shape[:2], stride, padding):

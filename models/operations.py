@@ -4,14 +4,13 @@ Each operation is written twice.  `compute` is what every step runs: all workers
 device folded into one batch, in the fastest formulation.  `operands` and `product` are the
 published form of the same operation for one worker, with padding, dilation and transposes
 laid out, so that a position in an injection file means what it meant in the published
-artifact (SCIENCE 1.4; He et al., ISCA 2023, artifact).  A fault acts on the published form;
+artifact (docs/science.md, Sites and operands; He et al., ISCA 2023, artifact).  A fault acts on the published form;
 what it changes there is carried over into the fast result.
 """
 
 import contextlib
 import dataclasses
 from functools import partial
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,6 @@ class Convolution:
     """y = x * kernel. x [R,b,H,W,I], kernel [k,k,I,O] -> y [R,b,h,w,O], before any bias."""
 
     stride: int
-    summed: ClassVar[bool] = False  # one result per worker
 
     def compute(self, x, kernel):
         y = self.product(x.reshape(-1, *x.shape[2:]), kernel)
@@ -49,7 +47,6 @@ class ConvolutionGradIn:
 
     stride: int
     size: tuple[int, int]  # H, W
-    summed: ClassVar[bool] = False
 
     def compute(self, dy, kernel):
         padding = formulations.same_padding(self.size, kernel.shape[:2], self.stride)
@@ -74,7 +71,6 @@ class ConvolutionGradWt:
 
     stride: int
     kernel_size: int
-    summed: ClassVar[bool] = True
 
     def compute(self, x, dy):
         k = self.kernel_size
@@ -99,8 +95,6 @@ class ConvolutionGradWt:
 class Dense:
     """y = x @ kernel. x [R,b,I], kernel [I,O] -> y [R,b,O], before the bias."""
 
-    summed: ClassVar[bool] = False
-
     def compute(self, x, kernel):
         return x @ kernel
 
@@ -114,8 +108,6 @@ class Dense:
 @dataclasses.dataclass(frozen=True)
 class DenseGradIn:
     """dx = dy @ kernelᵀ. dy [R,b,O], kernel [I,O] -> dx [R,b,I]."""
-
-    summed: ClassVar[bool] = False
 
     def compute(self, dy, kernel):
         return dy @ kernel.T
@@ -131,8 +123,6 @@ class DenseGradIn:
 class DenseGradWt:
     """dkernel = xᵀ @ dy, summed over the workers. x [R,b,I], dy [R,b,O] -> [I,O]."""
 
-    summed: ClassVar[bool] = True
-
     def compute(self, x, dy):
         return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
@@ -146,7 +136,8 @@ class DenseGradWt:
         return output
 
 
-Operation = Convolution | ConvolutionGradIn | ConvolutionGradWt | Dense | DenseGradIn | DenseGradWt
+Summed = ConvolutionGradWt | DenseGradWt  # one result for all workers; the others have one for each
+Operation = Convolution | ConvolutionGradIn | Dense | DenseGradIn | Summed
 
 
 def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = True):
@@ -162,15 +153,15 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
       operands of every worker in the published layout, stacked along a leading axis [R].
     """
     # The site enters as a traced value: operations of equal shape share one trace.
-    with isolated():
+    with isolated("false"):
         result, struck, operands = _perform(
             operation, "operands" in ctx.observe, used, a, b, jnp.int32(site_id(site)), ctx.fault, ctx.workers
         )
     return result, Observations(struck, {"operands": {site: operands}} if operands else {})
 
 
-def isolated():
-    """Compile the calls made inside as functions of their own, on CPUs.
+def isolated(inlineable: str):
+    """Compile the calls made inside as functions of their own (`false`), or not (`true`), on CPUs.
 
     Fusion changes the rounding of what it fuses, and what is fused depends on who else reads
     it: conditionals at the operations would change bits elsewhere.  Nothing is fused across
@@ -178,11 +169,12 @@ def isolated():
     the same bits.
     """
     if jax.default_backend() == "cpu":
-        return set_xla_metadata(inlineable="false")
+        return set_xla_metadata(inlineable=inlineable)
     return contextlib.nullcontext()
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
+@isolated("true")  # no more of the many small functions inside
 def _perform(operation, observe, used, a, b, site, fault, workers):
     result = fence(operation.compute(a, b)) if used else None
     struck = None
@@ -191,7 +183,7 @@ def _perform(operation, observe, used, a, b, site, fault, workers):
         r = jnp.argmax(here)
         hit = (fault.site == site) & jnp.any(here)
         # Only what the fault can change passes the conditional, which copies what passes it.
-        whole = operation.summed or not used
+        whole = isinstance(operation, Summed) or not used
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
         part, struck = lax.cond(
             hit,
@@ -219,7 +211,7 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     faulty = fence(operation.product(*fence(changed_a, changed_b)))
 
     # Of a result that is summed over workers (or not computed), this worker's own is not at hand.
-    mine = clean if result is None or operation.summed else result
+    mine = clean if result is None or isinstance(operation, Summed) else result
     output = jnp.where(bits(faulty) != bits(clean), faulty, mine)
     output, at_output = overwrite(output, fault, fault.operand == Operand.OUTPUT)
     differs = bits(output) != bits(mine)
@@ -228,7 +220,7 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     struck = struck.replace(hits=jnp.ones((), jnp.int32), output_changed=jnp.sum(differs, dtype=jnp.int32))
     if result is None:
         return None, struck
-    if operation.summed:
+    if isinstance(operation, Summed):
         # What the other workers contribute is summed afresh: (sum - clean) would round, and
         # would turn an infinite sum into a NaN.
         others = fence(operation.compute(_without(a, r), _without(b, r)))
@@ -243,7 +235,7 @@ def _without(tensor, r):
 
 def _published_operands(operation, a, b, result, workers):
     each = [operation.operands(a, b, r) for r in range(workers)]
-    at_hand = result is not None and not operation.summed
+    at_hand = result is not None and not isinstance(operation, Summed)
     outputs = [result[r] if at_hand else operation.product(*pair) for r, pair in enumerate(each)]
     return {
         "input": jnp.stack([pair[0] for pair in each]),

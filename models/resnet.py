@@ -1,4 +1,4 @@
-"""ResNet-18 as in the published set-up: a 7×7 stem without pooling, dropout after each activation (SCIENCE 1.3)."""
+"""ResNet-18 as published (docs/science.md, Published set-up): a 7×7 stem without pooling, dropout after activations."""
 
 from .combinators import chain, residual
 from .layer import Layer

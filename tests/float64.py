@@ -47,6 +47,8 @@ LAYERS = {
     "residual": (residual(convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
     "residual_shortcut": (residual(convolution("c", 5, 3, 2), convolution("s", 5, 1, 2)), (2, 3, 4, 4, 6)),
     "chain": (chain(convolution("c", 5, 3), batch_norm("n"), relu(), dropout("drop", 0.3)), (2, 3, 4, 4, 6)),
+    "chain_of_one_convolution_twice": (chain(convolution("c", 6, 3), relu(), convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
+    "residual_of_one_convolution_twice": (residual(convolution("c", 6, 3), convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
     "resnet18": (resnet18(width=4), (2, 3, 32, 32, 3)),
     "resnet18_nobn": (resnet18(width=4, norm=False), (2, 3, 32, 32, 3)),
 }

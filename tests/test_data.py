@@ -167,6 +167,24 @@ def test_a_workers_crop_does_not_depend_on_how_many_there_are():
     assert (shift(two[:, 0]) == shift(four[:2, 0])).all()
 
 
+def test_no_two_draws_share_a_random_stream(monkeypatch):
+    """Nor does the dataset's order with any augmentation, at small addresses and at large ones."""
+    streams, made = [], np.random.default_rng
+
+    def recorded(address):
+        streams.append((tuple(address), tuple(made(address).integers(0, 2**63, 4))))
+        return made(address)
+
+    monkeypatch.setattr(np.random, "default_rng", recorded)
+    images = numbered(8)
+    numbers = (0, 1, 2, 3, 79, 2**31 - 1)
+    for seed, epoch, step in itertools.product(numbers, numbers, numbers[:5]):
+        batches(images, seed, workers=4, batch_size=4).train(epoch, step)
+    by_address = dict(streams)
+    assert len(by_address) == 6 * 6 * (1 + 5 * 4)
+    assert len(set(by_address.values())) == len(by_address)
+
+
 # ---- Augmentation -------------------------------------------------------------------------
 
 IMAGES = places(6)

@@ -19,6 +19,7 @@ from models.operations import (
     Dense,
     DenseGradIn,
     DenseGradWt,
+    Summed,
     perform,
 )
 
@@ -144,7 +145,7 @@ def test_a_fault_acts_on_one_operand_of_one_worker(name, operand):
     operation, a_shape, b_shape = OPERATIONS[name]
     random = np.random.default_rng(0)
     a = random.standard_normal((WORKERS, BATCH, *a_shape)).astype(np.float32)
-    b_lead = (WORKERS, BATCH) if operation.summed else ()
+    b_lead = (WORKERS, BATCH) if isinstance(operation, Summed) else ()
     b = random.standard_normal((*b_lead, *b_shape)).astype(np.float32)
     operands = reference(operation, a, b)
     worker, value = 1, np.float32(37.5)
@@ -163,7 +164,7 @@ def test_a_fault_acts_on_one_operand_of_one_worker(name, operand):
     result, seen = run(fault)
     control, _ = run(inactive_fault(4))
     result, control = np.asarray(result), np.asarray(control)
-    if operation.summed:
+    if isinstance(operation, Summed):
         total = sum(expected)
         total = total.transpose(1, 2, 0, 3) if total.ndim == 4 else total
         np.testing.assert_allclose(result, total, rtol=1e-4, atol=1e-4)
@@ -186,7 +187,7 @@ def test_an_overwritten_nan_or_infinity_is_gone(name):
     """Striking the one non-finite element of a worker's operand makes everything finite again."""
     operation, a_shape, b_shape = OPERATIONS[name]
     a = np.ones((WORKERS, BATCH, *a_shape), np.float32)
-    b = np.ones((*((WORKERS, BATCH) if operation.summed else ()), *b_shape), np.float32)
+    b = np.ones((*((WORKERS, BATCH) if isinstance(operation, Summed) else ()), *b_shape), np.float32)
     a.reshape(WORKERS, -1)[1, 0] = np.nan
     published = np.asarray(operation.operands(jnp.asarray(a), jnp.asarray(b), 1)[0])
     index = np.flatnonzero(np.isnan(published))

@@ -145,10 +145,16 @@ def test_twins_start_one_unit_in_the_last_place_apart_and_give_the_noise_floor(s
         ((mine, theirs),) = differing
         assert theirs == np.nextafter(mine, np.float32(np.inf))
         Golden(Session(workload), whole.cache, keep=()).ensure(EPOCHS)
-    noise = noise_floor(whole, EPOCHS)
+    noise = noise_floor(whole, EPOCHS, 3)
     assert noise["twins"] == 2
     assert 0 < noise["train"] < 0.2
     assert 0 < noise["test"] < 0.3
+
+    runs = [Golden(Session(dataclasses.replace(session.workload, twin=twin)), whole.cache) for twin in range(3)]
+    for epochs, window, first in ((EPOCHS, 3, 1), (EPOCHS, 1, 3), (2, 9, 0)):  # no more epochs than there are
+        train = [[run.record(epoch)["train_accuracy"] for epoch in range(first, epochs)] for run in runs]
+        found = noise_floor(whole, epochs, window)
+        assert found["train"] == pytest.approx(np.std(np.mean(train, axis=1), ddof=1))
 
 
 def test_a_store_reads_back_the_state_that_was_written(session, tmp_path):

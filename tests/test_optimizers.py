@@ -36,12 +36,12 @@ def updates(optimizer, size):
 
 
 def schedule(step, start, end, steps):
-    """Polynomial decay of power 1 (SCIENCE 1.3)."""
+    """Polynomial decay of power 1 (docs/science.md, Published set-up)."""
     return (start - end) * (1 - min(step, steps) / steps) + end
 
 
 def adam_in_float64(size, rate, b1=0.9, b2=0.999, eps=1e-7):
-    """p −= lr·√(1−β2ᵗ)/(1−β1ᵗ) · m/(√v + ε), t from 1 (SCIENCE 1.3)."""
+    """p −= lr·√(1−β2ᵗ)/(1−β1ᵗ) · m/(√v + ε), t from 1 (docs/science.md, Published set-up)."""
     made, m, v = [], [0.0] * 3, [0.0] * 3
     for t, gradient in enumerate(gradients(size), 1):
         g = [np.float64(leaf) for leaf in jax.tree.leaves(gradient)]

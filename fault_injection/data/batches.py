@@ -7,7 +7,7 @@ import numpy as np
 
 from .images import Images
 
-PADDING = 6  # zeros on each side before a random crop (SCIENCE 1.3)
+PADDING = 6  # zeros on each side before a random crop (docs/science.md, Published set-up)
 TEST_BATCH = 1000
 ORDER, AUGMENTATION = 0, 1  # tell random streams apart, whose shorter addresses NumPy pads with zeros
 
@@ -43,12 +43,12 @@ class Batches:
         count = len(self.images.train_labels)
         order = np.random.default_rng([self.seed, ORDER, epoch]).permutation(count)
         rows = np.arange(step * self.batch_size, (step + 1) * self.batch_size) % count
-        rows = order[rows].reshape(self.workers, -1)
-        image = self.images.train_images[rows]
+        mine = order[rows].reshape(self.workers, -1)
+        image = self.images.train_images[mine]
         for worker in range(self.workers):
             random = np.random.default_rng([self.seed, AUGMENTATION, epoch, step, worker])
             image[worker] = augment(image[worker], self.augmentation, random)
-        return {"image": image, "label": self.images.train_labels[rows]}
+        return {"image": image, "label": self.images.train_labels[mine]}
 
     def test(self) -> Iterator[dict[str, np.ndarray]]:
         """The test images as batches [R,m,…] of one shape, `weight` [R,m] being 0 where padded."""
@@ -58,10 +58,10 @@ class Batches:
         for start in range(0, count, size):
             rows = np.arange(start, start + size)
             weight = (rows < count).astype(np.float32)
-            rows = np.minimum(rows, count - 1).reshape(self.workers, each)
+            mine = np.minimum(rows, count - 1).reshape(self.workers, each)
             yield {
-                "image": self.images.test_images[rows],
-                "label": self.images.test_labels[rows],
+                "image": self.images.test_images[mine],
+                "label": self.images.test_labels[mine],
                 "weight": weight.reshape(self.workers, each),
             }
 

@@ -26,6 +26,9 @@ class Images:
 
 
 def normalised(train: np.ndarray, test: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Both parts minus the one mean and over the one standard deviation of the whole training part (SCIENCE 1.3)."""
+    """Both parts minus the one mean and over the one standard deviation of the whole training part.
+
+    Reference: docs/science.md, Published set-up.
+    """
     mean, deviation = train.mean(dtype=np.float64), train.std(dtype=np.float64)
     return tuple(((part - mean) / deviation).astype(np.float32) for part in (train, test))

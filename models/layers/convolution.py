@@ -1,4 +1,4 @@
-"""Convolution with an optional bias; its three operations are the sites of SCIENCE 1.4."""
+"""Convolution with an optional bias; its three operations are sites (docs/science.md, Sites and operands)."""
 
 import jax.numpy as jnp
 
@@ -18,6 +18,9 @@ def convolution(
     Args:
       input_gradient: False for the first layer of a network, whose input gradient nothing
         reads: it is computed only when struck or observed.
+
+    Raises:
+      ValueError: where it is traced, for shapes whose gradients have no published form.
     """
 
     def init(key, shape):
@@ -27,6 +30,7 @@ def convolution(
         return {name: params}, {}
 
     def forward(params, stats, x, ctx):
+        _check_shape(name, x.shape[2:4], size, stride)
         y, observations = perform(Convolution(stride), name, x, params[name]["kernel"], ctx)
         if bias:
             y = y + params[name]["bias"]
@@ -44,3 +48,15 @@ def convolution(
         return dx, {name: dparams}, merge([at_in, at_wt])
 
     return Layer(init, forward, backward)
+
+
+def _check_shape(name, image, size, stride):
+    """The published forms of the gradients exist for these shapes (docs/backward.md, The published forms)."""
+    supported_stride = stride in (1, 2) or (size == 1 and stride > 0)
+    if size % 2 == 0 or not supported_stride or any(n % stride for n in image):
+        height, width = image
+        raise ValueError(
+            f"convolution {name!r}: a {size}×{size} kernel with stride {stride} on a {height}×{width} map is not "
+            "supported: its gradients have no published form, to which the positions of a fault refer. Supported "
+            "are odd kernel sizes with stride 1 or 2, and size 1 with any stride, on maps that the stride divides"
+        )

@@ -20,7 +20,7 @@ def batch_norm(name: str) -> Layer:
 
     The forward variance is E[x²] − E[x]² in one pass, as on XLA/TPU: it is NaN once the
     mean's square overflows, which decides published outcomes.  The backward pass recomputes
-    mean and variance in two passes (SCIENCE 1.3).
+    mean and variance in two passes (docs/science.md, Arithmetic).
 
     Reference: Ioffe and Szegedy, ICML 2015; derivation in docs/backward.md.
     """

@@ -1,0 +1,108 @@
+"""The fault-free step as shipped against the same network without any fault support.
+
+All that the fault-free executable carries of fault support is that operations are kept apart from what
+surrounds them, so that it computes the bits of the executable with faults.  The contestant without it calls
+the same operations bare, so that the compiler may fuse across them; a ratio below 1 says that it does so to no
+advantage.  Both return digests and magnitudes.  Also printed: instructions of both compiled
+programs, by opcode where they differ, and the memory they need.
+"""
+
+import collections
+import contextlib
+import inspect
+import re
+import sys
+
+import jax
+import numpy as np
+import ours
+import pairs
+
+import models.operations
+from models.layer import Observations
+
+BOUND = 1.03
+INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(", re.MULTILINE)
+MEMORY = ("argument", "output", "alias", "temp", "generated_code")
+KEPT_APART = ("optimization_barrier", "inlineable")  # in a program before compilation
+
+
+@contextlib.contextmanager
+def without_fault_support():
+    """What is traced inside runs its operations bare: no isolation, no fence, no fault."""
+    shipped = models.operations.perform
+
+    def bare(operation, site, a, b, ctx, used=True):
+        return operation.compute(a, b) if used else None, Observations()
+
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "models"]
+    holders = [module for module in modules if getattr(module, "perform", None) is shipped]
+    for module in holders:
+        module.perform = bare
+    try:
+        yield
+    finally:
+        for module in holders:
+            module.perform = shipped
+
+
+def lowered(session):
+    """The fault-free step before compilation."""
+    held = inspect.getclosurevars(session.program.step).nonlocals
+    try:
+        step, numbers = held["plain"], held["numbers"]
+    except KeyError:
+        raise SystemExit("Program.step no longer wraps a jitted `plain`; update benchmarks/fault_support.py") from None
+    batch = session.program.place(ours.host_batches(session)[0])
+    return step.lower(session.start(), batch, ours.address(session, 0), numbers)
+
+
+def opcodes(compiled):
+    """How many instructions of each opcode a compiled program has, those inside fusions included."""
+    return collections.Counter(INSTRUCTION.findall(compiled.as_text()))
+
+
+def memory(compiled):
+    """Bytes that a compiled program needs, by purpose."""
+    analysis = compiled.memory_analysis()
+    return {purpose: getattr(analysis, f"{purpose}_size_in_bytes") for purpose in MEMORY}
+
+
+def main():
+    options = pairs.parse(__doc__)
+    found = pairs.start(options)
+    pairs.show_machine(found)
+
+    shipped, bare = ours.make_session(options.width), ours.make_session(options.width)
+    contestants = {"as shipped": ours.training(shipped), "no fault support": ours.training(bare)}
+    programs = {"as shipped": lowered(shipped)}
+    with without_fault_support():  # tracing happens in the first call
+        programs["no fault support"] = lowered(bare)
+        _, first = jax.block_until_ready(contestants["no fault support"]())
+    remains = [word for word in KEPT_APART if word in programs["no fault support"].as_text()]
+    if remains:
+        raise SystemExit(f"the program without fault support still has {remains}; update benchmarks/fault_support.py")
+    _, expected = contestants["as shipped"]()
+    np.testing.assert_allclose(first.loss, expected.loss, rtol=1e-3)
+
+    seconds = pairs.alternate(contestants, options.pairs)
+    pairs.show_times(seconds)
+    compiled = {name: program.compile() for name, program in programs.items()}
+    counts = {name: opcodes(program) for name, program in compiled.items()}
+    needed = {name: memory(program) for name, program in compiled.items()}
+    print("instructions of the compiled programs: as shipped, no fault support")
+    ours_count, bare_count = counts.values()
+    print(f"  {'total':24} {ours_count.total():6} {bare_count.total():6}")
+    for opcode in sorted(ours_count | bare_count):
+        if ours_count[opcode] != bare_count[opcode]:
+            print(f"  {opcode:24} {ours_count[opcode]:6} {bare_count[opcode]:6}")
+    print("memory of the compiled programs, MiB: as shipped, no fault support")
+    for purpose in MEMORY:
+        print(f"  {purpose:24} {' '.join(f'{bytes_[purpose] / 2**20:8.2f}' for bytes_ in needed.values())}")
+    what = f"fault-free step / no fault support, width {options.width}"
+    claims = [pairs.claim(what, seconds["as shipped"] / seconds["no fault support"], BOUND, low_end=True)]
+    pairs.write(options, found, claims, seconds=seconds, instructions=counts, memory_bytes=needed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+"""The first call in a fresh process, with and without a fault, compiling or with a warm cache; peak memory.
+
+Each measurement is a process of its own: plain or with a fault, first with an empty folder of compiled programs,
+then again with what the first process left there.  The claims are about the call: tracing, compilation and the
+step itself; the times with dataset and initial state, and of the whole process, are printed too.  Peak memory is the process's largest
+resident set, libraries and compilation included.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+
+import numpy as np
+import pairs
+from tqdm import tqdm
+
+KINDS = ("plain", "with a fault")
+BOUNDS = {("plain", "cold"): 15, ("with a fault", "cold"): 25, ("plain", "warm"): 4, ("with a fault", "warm"): 4}
+MAXRSS_UNIT = 1 if sys.platform == "darwin" else 1024  # bytes
+
+
+def child(options):
+    """Measure in this process and print the numbers as JSON."""
+    found = pairs.start(options)
+    import jax
+    import ours
+
+    from models.fault import Operand, make_fault
+
+    session = ours.make_session(options.width)
+    fault = make_fault("basicblock_2_basic_0_conv2_grad_in", Operand.OUTPUT, 3, [5], flip=0x80000000)
+
+    started = time.perf_counter()
+    state, batch = session.start(), session.program.place(session.batches.train(0, 0))
+    prepared = time.perf_counter()
+    if options.child == "plain":
+        result = session.program.step(state, batch, ours.address(session, 0))
+    else:
+        result = session.program.faulty_step(state, batch, ours.address(session, 0), fault)
+    jax.block_until_ready(result)
+    done = time.perf_counter()
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
+    seconds = {"first step": done - started, "of it the call": done - prepared}
+    print(json.dumps({"machine": found, "peak_bytes": peak, "seconds": seconds}))
+
+
+def measure(kind, cache, options):
+    """The numbers of one fresh process.  The parent stays small: a child's peak starts at its parent's size."""
+    environment = os.environ | {"FAULT_INJECTION_CACHE": str(cache)}
+    environment.pop("JAX_COMPILATION_CACHE_DIR", None)
+    command = [sys.executable, __file__, "--child", kind, "--width", str(options.width)]
+    command += ["--threads", str(options.threads)] if options.threads else []
+    started = time.perf_counter()
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    numbers = json.loads(done.stdout.splitlines()[-1])
+    numbers["seconds"]["whole process"] = time.perf_counter() - started
+    return numbers
+
+
+def main():
+    options = pairs.parse(__doc__, lambda p: p.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS))
+    if options.child:
+        child(options)
+        return
+    cases = list(itertools.product(KINDS, ("cold", "warm")))
+    measured = {case: [] for case in cases}
+    for i in tqdm(range(options.pairs), desc="rounds"):
+        for kind in KINDS[:: -1 if i % 2 else 1]:
+            with tempfile.TemporaryDirectory() as cache:
+                for temperature in ("cold", "warm"):
+                    measured[kind, temperature].append(measure(kind, pathlib.Path(cache), options))
+
+    found = measured[cases[0]][0]["machine"]
+    pairs.show_machine(found)
+    claims, everything = [], {}
+    for part in ("first step", "of it the call", "whole process"):
+        everything[part] = {", ".join(c): np.array([run["seconds"][part] for run in measured[c]]) for c in cases}
+        pairs.show_times(everything[part], f", {part}")
+    peaks = {", ".join(c): [run["peak_bytes"] for run in measured[c]] for c in cases}
+    print("peak memory of the process, MiB, median (smallest to largest):")
+    for name, values in peaks.items():
+        low, middle, high = (value / 2**20 for value in (min(values), np.median(values), max(values)))
+        print(f"  {name:20} {middle:.0f} ({low:.0f} to {high:.0f})")
+    for case, bound in BOUNDS.items():
+        what = f"first call, {', '.join(case)}, width {options.width}"
+        claims.append(pairs.claim(what, everything["of it the call"][", ".join(case)], bound, unit=" s"))
+    pairs.write(options, found, claims, seconds=everything, peak_bytes=peaks)
+
+
+if __name__ == "__main__":
+    main()

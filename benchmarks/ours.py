@@ -1,0 +1,87 @@
+"""The contestant that is ours: the whole explicit training step of ResNet-18 on the embedded digits."""
+
+import itertools
+from collections.abc import Callable
+
+import jax
+import numpy as np
+import pairs  # noqa: F401  (puts this checkout on the path)
+
+from fault_injection.session import Session
+from fault_injection.training import gradients
+from fault_injection.workloads import make_workload
+from models.layer import Context
+
+BATCH_SIZE = 128
+
+
+def make_session(width: int) -> Session:
+    """ResNet-18 of that width, Adam, batch 128 in 8 workers, dropout 0, images from the embedded digits, one device."""
+    return Session(make_workload("resnet18", dataset="digits", width=width, batch_size=BATCH_SIZE), devices=1)
+
+
+def address(session: Session, step: int) -> np.ndarray:
+    """The address of a step of epoch 0."""
+    return np.array([session.workload.seed, 0, step], np.int32)
+
+
+def host_batches(session: Session) -> list[dict[str, np.ndarray]]:
+    """The batches of epoch 0, `image` [R,b,H,W,C] and `label` [R,b]."""
+    return [session.batches.train(0, step) for step in range(session.steps_per_epoch)]
+
+
+def whole_batches(session: Session) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The same batches without workers: images [128,H,W,C], labels [128]."""
+    return [(b["image"].reshape(-1, 32, 32, 3), b["label"].reshape(-1)) for b in host_batches(session)]
+
+
+def training(session: Session) -> Callable[[], object]:
+    """A function that does the next step of a fault-free training, over and over through epoch 0's batches."""
+    batches = [session.program.place(batch) for batch in host_batches(session)]
+    state = session.start()
+    steps = itertools.cycle(range(len(batches)))
+
+    def step():
+        nonlocal state
+        number = next(steps)
+        state, report = session.program.step(state, batches[number], address(session, number))
+        return state, report
+
+    return step
+
+
+def reference_gradients(session: Session, image: np.ndarray, label: np.ndarray):
+    """Loss and gradients of the explicit passes with one worker that holds the whole batch, at the first state."""
+    state = session.start()
+    network = session.program.network
+
+    @jax.jit
+    def passes(params, stats, batch):
+        ctx = Context(key=jax.random.key(0), workers=jax.numpy.arange(1))
+        loss, _, _, grads, _, _ = gradients(network, params, stats, batch, ctx, len(label))
+        return loss, grads
+
+    loss, grads = passes(state.params, state.stats, {"image": image[None], "label": label[None]})
+    return float(loss), jax.device_get(grads)
+
+
+def require_same(what: str, ours, theirs, tolerance: float = 5e-2) -> None:
+    """Stop unless loss and gradients agree, a gradient relative to the largest one of its layer.
+
+    (The gradient of a bias before a normalisation is rounding noise around zero, so that it can
+    only be held against its layer's kernel.  Of millions of ReLUs one at almost exactly zero may
+    open in one and not in the other, which moves gradients by a percent at full width.)
+
+    Args:
+      ours, theirs: `(loss, {layer: {name: array}})`.
+    """
+    loss_error = abs(ours[0] - theirs[0]) / abs(ours[0])
+    errors = {}
+    for layer, named in ours[1].items():
+        scale = max(np.abs(gradient).max() for gradient in named.values())
+        errors[layer] = max(np.abs(gradient - theirs[1][layer][name]).max() for name, gradient in named.items()) / scale
+    worst = max(errors, key=errors.__getitem__)
+    text = f"loss differs by {loss_error:.1e}, gradients by at most {errors[worst]:.1e} ({worst}), relative"
+    if not (loss_error <= tolerance and errors[worst] <= tolerance):
+        raise SystemExit(f"{what} computes something else: {text}; the bound is {tolerance:.0e}")
+    print(f"same network as {what}: {text}")

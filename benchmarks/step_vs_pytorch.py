@@ -1,0 +1,171 @@
+"""The explicit training step against PyTorch's: eager and compiled, contiguous and channels-last.
+
+The same network, batch 128, dropout 0, Adam on both sides (`torch.optim.Adam` with its defaults), the same
+number of threads. `torch.compile` compiles loss and gradients; the optimizer runs as PyTorch runs it by
+default. Batch normalisation is per worker in ours and over the whole batch in PyTorch's, no more work for
+PyTorch. Ours is held against the faster of the two layouts. At the start both must give the same loss and
+gradients. All run with the huge pages that the project's commands use, PyTorch too (any `GLIBC_TUNABLES` in
+the environment replaces them, for all). Needs a quiet machine: PyTorch's threads wait for each other at
+every operation; next to another program it took ten times as long, and ours twice.
+
+PyTorch is optional: `pip install torch --index-url https://download.pytorch.org/whl/cpu`.
+"""
+
+import itertools
+import sys
+
+import jax
+import numpy as np
+import ours
+import pairs
+
+from fault_injection.environment import threads
+
+try:
+    import torch
+    import torch.nn.functional as F
+    from torch import nn
+except ImportError:
+    command = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
+    sys.exit(f"this benchmark compares with PyTorch, which is not installed: {command}")
+
+BOUNDS = {"eager": {64: 0.95, 8: 1.25}, "compiled": {64: 0.95, 8: 1.6}}
+LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
+
+
+class Convolution(nn.Conv2d):
+    """Padded as TensorFlow's SAME, which at stride 2 pads less before the image than after it."""
+
+    def __init__(self, inputs, outputs, size, stride=1):
+        super().__init__(inputs, outputs, size, stride, padding=0 if stride > 1 else size // 2)
+        missing = max(size - stride, 0) if stride > 1 else 0  # of an image whose size the stride divides
+        self.around = (missing // 2, missing - missing // 2) * 2
+
+    def forward(self, x):
+        return super().forward(F.pad(x, self.around) if any(self.around) else x)
+
+
+def norm(features):
+    """Keras's epsilon; PyTorch's momentum is what Keras's leaves to the new value."""
+    return nn.BatchNorm2d(features, eps=1e-3, momentum=0.1)
+
+
+class Block(nn.Module):
+    """One basic block; attributes have our layers' names."""
+
+    def __init__(self, inputs, features, stride):
+        super().__init__()
+        self.conv1, self.bn1 = Convolution(inputs, features, 3, stride), norm(features)
+        self.conv2, self.bn2 = Convolution(features, features, 3), norm(features)
+        if stride != 1:
+            self.downsample, self.bn3 = Convolution(inputs, features, 1, stride), norm(features)
+        self.stride = stride
+
+    def forward(self, x):
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(y + (self.bn3(self.downsample(x)) if self.stride != 1 else x))
+
+
+class ResNet18(nn.Module):
+    """`models.resnet.resnet18` without dropout, [N,3,32,32] -> [N,10]."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.conv1, self.bn1 = Convolution(3, width, 7, 2), norm(width)
+        self.blocks, inputs = [], width
+        for stage, i in itertools.product((1, 2, 3, 4), (0, 1)):
+            features = width * 2 ** (stage - 1)
+            block = Block(inputs, features, 2 if stage > 1 and i == 0 else 1)
+            self.add_module(f"basicblock_{stage}_basic_{i}", block)
+            self.blocks.append(block)
+            inputs = features
+        self.fc = nn.Linear(inputs, 10)
+
+    def forward(self, x):
+        x = F.relu(self.bn1(self.conv1(x)))
+        for block in self.blocks:
+            x = block(x)
+        return self.fc(x.mean((2, 3)))
+
+
+def named_like_ours(network):
+    """Our `(layer, name)` of each of the network's parameters, with the permutation of axes from ours to PyTorch's."""
+    for path, parameter in network.named_parameters():
+        *layer, name = path.split(".")
+        axes = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[parameter.ndim]
+        if layer[-1].startswith("bn"):
+            name = {"weight": "gamma", "bias": "beta"}[name]
+        yield "_".join(layer), {"weight": "kernel"}.get(name, name), axes, parameter
+
+
+def make_network(session, layout):
+    """PyTorch's network with our first parameters."""
+    network = ResNet18(session.workload.width)
+    params = jax.device_get(session.start().params)
+    with torch.no_grad():
+        for layer, name, axes, parameter in named_like_ours(network):
+            parameter.copy_(torch.from_numpy(params[layer][name].transpose(axes).copy()))
+    return network.to(memory_format=LAYOUTS[layout])
+
+
+def as_torch(image, label, layout):
+    """One batch [N,H,W,C], [N] as PyTorch wants it."""
+    image = torch.from_numpy(np.ascontiguousarray(image.transpose(0, 3, 1, 2)))
+    return image.contiguous(memory_format=LAYOUTS[layout]), torch.from_numpy(label).long()
+
+
+def training(session, mode, layout):
+    """A function that does PyTorch's next training step, through the same batches."""
+    network = make_network(session, layout)
+    optimizer = torch.optim.Adam(network.parameters())
+    batches = itertools.cycle([as_torch(*batch, layout) for batch in ours.whole_batches(session)])
+
+    def loss_of(image, label):
+        return F.cross_entropy(network(image), label)
+
+    loss_of = torch.compile(loss_of) if mode == "compiled" else loss_of
+
+    def step():
+        optimizer.zero_grad(set_to_none=True)
+        loss_of(*next(batches)).backward()
+        optimizer.step()
+
+    return step
+
+
+def check(session):
+    """Both compute the same: one worker of the whole batch, equal parameters."""
+    image, label = ours.whole_batches(session)[0]
+    network = make_network(session, "contiguous")
+    loss = F.cross_entropy(network(as_torch(image, label, "contiguous")[0]), torch.from_numpy(label).long())
+    loss.backward()
+    grads: dict[str, dict[str, np.ndarray]] = {}
+    for layer, name, axes, parameter in named_like_ours(network):
+        grads.setdefault(layer, {})[name] = parameter.grad.numpy().transpose(np.argsort(axes))
+    ours.require_same("PyTorch's", ours.reference_gradients(session, image, label), (loss.item(), grads))
+
+
+def main():
+    options = pairs.parse(__doc__)
+    found = pairs.start(options)
+    torch.set_num_threads(threads())
+    found |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
+    pairs.show_machine(found)
+    print(f"  PyTorch {found['torch']}, {found['torch_threads']} threads")
+    session = ours.make_session(options.width)
+    check(session)
+    contestants = {"explicit step": ours.training(session)}
+    for mode, layout in itertools.product(BOUNDS, LAYOUTS):
+        contestants[f"{mode}, {layout}"] = training(session, mode, layout)
+    seconds = pairs.alternate(contestants, options.pairs)
+    pairs.show_times(seconds)
+    claims = []
+    for mode, bounds in BOUNDS.items():
+        best = min((f"{mode}, {layout}" for layout in LAYOUTS), key=lambda name: np.median(seconds[name]))
+        what = f"explicit step / PyTorch {best}, width {options.width}"
+        claims.append(pairs.claim(what, seconds["explicit step"] / seconds[best], bounds.get(options.width)))
+    pairs.write(options, found, claims, seconds=seconds)
+
+
+if __name__ == "__main__":
+    main()

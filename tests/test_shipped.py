@@ -1,0 +1,78 @@
+"""The shipped injections have the verdicts that their reference results state."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from fault_injection.injection import read_injection
+from fault_injection.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SLOW
+from fault_injection.session import Session
+from fault_injection.workloads import make_workload
+from models.fault import inactive_fault
+
+
+@pytest.fixture(scope="module")
+def reference(repository):
+    """Outcome and whether masking was proved, by name, as in the reference results."""
+    found = {}
+    for path in sorted((repository / "results" / "reference").glob("*/outcome.json")):
+        outcome = json.loads(path.read_text())
+        found[path.parent.name] = outcome["outcome"], outcome["exactly_masked_after"] is not None
+    return found
+
+
+def test_every_shipped_injection_is_valid_and_has_a_reference_result(repository, reference):
+    files = {path.stem: read_injection(path) for path in (repository / "injections").glob("*.csv")}
+    assert files.keys() == reference.keys()
+    assert len(list((repository / "injections" / "published").glob("*.csv"))) == 7
+
+
+@pytest.mark.parametrize("stage", ["forward", "backward"])
+def test_both_passes_have_an_example_of_each_kind(repository, reference, stage):
+    files = {path.stem: read_injection(path) for path in (repository / "injections").glob("*.csv")}
+    verdicts = {reference[name] for name, injection in files.items() if injection.site.stage == stage}
+    assert verdicts >= {(MASKED, False), (MASKED, True), (IMMEDIATE, False)}
+    assert {outcome for outcome, _ in verdicts} & {SLOW, SHARP, SHARP_SLOW}
+    assert {outcome for outcome, _ in verdicts} <= set(OUTCOMES)
+
+
+def verdicts(repository, tmp_path, threads, seeds, flags=""):
+    """What a process of its own makes of the shipped injections."""
+    done = subprocess.run(
+        [sys.executable, "tests/shipped.py", str(threads), str(tmp_path), *map(str, seeds)],
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": ".", "XLA_FLAGS": flags},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return {
+        seed: {name: tuple(verdict) for name, verdict in named.items()}
+        for seed, named in json.loads(done.stdout).items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("threads", [1, 2])
+def test_verdicts_do_not_depend_on_threads_or_seed(repository, reference, tmp_path, threads):
+    for named in verdicts(repository, tmp_path, threads, seeds=(123, 1, 2)).values():
+        assert named == reference
+
+
+@pytest.mark.slow
+def test_verdicts_do_not_depend_on_the_number_of_devices(repository, reference, tmp_path):
+    flags = "--xla_force_host_platform_device_count=8"
+    assert verdicts(repository, tmp_path, 2, seeds=(123,), flags=flags) == {"123": reference}
+
+
+@pytest.mark.slow
+def test_an_inactive_fault_changes_no_bit_at_full_width():
+    session = Session(make_workload("resnet18", dataset="digits", batch_size=128))
+    state = session.start()
+    _, report = session.faulty_step(state, 0, 0, inactive_fault())
+    ((_, _, plain_report),) = session.steps(state, 0, 0, 1)
+    assert (plain_report.digest == report.digest).all()
+    assert plain_report.loss.tobytes() == report.loss.tobytes()
