@@ -2,8 +2,8 @@
 
 Each measurement is a process of its own: plain or with a fault, first with an empty folder of compiled programs,
 then again with what the first process left there.  The claims are about the call: tracing, compilation and the
-step itself; the times with dataset and initial state, and of the whole process, are printed too.  Peak memory is the process's largest
-resident set, libraries and compilation included.
+step itself; the times with dataset and initial state, and of the whole process, are printed too.  Peak memory
+is the process's largest resident set, libraries and compilation included.
 """
 
 import argparse

@@ -5,14 +5,18 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import sys
 
 from .environment import ROOT, cache_folder, prepare, use_huge_pages
-from .errors import InputError
+from .errors import InputError, Untrustworthy
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
-    """Run a command; returns the exit code.  Mistakes of the person at the keyboard give one line and 2."""
+    """Run a command; returns the exit code.
+
+    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _check_models()
@@ -20,11 +24,14 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
         options.command = [*program.split(), *arguments]
         prepare(getattr(options, "threads", None))
         return options.run(options) or 0
-    except InputError as error:
-        print(error, file=sys.stderr)
-        return 2
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (InputError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    except Untrustworthy as error:
+        print(error, file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
@@ -121,7 +128,7 @@ def _as_argument(name, read):
 
 
 def _positive(text):
-    if not text.isdecimal() or int(text) < 1:
+    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
     return int(text)
 
@@ -131,7 +138,7 @@ def _epochs(text):
     epochs = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
-        if not first.isdecimal() or (last and not last.isdecimal()):
+        if not re.fullmatch(r"\d{1,6}(-\d{1,6})?", part, re.ASCII) or int(last or first) < int(first):
             raise argparse.ArgumentTypeError(f"{part!r}; expected epochs such as 7,19,30-33")
         epochs |= set(range(int(first), int(last or first) + 1))
     return epochs
@@ -177,6 +184,7 @@ def _sites(options) -> None:
 
 def _golden(options) -> None:
     from .golden import Golden, say
+    from .session import Session
     from .workloads import EMBEDDED
 
     workload = _workload(options, EMBEDDED if options.dataset in (None, "digits") else {})
@@ -184,7 +192,7 @@ def _golden(options) -> None:
     runs = [dataclasses.replace(workload, twin=twin) for twin in range(options.twins + 1)]
     for run in runs:
         keep = options.keep_epochs if run.twin == 0 else ()  # of twins only the record is wanted
-        golden = Golden(_session(run), options.cache, keep)
+        golden = Golden(Session(run), options.cache, keep)
         say(f"{golden.folder}: up to {golden.disk_bytes(run.epochs) / 1e6:.0f} MB")
         golden.ensure(run.epochs)
         if run.twin == 0:
@@ -205,17 +213,7 @@ def _say_finals(golden, epochs):
         print(f"noise floor over {noise['twins']} twins, one standard deviation: {spread}")
 
 
-def _session(workload):
-    from .session import Session
-
-    try:
-        return Session(workload)
-    except OSError as error:
-        raise InputError(str(error)) from None
-
-
 def _replay(options) -> None:
-    from .golden import NotRepeated
     from .injection import read_injection
     from .replay import replay
 
@@ -224,12 +222,7 @@ def _replay(options) -> None:
         _check(options, injection)
         return
     out = options.out or pathlib.Path("results") / options.file.stem
-    try:
-        result = replay(injection, options.file.stem, out, cache=options.cache, command=options.command)
-    except OSError as error:
-        raise InputError(str(error), options.file) from None
-    except NotRepeated as error:
-        raise InputError(str(error)) from None
+    result = replay(injection, options.file.stem, out, cache=options.cache, command=options.command)
     print(f"{result.outcome.outcome}: {result.outcome.rule}")
     print(f"written to {out}/")
 

@@ -14,6 +14,8 @@ import subprocess
 import sys
 from typing import Any
 
+from .errors import InputError
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PRECISION = "float32"
 HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
@@ -40,8 +42,13 @@ def prepare(threads: int | None = None) -> None:
     Args:
       threads: CPU threads to compute with; by default all that this process may use.  It
         stands for processors: the process is bound to that many of them.
+
+    Raises:
+      InputError: there are not so many.
     """
     if threads is not None:
+        if threads > available_processors():
+            raise InputError(f"--threads {threads}: this process may use {available_processors()} processors")
         os.environ["NPROC"] = str(threads)  # read by XLA
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
@@ -72,8 +79,11 @@ def use_huge_pages() -> None:
 
 def threads() -> int:
     """CPU threads that XLA computes with."""
-    if "NPROC" in os.environ:
-        return int(os.environ["NPROC"])
+    return int(os.environ.get("NPROC", available_processors()))
+
+
+def available_processors() -> int:
+    """Processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -18,6 +18,10 @@ class InputError(Exception):
         super().__init__(" ".join(f"{place}{message}".split()))
 
 
+class Untrustworthy(Exception):
+    """What was computed contradicts itself; nothing measured on it would mean anything.  The message is one line."""
+
+
 def did_you_mean(found: str, valid: Iterable[str]) -> str:
     """`; did you mean 'x'?` with the nearest valid name, or the valid names where none is near."""
     valid = list(valid)

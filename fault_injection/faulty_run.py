@@ -10,6 +10,7 @@ from tqdm import tqdm
 
 from models.fault import Struck, inactive_fault
 
+from .errors import Untrustworthy
 from .files import DamagedFile, read_arrays, write_arrays
 from .golden import Golden, content_hash, say
 from .injection import Injection, format_injection
@@ -19,7 +20,7 @@ from .store import PER_STEP, RunStore, cut, epoch_record
 from .training import State, StepReport
 
 
-class FaultNotApplied(Exception):
+class FaultNotApplied(Untrustworthy):
     """The step did not do what the fault says: a defect of this program or of the machine."""
 
 

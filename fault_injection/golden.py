@@ -17,7 +17,7 @@ import numpy as np
 from tqdm import tqdm
 
 from .environment import cache_folder
-from .errors import InputError
+from .errors import InputError, Untrustworthy
 from .files import DamagedFile, read_arrays, write_json
 from .session import Session
 from .store import Epoch, RunStore, epoch_record
@@ -26,8 +26,8 @@ from .training import Array, State
 KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being asked
 
 
-class NotRepeated(Exception):
-    """A step did not reproduce the golden record: nothing measured against it would mean anything."""
+class NotRepeated(Untrustworthy):
+    """A step did not reproduce the golden record."""
 
 
 def say(line: str) -> None:

@@ -127,7 +127,7 @@ def injections(draw):
         "dropout": st.floats(0, 1, exclude_max=True),
         "augmentation": st.sampled_from(AUGMENTATIONS),
         "epochs": st.integers(1, 100_000),
-        "learning_rate": st.floats(0, exclude_min=True, allow_infinity=False),
+        "learning_rate": st.floats(1e-29, 1e29),
         "seed": st.integers(0, 2**31 - 1),
     }
     options = draw(st.fixed_dictionaries({}, optional=optional))

@@ -242,7 +242,7 @@ HONOURED = {
         SHARP,
         SHARP_SLOW,
     ),
-    "stay": (0.125, {**DOWN, "end": 0.5}, {}, SHARP_SLOW, SHARP),
+    "stay": (0.25, {**DOWN, "end": 0.5}, {}, SHARP_SLOW, SHARP),
 }
 
 
@@ -265,7 +265,14 @@ SAID = {
     "sharp": (
         {**LOW, "steps": [GOOD, 0.25]},
         {},
-        ["1.00 of", "1 step(s)", "from 0.250 (mean of 4", "to 0.250 (of the last 4)", "within 0.0625", "train 0.2500"],
+        [
+            "1.00 of",
+            "1 step(s)",
+            "from 0.250 (mean of 4",
+            "to 0.250 (of the last 4)",
+            "by 0.00 of the accuracy above chance, staying is 0.125",
+            "train 0.2500",
+        ],
     ),
     "recovered": (
         {"train": 0.5, "steps": [GOOD, GOOD, 0.25], "end": 0.5},
