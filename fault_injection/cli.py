@@ -21,7 +21,7 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
     try:
         _check_models()
         options = _parser(program).parse_args(arguments)
-        options.command = [*program.split(), *arguments]
+        options.arguments = arguments
         prepare(getattr(options, "threads", None))
         return options.run(options) or 0
     except BrokenPipeError:  # the reader of our output has had enough
@@ -222,7 +222,8 @@ def _replay(options) -> None:
         _check(options, injection)
         return
     out = options.out or pathlib.Path("results") / options.file.stem
-    result = replay(injection, options.file.stem, out, cache=options.cache, command=options.command)
+    command = ["python", "reproduce_injections.py", *options.arguments[1:]]
+    result = replay(injection, options.file.stem, out, cache=options.cache, command=command)
     print(f"{result.outcome.outcome}: {result.outcome.rule}")
     print(f"written to {out}/")
 
