@@ -15,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.fault import Fault, Struck
 from models.formulations import CPU_OPTIONS
+from models.isolation import isolated
 from models.layer import Context, Layer, Params, Stats, merge
 from models.loss import cross_entropy
 
@@ -196,6 +197,12 @@ def make_program(
     def with_optimizer(params, stats):
         return State(params, stats, optimizer.init(params))
 
+    @jax.jit
+    @isolated("true")
+    def update(grads, opt_state, params):
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
     def step(state, batch, address, numbers, fault):
         key = jax.random.key(address[0])
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
@@ -204,8 +211,9 @@ def make_program(
         # The only communication of a step.
         loss, accuracy, grads, struck = lax.psum((loss, accuracy, grads, seen.struck), AXIS)
         stats = lax.pmean(stats, AXIS)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        new = State(optax.apply_updates(state.params, updates), stats, opt_state)
+        with isolated("false"):
+            params, opt_state = update(grads, state.opt_state, state.params)
+        new = State(params, stats, opt_state)
         report = StepReport(loss, accuracy, digest(new), magnitude((grads, new)), struck, seen.tensors)
         return new, report
 

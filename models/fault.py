@@ -181,9 +181,3 @@ def overwrite(tensor: jax.Array, fault: Fault, active: jax.Array) -> tuple[jax.A
         output_changed=zero,
     )
     return lax.bitcast_convert_type(after.reshape(tensor.shape), tensor.dtype), struck
-
-
-def fence(*tensors: jax.Array):
-    """Keep the compiler from simplifying across this point, so that equal operations stay equal."""
-    fenced = lax.optimization_barrier(tensors)
-    return fenced[0] if len(tensors) == 1 else fenced

@@ -8,18 +8,17 @@ artifact (docs/science.md, Sites and operands; He et al., ISCA 2023, artifact). 
 what it changes there is carried over into the fast result.
 """
 
-import contextlib
 import dataclasses
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental.xla_metadata import set_xla_metadata
 
 from . import formulations
-from .fault import Operand, Struck, bits, fence, nothing_struck, overwrite, site_id
+from .fault import Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .formulations import VALID
+from .isolation import fence, isolated
 from .layer import Context, Observations
 
 
@@ -158,19 +157,6 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
             operation, "operands" in ctx.observe, used, a, b, jnp.int32(site_id(site)), ctx.fault, ctx.workers
         )
     return result, Observations(struck, {"operands": {site: operands}} if operands else {})
-
-
-def isolated(inlineable: str):
-    """Compile the calls made inside as functions of their own (`false`), or not (`true`), on CPUs.
-
-    Fusion changes the rounding of what it fuses, and what is fused depends on who else reads
-    it: conditionals at the operations would change bits elsewhere.  Nothing is fused across
-    a call that is not inlined, so that executables with fault support and without compute
-    the same bits.
-    """
-    if jax.default_backend() == "cpu":
-        return set_xla_metadata(inlineable=inlineable)
-    return contextlib.nullcontext()
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2))
