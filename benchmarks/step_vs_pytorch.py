@@ -19,7 +19,7 @@ import numpy as np
 import ours
 import pairs
 
-from fault_injection.environment import threads
+from fault_injection.environment import number_of_threads
 
 try:
     import torch
@@ -148,7 +148,7 @@ def check(session):
 def main():
     options = pairs.parse(__doc__)
     found = pairs.start(options)
-    torch.set_num_threads(threads())
+    torch.set_num_threads(number_of_threads())
     found |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     pairs.show_machine(found)
     print(f"  PyTorch {found['torch']}, {found['torch_threads']} threads")

@@ -61,7 +61,9 @@ def prepare(threads: int | None = None) -> None:
     # GPUs and TPUs would multiply in fewer bits by default.
     jax.config.update("jax_default_matmul_precision", PRECISION)
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "xla"))
+        # XLA compiles for a number of threads, which JAX's key of a compiled program leaves out.
+        folder = cache_folder() / "xla" / f"{number_of_threads()}-threads"
+        jax.config.update("jax_compilation_cache_dir", str(folder))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 
@@ -77,7 +79,7 @@ def use_huge_pages() -> None:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
-def threads() -> int:
+def number_of_threads() -> int:
     """CPU threads that XLA computes with."""
     return int(os.environ.get("NPROC", available_processors()))
 
@@ -100,7 +102,7 @@ def arithmetic(devices: int) -> dict[str, Any]:
         "platform": kind.platform,
         "device_kind": kind.device_kind,
         "devices": devices,
-        "threads": threads() if kind.platform == "cpu" else None,
+        "threads": number_of_threads() if kind.platform == "cpu" else None,
         "processor": _processor() if kind.platform == "cpu" else None,
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
