@@ -222,6 +222,8 @@ def _replay(options) -> None:
         _check(options, injection)
         return
     out = options.out or pathlib.Path("results") / options.file.stem
+    if out.exists() and not out.is_dir():
+        raise InputError("--out is a file, expected a folder", out)
     command = ["python", "reproduce_injections.py", *options.arguments[1:]]
     result = replay(injection, options.file.stem, out, cache=options.cache, command=command)
     print(f"{result.outcome.outcome}: {result.outcome.rule}")

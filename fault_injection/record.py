@@ -11,7 +11,7 @@ from .injection import Injection
 from .session import Names
 from .store import PER_EPOCH, Epoch
 
-FIELDS = ("gradients", "params", "stats", "opt_state")
+FIELDS = ("gradients", "params", "stats")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,9 +44,7 @@ def columns(run: Run, names: Names) -> dict[str, np.ndarray]:
     statistics, each moment of the optimizer's history, and the running variances.
     """
     magnitude = run.column("magnitude")
-    largest = {
-        what: [i for i, name in enumerate(names.magnitude) if name.startswith(f"{what}/")] for what in FIELDS[:3]
-    }
+    largest = {what: [i for i, name in enumerate(names.magnitude) if name.startswith(f"{what}/")] for what in FIELDS}
     largest |= {f"history_{moment}": at for moment, at in names.history.items()}
     largest["running_variance"] = names.running_variance
     steps = {

@@ -19,7 +19,6 @@ from models.isolation import isolated
 from models.layer import Context, Layer, Params, Stats, merge
 from models.loss import cross_entropy
 
-INFINITY_BITS = 0x7F800000  # of float32; larger patterns without sign are NaNs
 AXIS = "workers"
 Array = jax.Array | np.ndarray  # on the device, or fetched from it
 
@@ -186,13 +185,9 @@ def make_program(
     mesh = Mesh(np.array(available[:count]), (AXIS,))
     split, whole = PartitionSpec(AXIS), PartitionSpec()
 
-    def context(key, numbers, **more):
-        return Context(key=key, workers=numbers, **more)
-
     def init(key):
         shape = (workers, batch_size // workers, *input_shape)
-        params, stats = network.init(key, shape)
-        return params, stats
+        return network.init(key, shape)
 
     def with_optimizer(params, stats):
         return State(params, stats, optimizer.init(params))
@@ -206,7 +201,7 @@ def make_program(
     def step(state, batch, address, numbers, fault):
         key = jax.random.key(address[0])
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
-        ctx = context(key, numbers, fault=fault, observe=observe)
+        ctx = Context(key=key, workers=numbers, fault=fault, observe=observe)
         loss, accuracy, stats, grads, seen, _ = gradients(network, state.params, state.stats, batch, ctx, batch_size)
         # The only communication of a step.
         loss, accuracy, grads, struck = lax.psum((loss, accuracy, grads, seen.struck), AXIS)
@@ -231,7 +226,7 @@ def make_program(
     faulty = on_mesh(step, (whole, split, whole, split, whole), (whole, reported))
 
     def evaluate(state, batch, numbers):
-        ctx = context(jax.random.key(0), numbers, train=False)
+        ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
         logits = network.forward(state.params, state.stats, batch["image"], ctx)[0]
         loss, correct, _ = cross_entropy(logits, batch["label"])
         sums = [jnp.sum(t * batch["weight"]) for t in (loss, correct, jnp.ones_like(loss))]
