@@ -59,6 +59,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
+    from .injection import SCALE
+
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
@@ -96,6 +98,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
     sub.add_argument("--stage", choices=("forward", "backward"), help="only this pass")
     sub.add_argument("--json", action="store_true", help="as JSON")
     _workload_options(sub, "the published set-up")
+
+    sub = command("scale", _scale, "write an injection file for another scale, and say the mapping; runs nothing")
+    sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
+    _workload_options(sub, "as in FILE", SCALE)
+    sub.add_argument("--out", type=pathlib.Path, help="the new file (default: NAME_width8_epochs20.csv or the like)")
+    sub.add_argument("--force", action="store_true", help="overwrite the new file, if it exists")
     return parser
 
 
@@ -104,15 +112,20 @@ def _machine_options(parser):
     parser.add_argument("--cache", type=pathlib.Path, help=f"folder of golden runs (default: {cache_folder()})")
 
 
-def _workload_options(parser, default):
-    """Options named as the optional rows of an injection file, read by the same rules."""
-    from .injection import OPTIONAL, REQUIRED
+def _workload_options(parser, default, names=()):
+    """Options named as rows of an injection file (all that a workload has), read by the same rules."""
+    from .injection import OPTIONAL, OPTIONS, REQUIRED
 
-    rows = {name: read for name, read in OPTIONAL.items() if name != "horizon"}
-    rows |= {name: REQUIRED[name] for name in ("learning_rate", "seed")}
-    for name, read in rows.items():
+    names = names or (*OPTIONS, "learning_rate", "seed")
+    for name in names:
+        read = (OPTIONAL | REQUIRED)[name]
         parser.add_argument(f"--{name.replace('_', '-')}", type=_as_argument(name, read), help=f"default: {default}")
-    parser.set_defaults(rows=tuple(rows))
+    parser.set_defaults(rows=names)
+
+
+def _given(options) -> dict[str, object]:
+    """The options of `_workload_options` that were given, by name."""
+    return {name: getattr(options, name) for name in options.rows if getattr(options, name) is not None}
 
 
 def _as_argument(name, read):
@@ -150,8 +163,7 @@ def _workload(options, defaults):
 
     if options.workload not in WORKLOADS:
         raise InputError(f"workload {options.workload!r} is unknown{did_you_mean(options.workload, WORKLOADS)}")
-    given = {name: getattr(options, name) for name in options.rows if getattr(options, name) is not None}
-    workload = make_workload(options.workload, **(defaults | given))
+    workload = make_workload(options.workload, **(defaults | _given(options)))
     if workload.batch_size % workload.workers:
         raise InputError(f"--batch-size {workload.batch_size} is not a multiple of the {workload.workers} workers")
     return workload
@@ -180,6 +192,23 @@ def _sites(options) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _scale(options) -> None:
+    from .injection import read_injection, write_injection
+    from .scale import scale, scaled_name
+
+    given = _given(options)
+    if not given:
+        raise InputError("scale to what? give at least one of --dataset, --width, --epochs, --batch-size, --workers")
+    injection, mapping = scale(read_injection(options.file), **given)
+    out = options.out or pathlib.Path(scaled_name(options.file.stem, given))
+    if out.is_dir():
+        raise InputError("--out is a folder, expected a file", out)
+    if out.exists() and not options.force:
+        raise InputError("exists already; choose another file with --out, or overwrite it with --force", out)
+    write_injection(out, injection)
+    print(*mapping, injection.sentence(), f"written to {out}", sep="\n")
 
 
 def _golden(options) -> None:

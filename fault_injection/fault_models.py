@@ -26,3 +26,10 @@ OPERANDS = {
     "N64_WT_16": Operand.WEIGHT,
     "N64_WT_GLB": Operand.WEIGHT,
 }
+
+
+def group(fmodel: str) -> int:
+    """Elements in a row-major, aligned group of the fault model: 64, 16 or 1; what it strikes is whole groups."""
+    if fmodel.startswith("N64_"):
+        return 64
+    return 16 if fmodel.startswith("N16_") or fmodel.endswith("_GLB") else 1

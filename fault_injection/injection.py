@@ -32,6 +32,7 @@ LARGEST_OPERAND = 2**31 - 1  # elements: positions are 32-bit integers
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NO_NUMBER = ("nan", "inf", "-inf")
 OPTIONS = ("dataset", "width", "dropout", "augmentation", "workers", "batch_size", "epochs")
+SCALE = ("dataset", "width", "epochs", "batch_size", "workers")  # those that say how far places count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,10 +210,14 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
         fields[key] = _fields(key, values, path, line)
     injection = _build(fields)
 
+    w = injection.workload
+
     def wrong(key, message):
         return InputError(message, path, lines.get(key))
 
-    w = injection.workload
+    def outside(key, message):
+        return wrong(key, message + _other_scale(w))
+
     if w.batch_size % w.workers:
         key = "batch_size" if "batch_size" in lines else "workers"
         raise wrong(key, f"batch_size {w.batch_size} is not a multiple of the {w.workers} workers")
@@ -222,7 +227,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
         ("target_step", injection.step, injection.steps_per_epoch, f"steps of an epoch on {w.dataset}"),
     ):
         if value >= limit:
-            raise wrong(key, f"{key} {value} is not among the {limit} {what}; expected 0 to {limit - 1}")
+            raise outside(key, f"{key} {value} is not among the {limit} {what}; expected 0 to {limit - 1}")
 
     sites = sites_of(w)
     if injection.layer not in sites:
@@ -235,8 +240,21 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
             f"target_layer {injection.layer!r} is a {injection.site.stage} operation, but stage is "
             f"{injection.stage!r}; {_other_site(injection, sites)}",
         )
-    _check_positions(injection, wrong)
+    _check_positions(injection, wrong, outside)
     return injection
+
+
+def _other_scale(workload) -> str:
+    """What else may be wrong with a place outside, where rows say another scale than the published one."""
+    published = WORKLOADS[workload.name]
+    rows = [name for name in SCALE if getattr(workload, name) != getattr(published, name)]
+    if not rows:
+        return ""
+    flags = " ".join(f"--{name.replace('_', '-')} {getattr(workload, name)}" for name in rows)
+    return (
+        "; if this file was written for the published scale, take out its rows "
+        f"{', '.join(rows)}, then: python -m fault_injection scale FILE {flags}"
+    )
 
 
 def _other_site(injection, sites):
@@ -302,7 +320,7 @@ def _build(fields) -> Injection:
     )
 
 
-def _check_positions(injection, wrong):
+def _check_positions(injection, wrong, outside):
     shape = injection.site.shapes[injection.operand]
     operand = f"the {injection.operand.name.lower()} of {injection.layer}, which is {list(shape)}"
     if math.prod(shape) > LARGEST_OPERAND:
@@ -315,7 +333,7 @@ def _check_positions(injection, wrong):
         for axis, (at, size) in enumerate(zip(position, shape, strict=True)):
             if at >= size:
                 place = f"coordinate {axis + 1} is {at}, expected 0 to {size - 1}"
-                raise wrong("inj_pos", f"inj_pos {text} lies outside {operand}: {place}")
+                raise outside("inj_pos", f"inj_pos {text} lies outside {operand}: {place}")
         if position in seen:
             raise wrong("inj_pos", f"inj_pos {text} is listed twice")
         seen.add(position)

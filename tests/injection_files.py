@@ -1,0 +1,97 @@
+"""Injection files and injections that several tests use."""
+
+import dataclasses
+import math
+import pathlib
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+from fault_injection.data import DATASETS
+from fault_injection.data.batches import steps_per_epoch
+from fault_injection.fault_models import OPERANDS
+from fault_injection.injection import STAGES, Injection, sites_of
+from fault_injection.workloads import AUGMENTATIONS, WORKLOADS, make_workload
+
+PUBLISHED = pathlib.Path(__file__).parent.parent / "injections" / "published"
+
+VALID = """\
+model,resnet18
+stage,fwrd_inject
+fmodel,N64_WT
+target_worker,1
+target_layer,basicblock_1_basic_0_conv1
+target_epoch,2
+target_step,3
+inj_pos,0/1/2/3,2/2/7/7
+inj_values,1.5,-2e10
+learning_rate,0.001
+seed,123
+dataset,digits
+width,8
+batch_size,128
+workers,8
+epochs,20
+"""
+ROWS = dict(row.split(",", 1) for row in VALID.splitlines())
+
+
+def with_row(key, row):
+    """`VALID` with the row of `key` replaced by `row`, or taken out."""
+    rows = [f"{k},{v}" if k != key else row for k, v in ROWS.items()]
+    return "\n".join(row for row in rows if row is not None)
+
+
+def same(one: Injection, other: Injection):
+    """Equal, the values bit by bit, but for a NaN's sign and payload, which text does not carry."""
+    # As numbers, −0 equals 0, and NaN nothing.
+    bits = [np.where(np.isnan(i.values), np.nan, i.values).tobytes() for i in (one, other)]
+    return bits[0] == bits[1] and dataclasses.replace(one, values=()) == dataclasses.replace(other, values=())
+
+
+FLOAT32 = st.one_of(
+    st.floats(width=32),  # with nan, inf, −0 and subnormals
+    # What the file says need not be a float32, only near one.
+    st.floats(-3.4028234e38, 3.4028234e38).filter(lambda value: value == 0 or abs(value) > 1e-45),
+    st.sampled_from([-0.0, math.nan, math.inf, -math.inf, 1e-45, 3.4028235e38]),
+)
+
+
+@st.composite
+def injections(draw):
+    """Any valid injection; the numbers that sites are traced for come from small sets."""
+    optional = {
+        "dataset": st.sampled_from(["digits", "cifar10"]),
+        "width": st.sampled_from([4, 64]),
+        "dropout": st.floats(0, 1, exclude_max=True),
+        "augmentation": st.sampled_from(AUGMENTATIONS),
+        "epochs": st.integers(1, 100_000),
+        "learning_rate": st.floats(1e-29, 1e29),
+        "seed": st.integers(0, 2**31 - 1),
+    }
+    options = draw(st.fixed_dictionaries({}, optional=optional))
+    if draw(st.booleans()):
+        options["workers"] = draw(st.sampled_from([1, 2, 8, 4096]))
+        options["batch_size"] = options["workers"] * draw(st.sampled_from([1, 16]))
+    workload = make_workload(draw(st.sampled_from(list(WORKLOADS))), **options)
+    site = draw(st.sampled_from(list(sites_of(workload).values())))
+    fmodel = draw(st.sampled_from(list(OPERANDS)))
+    shape = site.shapes[OPERANDS[fmodel]]
+    places = st.tuples(*(st.integers(0, size - 1) for size in shape))
+    positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
+    return Injection(
+        workload=workload,
+        stage=next(stage for stage, name in STAGES.items() if name == site.stage),
+        fmodel=fmodel,
+        worker=draw(st.integers(0, workload.workers - 1)),
+        layer=site.name,
+        epoch=draw(st.integers(0, workload.epochs - 1)),
+        step=draw(st.integers(0, steps_per_epoch(DATASETS[workload.dataset].train, workload.batch_size) - 1)),
+        positions=tuple(positions),
+        values=tuple(draw(st.lists(FLOAT32, min_size=len(positions), max_size=len(positions)))),
+        horizon=draw(st.none() | st.sampled_from([0, 2**31 - 1]) | st.integers(0, 5000)),
+    )
+
+
+LAW = settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
