@@ -8,8 +8,9 @@ import pathlib
 import re
 import sys
 
-from .environment import ROOT, cache_folder, prepare, use_huge_pages
+from .environment import PRECISIONS, ROOT, cache_folder, prepare, use_huge_pages
 from .errors import InputError, Untrustworthy
+from .processes import agree, join, leading, leave, say
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
@@ -17,12 +18,14 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
 
     Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.
     """
+    from jax.errors import JaxRuntimeError
+
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _check_models()
         options = _parser(program).parse_args(arguments)
         options.arguments = arguments
-        prepare(getattr(options, "threads", None))
+        _set_up(options)
         return options.run(options) or 0
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -33,6 +36,10 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
     except Untrustworthy as error:
         print(error, file=sys.stderr)
         return 1
+    except JaxRuntimeError as error:  # a device or another process is lost, or there is too little memory
+        reason = str(error).partition("\n")[0][:300]
+        print(f"the computation broke off ({reason}); the same command goes on where it stopped", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("interrupted; the same command goes on where it stopped", file=sys.stderr)
         return 130
@@ -41,7 +48,7 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
 def run(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> None:
     """What the entry points do: start this process as it runs fastest, run a command, exit."""
     use_huge_pages()
-    sys.exit(main(arguments, program))
+    leave(main(arguments, program))
 
 
 def _check_models() -> None:
@@ -109,7 +116,33 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
 def _machine_options(parser):
     parser.add_argument("--threads", type=_positive, help="CPU threads to compute with (default: all)")
+    parser.add_argument(
+        "--precision",
+        choices=tuple(PRECISIONS),
+        default="float32",
+        help="to what operands of matrix products and convolutions are rounded (default: %(default)s)",
+    )
+    several = parser.add_argument_group("several processes, one run (the same command in each)")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
+    several.add_argument("--processes", type=_positive, metavar="N", help="how many there are")
+    several.add_argument("--process", type=_whole, metavar="I", help="number of this one, from 0")
     parser.add_argument("--cache", type=pathlib.Path, help=f"folder of golden runs (default: {cache_folder()})")
+
+
+def _set_up(options):
+    """Set up this process for a command; those that compute nothing have no machine options."""
+    if not hasattr(options, "threads"):
+        prepare()
+        return
+    prepare(options.threads, options.precision)
+    explicit = (options.processes, options.process)
+    if options.coordinator in (None, "auto"):
+        if explicit != (None, None):
+            raise InputError("--processes and --process need --coordinator HOST:PORT")
+    elif None in explicit or options.process >= options.processes:
+        raise InputError("--coordinator HOST:PORT needs --processes N and --process I, from 0 to N - 1")
+    if options.coordinator:
+        join(options.coordinator, *explicit)
 
 
 def _workload_options(parser, default, names=()):
@@ -144,6 +177,10 @@ def _positive(text):
     if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
         raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
     return int(text)
+
+
+def _whole(text):
+    return 0 if text == "0" else _positive(text)
 
 
 def _epochs(text):
@@ -212,7 +249,7 @@ def _scale(options) -> None:
 
 
 def _golden(options) -> None:
-    from .golden import Golden, say
+    from .golden import Golden
     from .session import Session
     from .workloads import EMBEDDED
 
@@ -235,18 +272,18 @@ def _say_finals(golden, epochs):
 
     window = range(max(0, epochs - Thresholds().final_epochs), epochs)
     train, test = final_accuracies([golden.record(epoch) for epoch in window])
-    print(f"accuracy over the last {len(window)} epochs: train {train:.4f}, test {test:.4f}")
+    _tell(f"accuracy over the last {len(window)} epochs: train {train:.4f}, test {test:.4f}")
     noise = noise_floor(golden, epochs, len(window))
     if noise:
         spread = f"train {noise['train']:.4f}, test {noise['test']:.4f}"
-        print(f"noise floor over {noise['twins']} twins, one standard deviation: {spread}")
+        _tell(f"noise floor over {noise['twins']} twins, one standard deviation: {spread}")
 
 
 def _replay(options) -> None:
     from .injection import read_injection
     from .replay import replay
 
-    injection = read_injection(options.file)
+    injection = agree(lambda: read_injection(options.file))
     if options.check:
         _check(options, injection)
         return
@@ -255,8 +292,14 @@ def _replay(options) -> None:
         raise InputError("--out is a file, expected a folder", out)
     command = ["python", "reproduce_injections.py", *options.arguments[1:]]
     result = replay(injection, options.file.stem, out, cache=options.cache, command=command)
-    print(f"{result.outcome.outcome}: {result.outcome.rule}")
-    print(f"written to {out}/")
+    _tell(f"{result.outcome.outcome}: {result.outcome.rule}")
+    _tell(f"written to {out}/")
+
+
+def _tell(line):
+    """One line of a command's result."""
+    if leading():
+        print(line)
 
 
 def _check(options, injection):

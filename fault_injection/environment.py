@@ -17,7 +17,8 @@ from typing import Any
 from .errors import InputError
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PRECISION = "float32"
+# Names of matrix precisions, ours and JAX's.
+PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
 # What computes a golden run, besides the libraries.
 SOURCES = (
@@ -36,12 +37,14 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(folder) if folder else pathlib.Path.home() / ".cache" / "fault_injection"
 
 
-def prepare(threads: int | None = None) -> None:
+def prepare(threads: int | None = None, precision: str = "float32") -> None:
     """Set up JAX before its first computation.
 
     Args:
       threads: CPU threads to compute with; by default all that this process may use.  It
         stands for processors: the process is bound to that many of them.
+      precision: key of `PRECISIONS`: to what the operands of every matrix product and
+        convolution are rounded. `bfloat16` is what TPUs do unless told otherwise.
 
     Raises:
       InputError: there are not so many.
@@ -59,7 +62,7 @@ def prepare(threads: int | None = None) -> None:
     import jax
 
     # GPUs and TPUs would multiply in fewer bits by default.
-    jax.config.update("jax_default_matmul_precision", PRECISION)
+    jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         # XLA compiles for a number of threads, which JAX's key of a compiled program leaves out.
         folder = cache_folder() / "xla" / f"{number_of_threads()}-threads"
@@ -107,7 +110,8 @@ def arithmetic(devices: int) -> dict[str, Any]:
         "jax": jax.__version__,
         "jaxlib": jaxlib.__version__,
         "numpy": np.__version__,
-        "matrix_precision": PRECISION,
+        "matrix_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
+        "processes": jax.process_count(),
         "source": source_hash(),
     }
 

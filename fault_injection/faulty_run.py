@@ -12,8 +12,9 @@ from models.fault import Struck, inactive_fault
 
 from .errors import Untrustworthy
 from .files import DamagedFile, read_arrays, write_arrays
-from .golden import Golden, content_hash, say
+from .golden import Golden, content_hash
 from .injection import Injection, format_injection
+from .processes import leading, say, shared
 from .record import Run
 from .session import Session
 from .store import PER_STEP, RunStore, cut, epoch_record
@@ -51,7 +52,7 @@ class FaultyRun:
 
     def forget(self) -> None:
         """Remove what was kept for going on."""
-        shutil.rmtree(self.store.folder, ignore_errors=True)
+        shared(shutil.rmtree)(self.store.folder, ignore_errors=True)
 
     def go(self) -> None:
         """Run until `last`, the first non-finite value, or a proof of masking.
@@ -63,7 +64,7 @@ class FaultyRun:
         steps = self.session.steps_per_epoch
         epoch, state = self._resume()
         total = self.last + 1 - epoch * steps
-        with tqdm(total=total, desc="replay", unit="step", mininterval=0.5) as bar:
+        with tqdm(total=total, desc="replay", unit="step", mininterval=0.5, disable=not leading()) as bar:
             while epoch * steps <= self.last and not self._settled():
                 state = self._epoch(epoch, state, bar)
                 epoch += 1
@@ -75,7 +76,7 @@ class FaultyRun:
         """Where to start: the fault's epoch, or after the epochs that an interrupted replay has finished."""
         injection, store = self.injection, self.store
         try:
-            kept = read_arrays(store.folder / "struck.npz")
+            kept = shared(read_arrays)(store.folder / "struck.npz")
             epoch = store.checkpoints()[-1]
             state = store.read_checkpoint(epoch)
             epochs = [store.read_record(e) for e in range(injection.epoch, epoch)]
@@ -161,10 +162,10 @@ class FaultyRun:
         if whole and not np.isfinite(record["valid_loss"]):  # it sees what the next step would have seen
             self.first_nonfinite = self._since(epoch, len(reports))
         elif whole:
-            write_arrays(self.store.folder / "struck.npz", dataclasses.asdict(self.struck))
+            shared(write_arrays)(self.store.folder / "struck.npz", dataclasses.asdict(self.struck))
             self.store.write_record(epoch, record)
             self.store.write_checkpoint(epoch + 1, state)
-            self.store.checkpoint_path(epoch).unlink(missing_ok=True)
+            self.store.remove_checkpoint(epoch)
 
     def _continue_as_golden(self, epoch: int, reports: list[StepReport]) -> None:
         """From a bit-identical state on, the golden run's record is this run's."""

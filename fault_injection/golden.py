@@ -7,7 +7,6 @@ import functools
 import hashlib
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Collection
 from typing import Any
@@ -18,7 +17,8 @@ from tqdm import tqdm
 
 from .environment import cache_folder
 from .errors import InputError, Untrustworthy
-from .files import DamagedFile, read_arrays, write_json
+from .files import DamagedFile, write_json
+from .processes import agree, leading, say, shared
 from .session import Session
 from .store import Epoch, RunStore, epoch_record
 from .training import Array, State
@@ -28,11 +28,6 @@ KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being
 
 class NotRepeated(Untrustworthy):
     """A step did not reproduce the golden record."""
-
-
-def say(line: str) -> None:
-    """Tell the person at the terminal."""
-    print(line, file=sys.stderr, flush=True)
 
 
 class Golden:
@@ -97,7 +92,7 @@ class Golden:
         with self._lock():
             if self.store.records() >= epochs:  # another process has made it meanwhile
                 return
-            write_json(self.folder / "golden.json", self.determined_by)
+            shared(write_json)(self.folder / "golden.json", self.determined_by)
             start = time.monotonic()
             first, state = self._newest(min(self.store.records(), epochs - 1))
             self._train(state, first, epochs)
@@ -139,7 +134,7 @@ class Golden:
                 state = self.store.read_checkpoint(candidate)
             except DamagedFile as error:
                 say(f"golden run: {error}; it is not used, and removed")
-                self.store.checkpoint_path(candidate).unlink(missing_ok=True)
+                self.store.remove_checkpoint(candidate)
                 continue
             return candidate, self.session.program.replicate(state)
         return 0, self.session.start()
@@ -150,7 +145,8 @@ class Golden:
             self.store.write_checkpoint(0, state)
         steps = self.session.steps_per_epoch
         label = "golden" if not self.session.workload.twin else f"twin {self.session.workload.twin}"
-        with tqdm(total=(until - first) * steps, desc=label, unit="step", mininterval=0.5) as bar:
+        total = (until - first) * steps
+        with tqdm(total=total, desc=label, unit="step", mininterval=0.5, disable=not leading()) as bar:
             for epoch in range(first, until):
                 reports = []
                 for _, state, report in self.session.steps(state, epoch):
@@ -170,7 +166,7 @@ class Golden:
         self.store.write_checkpoint(epoch + 1, state)
         # The checkpoint before the one just written was only needed to resume.
         if self.keep is not None and epoch not in self.keep:
-            self.store.checkpoint_path(epoch).unlink(missing_ok=True)
+            self.store.remove_checkpoint(epoch)
 
     def compare(self, record: Epoch, epoch: int, step: int, digest: Array) -> None:
         """Hold a state's digest after a step against the record.
@@ -190,15 +186,19 @@ class Golden:
 
     @contextlib.contextmanager
     def _lock(self):
-        """One process at a time writes here; it is released when the process ends, however it ends."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"golden run: another process is writing to {self.folder}; waiting for it")
-                fcntl.flock(file, fcntl.LOCK_EX)
+        """One run at a time writes here; it is released when its process ends, however it ends."""
+        with contextlib.ExitStack() as held:
+            agree(lambda: self._take_lock(held))
             yield
+
+    def _take_lock(self, held):
+        self.folder.mkdir(parents=True, exist_ok=True)
+        file = held.enter_context((self.folder / "lock").open("w"))
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"golden run: another process is writing to {self.folder}; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def content_hash(value) -> str:
@@ -226,15 +226,16 @@ def noise_floor(golden: Golden, epochs: int, window: int) -> dict | None:
     finals = []
     last = range(max(0, epochs - window), epochs)
     for run in [golden.folder, *twin_folders(golden)]:
-        paths = [RunStore(run, golden.session.program.abstract).record_path(e) for e in last]
+        store = RunStore(run, golden.session.program.abstract)
         with contextlib.suppress(FileNotFoundError, DamagedFile):
-            finals.append(final_accuracies([read_arrays(path) for path in paths]))
+            finals.append(final_accuracies([store.read_record(epoch) for epoch in last]))
     if len(finals) < 3:
         return None
     train, test = np.std(finals, axis=0, ddof=1)
     return {"twins": len(finals) - 1, "train": float(train), "test": float(test)}
 
 
+@shared
 def twin_folders(golden: Golden) -> list[pathlib.Path]:
     """Folders of the golden run's twins that have been started."""
     found = []

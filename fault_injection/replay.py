@@ -12,9 +12,10 @@ from models.fault import Struck
 
 from . import environment
 from .faulty_run import FaultyRun
-from .golden import KEEP_ALL_BELOW, Golden, noise_floor, say
+from .golden import KEEP_ALL_BELOW, Golden, noise_floor
 from .injection import Injection, format_injection
 from .outcome import Outcome, Thresholds, Trace, classify
+from .processes import say, shared
 from .record import Run, columns, published_log, write_results
 from .session import Session
 from .store import cut
@@ -128,6 +129,7 @@ def _trace(run: Run, step: int) -> Trace:
     return Trace(accuracy, run.epoch_column("train_accuracy"), run.epoch_column("valid_accuracy"))
 
 
+@shared
 def _write(result: Replay, name, out, session, golden, command, seconds) -> None:
     injection, struck = result.injection, result.struck
     count = len(injection.values)

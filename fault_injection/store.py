@@ -2,7 +2,7 @@
 
 `records/0007.npz` is what happened in epoch 7, `checkpoints/0007.npz` the state before it.
 Each file is whole or absent and carries a checksum, so a run killed at any moment goes on
-from its newest sound checkpoint.
+from its newest sound checkpoint.  Of several processes the leader alone needs the disk.
 """
 
 import dataclasses
@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from .files import DamagedFile, read_arrays, write_arrays
+from .processes import shared
 from .training import State, StepReport, leaf_names
 
 Epoch = dict[str, np.ndarray]
@@ -60,10 +61,12 @@ class RunStore:
         """File of the state before an epoch."""
         return self.folder / "checkpoints" / f"{epoch:04d}.npz"
 
+    @shared
     def checkpoints(self) -> list[int]:
         """Epochs before which there is a checkpoint, in order."""
         return sorted(int(path.stem) for path in (self.folder / "checkpoints").glob("[0-9]*.npz"))
 
+    @shared
     def records(self) -> int:
         """How many epochs from the first on have records."""
         epoch = 0
@@ -71,19 +74,23 @@ class RunStore:
             epoch += 1
         return epoch
 
+    @shared
     def write_record(self, epoch: int, record: Epoch) -> None:
         """Keep an epoch's record."""
         write_arrays(self.record_path(epoch), record)
 
+    @shared
     def read_record(self, epoch: int) -> Epoch:
         """An epoch's record; raises FileNotFoundError or DamagedFile."""
         return read_arrays(self.record_path(epoch))
 
+    @shared
     def write_checkpoint(self, epoch: int, state: State) -> None:
         """Keep the state before an epoch."""
         leaves = jax.tree.leaves(jax.device_get(state))
         write_arrays(self.checkpoint_path(epoch), dict(zip(leaf_names(self.abstract), leaves, strict=True)))
 
+    @shared
     def read_checkpoint(self, epoch: int) -> State:
         """The state before an epoch, on the host; raises FileNotFoundError or DamagedFile."""
         path = self.checkpoint_path(epoch)
@@ -96,3 +103,8 @@ class RunStore:
         ):
             raise DamagedFile(f"{path} is not a state of this workload")
         return jax.tree.unflatten(structure, [arrays[name] for name in names])
+
+    @shared
+    def remove_checkpoint(self, epoch: int) -> None:
+        """Forget the state before an epoch, if it was kept."""
+        self.checkpoint_path(epoch).unlink(missing_ok=True)

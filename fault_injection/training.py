@@ -19,6 +19,8 @@ from models.isolation import isolated
 from models.layer import Context, Layer, Params, Stats, merge
 from models.loss import cross_entropy
 
+from .errors import InputError
+
 AXIS = "workers"
 Array = jax.Array | np.ndarray  # on the device, or fetched from it
 
@@ -81,6 +83,7 @@ def digest(state: State) -> jax.Array:
     return jnp.stack([_leaf_digest(leaf) for leaf in jax.tree.leaves(state)])
 
 
+@jax.jit  # leaves of equal shape share one trace
 def _leaf_digest(leaf):
     words = _words(leaf)
     position = lax.iota(jnp.uint32, words.size)
@@ -89,14 +92,15 @@ def _leaf_digest(leaf):
 
 def magnitude(tree) -> jax.Array:
     """Largest absolute value of each leaf, by its bits, so that no NaN is lost to a comparison."""
-
-    def of_leaf(leaf):
-        if not jnp.issubdtype(leaf.dtype, jnp.floating):
-            return jnp.zeros((), jnp.uint32)
-        return _reduce(_words(leaf) & 0x7FFFFFFF, jnp.max)
-
-    tops = jnp.stack([of_leaf(leaf) for leaf in jax.tree.leaves(tree)])
+    tops = jnp.stack([_leaf_magnitude(leaf) for leaf in jax.tree.leaves(tree)])
     return lax.bitcast_convert_type(tops, jnp.float32)
+
+
+@jax.jit
+def _leaf_magnitude(leaf):
+    if not jnp.issubdtype(leaf.dtype, jnp.floating):
+        return jnp.zeros((), jnp.uint32)
+    return _reduce(_words(leaf) & 0x7FFFFFFF, jnp.max)
 
 
 def _reduce(words, reduce):
@@ -178,10 +182,17 @@ def make_program(
       batch_size: global.
       input_shape: of one example.
       devices: how many to use; by default the largest number that divides `workers`.
+        Several processes use all of theirs.
       observe: kinds of tensors that every step returns, see `models.layer.Context`.
+
+    Raises:
+      InputError: the devices of several processes cannot share the workers evenly.
     """
     available = jax.devices()
     count = devices or max(d for d in range(1, len(available) + 1) if workers % d == 0)
+    if jax.process_count() > 1 and count != len(available):
+        found = f"{len(available)} devices in {jax.process_count()} processes"
+        raise InputError(f"{found}; expected a number that divides the {workers} workers")
     mesh = Mesh(np.array(available[:count]), (AXIS,))
     split, whole = PartitionSpec(AXIS), PartitionSpec()
 
@@ -219,7 +230,18 @@ def make_program(
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, compiler_options=compiler_options(), **jit_options)
 
-    numbers = jax.device_put(np.arange(workers, dtype=np.int32), NamedSharding(mesh, split))
+    def placed(spec):
+        """A function that puts a tree of arrays on the devices, each process its part."""
+        sharding = NamedSharding(mesh, spec)
+        if jax.process_count() == 1:
+            return lambda tree: jax.device_put(tree, sharding)
+        # device_put would compare the values of all processes, every time.
+        return lambda tree: jax.tree.map(
+            lambda array: jax.make_array_from_callback(np.shape(array), sharding, lambda part: array[part]), tree
+        )
+
+    place, replicate = placed(split), placed(whole)
+    numbers = place(np.arange(workers, dtype=np.int32))
     plain = on_mesh(
         functools.partial(step, fault=None), (whole, split, whole, split), (whole, reported), donate_argnums=0
     )
@@ -241,6 +263,6 @@ def make_program(
         step=lambda state, batch, address: plain(state, batch, address, numbers),
         faulty_step=lambda state, batch, address, fault: faulty(state, batch, address, numbers, fault),
         evaluate=lambda state, batch: evaluated(state, batch, numbers),
-        place=lambda batch: jax.device_put(batch, NamedSharding(mesh, split)),
-        replicate=lambda tree: jax.device_put(tree, NamedSharding(mesh, whole)),
+        place=place,
+        replicate=replicate,
     )

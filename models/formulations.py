@@ -44,6 +44,13 @@ def convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) 
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=LAYOUT)
 
 
+def short_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """As `convolution`, in few instructions: for what is compiled at every site and run at one."""
+    if _few_positions(kernel.shape) and _exceeds(x.shape[1:3], kernel.shape):
+        return _output_by_products(x, kernel, stride, padding)
+    return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=LAYOUT)
+
+
 def input_gradient(
     dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: tuple[int, ...]
 ) -> jax.Array:
@@ -93,8 +100,11 @@ def _by_products(image, kernel_shape, stride, padding):
     """
     *size, features, filters = kernel_shape
     small_and_wide = max(_output_size(image, size, stride, padding)) <= 4 and min(features, filters) >= 128
-    exceeds = any(k > n for k, n in zip(size, image, strict=True))
-    return _few_positions(kernel_shape) and (size == [1, 1] or exceeds or small_and_wide)
+    return _few_positions(kernel_shape) and (size == [1, 1] or _exceeds(image, kernel_shape) or small_and_wide)
+
+
+def _exceeds(image, kernel_shape):
+    return any(k > n for k, n in zip(kernel_shape[:2], image, strict=True))
 
 
 def _weights_by_products(outputs, size, stride):

@@ -12,6 +12,7 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 
+@contextlib.contextmanager
 def isolated(inlineable: str):
     """Compile the calls made inside as functions of their own (`false`), or not (`true`), on CPUs.
 
@@ -20,9 +21,9 @@ def isolated(inlineable: str):
     a call that is not inlined, so that executables with fault support and without compute
     the same bits.
     """
-    if jax.default_backend() == "cpu":
-        return set_xla_metadata(inlineable=inlineable)
-    return contextlib.nullcontext()
+    # Asked when something is traced: asking for the backend earlier would choose it.
+    with set_xla_metadata(inlineable=inlineable) if jax.default_backend() == "cpu" else contextlib.nullcontext():
+        yield
 
 
 def fence(*tensors: jax.Array):

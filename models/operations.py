@@ -21,6 +21,9 @@ from .formulations import VALID
 from .isolation import fence, isolated
 from .layer import Context, Observations
 
+# Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
+MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
+
 
 @dataclasses.dataclass(frozen=True)
 class Convolution:
@@ -29,7 +32,8 @@ class Convolution:
     stride: int
 
     def compute(self, x, kernel):
-        y = self.product(x.reshape(-1, *x.shape[2:]), kernel)
+        padding = formulations.same_padding(x.shape[2:4], kernel.shape[:2], self.stride)
+        y = formulations.convolution(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
         return y.reshape(*x.shape[:2], *y.shape[1:])
 
     def operands(self, x, kernel, r):
@@ -37,7 +41,7 @@ class Convolution:
 
     def product(self, x, kernel):  # -> [b,h,w,O]
         padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
-        return formulations.convolution(x, kernel, self.stride, padding)
+        return formulations.short_convolution(x, kernel, self.stride, padding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +65,7 @@ class ConvolutionGradIn:
         return grad_y, rotated
 
     def product(self, grad_y, rotated):  # -> [b,H,W,I]
-        return formulations.convolution(grad_y, rotated, 1, VALID)
+        return formulations.short_convolution(grad_y, rotated, 1, VALID)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +88,7 @@ class ConvolutionGradWt:
         return padded, grad_y
 
     def product(self, padded, grad_y):  # -> [I,k,k,O]
-        return formulations.convolution(padded, grad_y, 1, VALID)
+        return formulations.short_convolution(padded, grad_y, 1, VALID)
 
     def from_published(self, output):
         return output.transpose(1, 2, 0, 3)  # [I,k,k,O] -> [k,k,I,O]
@@ -162,7 +166,7 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
 @partial(jax.jit, static_argnums=(0, 1, 2))
 @isolated("true")  # no more of the many small functions inside
 def _perform(operation, observe, used, a, b, site, fault, workers):
-    result = fence(operation.compute(a, b)) if used else None
+    result = fence(_rounded(operation.compute, a, b)) if used else None
     struck = None
     if fault is not None:
         here = workers == fault.worker
@@ -191,10 +195,10 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     also differ in rounding.
     """
     clean_operands = fence(*operation.operands(a, b, r))
-    clean = fence(operation.product(*clean_operands))
+    clean = fence(_rounded(operation.product, *clean_operands))
     changed_a, at_a = overwrite(clean_operands[0], fault, fault.operand == Operand.INPUT)
     changed_b, at_b = overwrite(clean_operands[1], fault, fault.operand == Operand.WEIGHT)
-    faulty = fence(operation.product(*fence(changed_a, changed_b)))
+    faulty = fence(_rounded(operation.product, *fence(changed_a, changed_b)))
 
     # Of a result that is summed over workers (or not computed), this worker's own is not at hand.
     mine = clean if result is None or isinstance(operation, Summed) else result
@@ -209,9 +213,21 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     if isinstance(operation, Summed):
         # What the other workers contribute is summed afresh: (sum - clean) would round, and
         # would turn an infinite sum into a NaN.
-        others = fence(operation.compute(_without(a, r), _without(b, r)))
+        others = fence(_rounded(operation.compute, _without(a, r), _without(b, r)))
         output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
     return output, struck
+
+
+def _rounded(multiply, a, b):
+    """`multiply(a, b)` with operands rounded as the matrix precision of JAX's configuration says.
+
+    Devices without multipliers of that width so compute the same products; those that have
+    them find nothing left to round.  Operands and results remain float32, sums too.
+    """
+    digits = MANTISSA.get(jax.config.jax_default_matmul_precision)
+    if digits is not None:
+        a, b = (lax.reduce_precision(t, 8, digits) for t in (a, b))
+    return multiply(a, b)
 
 
 def _without(tensor, r):
@@ -222,7 +238,7 @@ def _without(tensor, r):
 def _published_operands(operation, a, b, result, workers):
     each = [operation.operands(a, b, r) for r in range(workers)]
     at_hand = result is not None and not isinstance(operation, Summed)
-    outputs = [result[r] if at_hand else operation.product(*pair) for r, pair in enumerate(each)]
+    outputs = [result[r] if at_hand else _rounded(operation.product, *pair) for r, pair in enumerate(each)]
     return {
         "input": jnp.stack([pair[0] for pair in each]),
         "weight": jnp.stack([pair[1] for pair in each]),
