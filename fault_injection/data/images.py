@@ -28,7 +28,7 @@ class Images:
         for field in dataclasses.fields(self):
             array = np.ascontiguousarray(getattr(self, field.name))
             digest.update(f"{field.name} {array.dtype} {array.shape} ".encode())
-            digest.update(array.ravel())
+            digest.update(array.ravel().data)
         return digest.hexdigest()
 
 
