@@ -45,16 +45,21 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
         if have > size:
             have = 0
         label = f"downloading {path.name}"
-        with tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=label, delay=0.5) as bar:
-            while have < size:  # again after a cut, as long as something comes
-                before = have
-                for start, chunk in _chunks(url, have):
-                    file.seek(start)
-                    _write(file, chunk, partial)
-                    have = start + len(chunk)
-                    bar.update(have - bar.n)
-                if have == before:
-                    raise Unreachable(f"{url}: cut after {have:,} of {size:,} bytes; the next run goes on from there")
+        try:
+            with tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=label, delay=0.5) as bar:
+                while have < size:  # again after a cut
+                    before = have
+                    for start, chunk in _chunks(url, have):
+                        file.seek(start)
+                        _write(file, chunk, partial)
+                        have = start + len(chunk)
+                        bar.update(have - bar.n)
+                    if have == before:  # the server has no more
+                        break
+        except Unreachable:
+            if not have:
+                partial.unlink()
+            raise
         file.truncate(have)
         found = _md5(file)
         if found != md5:
@@ -69,7 +74,7 @@ def _chunks(url: str, start: int) -> Iterator[tuple[int, bytes]]:
     A server that does not know ranges sends the file from its beginning.
 
     Raises:
-      Unreachable: not one byte came.
+      Unreachable: it ended before one byte came, unless there are no more.
     """
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     began = False
@@ -81,10 +86,11 @@ def _chunks(url: str, start: int) -> Iterator[tuple[int, bytes]]:
                 began = True
                 at += len(chunk)
     except (OSError, http.client.HTTPException) as error:
-        if not began:
-            reason = error.reason if isinstance(error, urllib.error.URLError) else error
-            status = f"status {error.code}, " if isinstance(error, urllib.error.HTTPError) else ""
-            raise Unreachable(f"{url}: {status}{reason or type(error).__name__}") from None
+        code = getattr(error, "code", None)  # of an answer without the file
+        if not began and code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            status = f"status {code}, " if code else ""
+            reason = getattr(error, "reason", error) or type(error).__name__
+            raise Unreachable(f"{url}: {status}{reason}") from None
 
 
 def _md5(file) -> str:

@@ -102,7 +102,7 @@ def _records(path: pathlib.Path, crc32c: Callable[[bytes], int]) -> Iterator[byt
 
 
 def _example(record, Image) -> tuple[np.ndarray, int]:
-    """Pixels [32,32,3] uint8 and label of a `tf.train.Example`; raises ValueError, or what damage makes us or Pillow raise."""
+    """Pixels [32,32,3] uint8 and label of a `tf.train.Example`; raises what its reader or Pillow does."""
     features = {}
     for _, entries in _fields(record):  # Example: features = 1
         for _, entry in _fields(entries):  # Features: map entries = 1
