@@ -127,6 +127,11 @@ def _machine_options(parser):
     several.add_argument("--processes", type=_positive, metavar="N", help="how many there are")
     several.add_argument("--process", type=_whole, metavar="I", help="number of this one, from 0")
     parser.add_argument("--cache", type=pathlib.Path, help=f"folder of golden runs (default: {cache_folder()})")
+    parser.add_argument(
+        "--data-dir",
+        type=pathlib.Path,
+        help="folder of CIFAR-10 (default: $FAULT_INJECTION_DATA, the cache, ~/tensorflow_datasets, a download)",
+    )
 
 
 def _set_up(options):
@@ -258,7 +263,7 @@ def _golden(options) -> None:
     runs = [dataclasses.replace(workload, twin=twin) for twin in range(options.twins + 1)]
     for run in runs:
         keep = options.keep_epochs if run.twin == 0 else ()  # of twins only the record is wanted
-        golden = Golden(Session(run), options.cache, keep)
+        golden = Golden(Session(run, data_dir=options.data_dir), options.cache, keep)
         say(f"{golden.folder}: up to {golden.disk_bytes(run.epochs) / 1e6:.0f} MB")
         golden.ensure(run.epochs)
         if run.twin == 0:
@@ -291,7 +296,7 @@ def _replay(options) -> None:
     if out.exists() and not out.is_dir():
         raise InputError("--out is a file, expected a folder", out)
     command = ["python", "reproduce_injections.py", *options.arguments[1:]]
-    result = replay(injection, options.file.stem, out, cache=options.cache, command=command)
+    result = replay(injection, options.file.stem, out, cache=options.cache, data_dir=options.data_dir, command=command)
     _tell(f"{result.outcome.outcome}: {result.outcome.rule}")
     _tell(f"written to {out}/")
 
@@ -309,21 +314,22 @@ def _check(options, injection):
     w, epochs = injection.workload, epochs_needed(injection)
     print(injection.sentence())
     print(f"Workload: {_shown(w)}")
-    _, golden = prepare(injection, options.cache)
+    session, golden = prepare(injection, options.cache, options.data_dir)
     print(
         f"Needs a golden run of {epochs} epochs of {injection.steps_per_epoch} steps, "
-        f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB on disk; {_made(golden)}."
+        f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB on disk; {_made(session, golden)}."
     )
     steps = last_step(injection) + 1 - injection.epoch * injection.steps_per_epoch
     print(f"Then replays {steps} steps from the start of epoch {injection.epoch}, at most.")
 
 
-def _made(golden) -> str:
-    try:
-        made = golden.store.records()
-    except OSError as error:
-        return str(error)
-    return f"{made} epochs of it are in {golden.folder}"
+def _made(session, golden) -> str:
+    from .data import DATASETS
+
+    dataset = session.workload.dataset
+    if not DATASETS[dataset].find(session.data_dir):
+        return f"the images of {dataset} are not at hand, they would be downloaded (or name their folder: --data-dir)"
+    return f"{golden.store.records()} epochs of it are in {golden.folder}"
 
 
 def _shown(workload) -> str:

@@ -28,8 +28,9 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial")
-    with _only_writer(aside) as file:
+    with only_writer(aside) as file:
         try:
+            file.truncate()
             write(file)
             file.flush()
             os.fsync(file.fileno())
@@ -40,8 +41,8 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
 
 
 @contextlib.contextmanager
-def _only_writer(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """The file, open and empty, once no other process is writing to it."""
+def only_writer(path: pathlib.Path) -> Iterator[BinaryIO]:
+    """The file, made where there is none, open from its beginning once no other process is writing to it."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # less what the umask takes away
         with os.fdopen(handle, "r+b") as file:
@@ -51,7 +52,6 @@ def _only_writer(path: pathlib.Path) -> Iterator[BinaryIO]:
             except FileNotFoundError:
                 mine = False
             if mine:  # else the writer waited for has renamed or removed this file: open a new one
-                file.truncate()
                 yield file
                 return
 

@@ -48,6 +48,7 @@ def replay(
     out: pathlib.Path,
     *,
     cache: pathlib.Path | None = None,
+    data_dir: pathlib.Path | None = None,
     command: list[str] | None = None,
 ) -> Replay:
     """Replay `injection` and write its results to the folder `out`.
@@ -55,15 +56,16 @@ def replay(
     Args:
       name: of the injection, in file names and titles.
       cache: folder of golden runs; by default `environment.cache_folder()`.
+      data_dir: where the dataset is; by default where its reader looks.
       command: what to type to repeat it, for the provenance.
 
     Raises:
-      OSError: the dataset cannot be read, or the results not written.
+      InputError, OSError: the dataset cannot be read, or the results not written.
       NotRepeated: a step before the fault, or the control, differs from the golden run.
       FaultNotApplied: the step's observations contradict the fault.
     """
     begun = time.monotonic()
-    session, golden = prepare(injection, cache)
+    session, golden = prepare(injection, cache, data_dir)
     epochs = epochs_needed(injection)
     missing = epochs - golden.store.records()
     if missing > 0:
@@ -102,9 +104,11 @@ def replay(
     return result
 
 
-def prepare(injection: Injection, cache: pathlib.Path | None) -> tuple[Session, Golden]:
+def prepare(
+    injection: Injection, cache: pathlib.Path | None, data_dir: pathlib.Path | None = None
+) -> tuple[Session, Golden]:
     """The session and golden run that a replay needs; nothing is read or computed yet."""
-    session = Session(injection.workload)
+    session = Session(injection.workload, data_dir=data_dir)
     golden = Golden(session, cache)
     if golden.disk_bytes(injection.workload.epochs) > KEEP_ALL_BELOW:
         golden.keep = {injection.epoch}

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 
 import jax
 import numpy as np
@@ -41,10 +42,12 @@ class Session:
     Args:
       workload: what to train.
       devices: how many to use; by default as many as divide the workers.
+      data_dir: where the dataset is; by default where its reader looks.
     """
 
-    def __init__(self, workload: Workload, devices: int | None = None):
+    def __init__(self, workload: Workload, devices: int | None = None, data_dir: pathlib.Path | None = None):
         self.workload = workload
+        self.data_dir = data_dir
         self.steps_per_epoch = steps_per_epoch(DATASETS[workload.dataset].train, workload.batch_size)
         self.program: Program = make_program(
             make_network(workload),
@@ -56,8 +59,8 @@ class Session:
 
     @functools.cached_property
     def images(self) -> Images:
-        """The dataset; raises OSError where it cannot be read."""
-        return DATASETS[self.workload.dataset].load()
+        """The dataset; raises InputError or OSError where it cannot be read."""
+        return DATASETS[self.workload.dataset].load(self.data_dir)
 
     @functools.cached_property
     def batches(self) -> Batches:

@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fault_injection.data import DATASETS, Batches, Images
-from fault_injection.data.batches import PADDING, augment, steps_per_epoch
+from fault_injection.data.batches import ORDER, PADDING, augment, permutation, steps_per_epoch
+from fault_injection.data.images import normalisation
 from fault_injection.workloads import AUGMENTATIONS
 
 SHIFTS = 2 * PADDING + 1
+AS_IS = np.arange(256, dtype=np.float32)  # a table that leaves pixel values as they are
 
 
 @pytest.fixture(scope="module")
@@ -21,13 +23,22 @@ def digits():
 
 
 def places(count):
-    """Images that say which they are: pixel (h, w) of image n is [n, h, w], each counted from 1."""
-    return 1 + np.stack(np.meshgrid(*map(np.arange, (count, 32, 32)), indexing="ij"), axis=-1).astype(np.float32)
+    """Images that say which they are: pixel (h, w) of image n is [n, h, w], each counted from 1 (n to 255)."""
+    numbers = np.meshgrid(np.arange(count) % 255, np.arange(32), np.arange(32), indexing="ij")
+    return 1 + np.stack(numbers, axis=-1).astype(np.uint8)
 
 
 def numbered(train=200, test=50):
     """A dataset whose labels are the images' numbers."""
-    return Images(places(train), np.arange(train, dtype=np.int32), places(test), np.arange(test, dtype=np.int32))
+    labels = [np.arange(count, dtype=np.int32) for count in (train, test)]
+    return Images(places(train), labels[0], places(test), labels[1], AS_IS)
+
+
+def augmented(images, kind, seed):
+    """What `augment` makes of the images with the random numbers of `seed`."""
+    out = np.zeros(images.shape, np.float32)
+    augment(images, AS_IS, kind, np.random.default_rng(seed), out)
+    return out
 
 
 def shift(images):
@@ -43,18 +54,28 @@ def test_digits_are_what_is_known_of_them_without_reading(digits):
     assert (info.train, info.test) == (1437, 360)
     assert digits.train_images.shape == (1437, 32, 32, 3) and digits.test_images.shape == (360, 32, 32, 3)
     assert digits.train_labels.shape == (1437,) and digits.test_labels.shape == (360,)
-    assert digits.train_images.dtype == digits.test_images.dtype == np.float32
+    assert digits.train_images.dtype == digits.test_images.dtype == np.uint8
     assert digits.train_labels.dtype == digits.test_labels.dtype == np.int32
     assert set(digits.train_labels) == set(digits.test_labels) == set(range(10))
 
 
 def test_digits_are_normalised_by_the_training_images(digits):
-    pixels = digits.train_images.astype(np.float64)
+    train, test = digits.table[digits.train_images], digits.table[digits.test_images]
+    pixels = train.astype(np.float64)
     assert abs(pixels.mean()) < 1e-6 and abs(pixels.std() - 1) < 1e-6
     # One scalar mean and deviation: there are as many grey levels as before, in both parts the same.
-    levels = np.unique(digits.train_images)
+    levels = np.unique(train)
     assert len(levels) == 17 and np.allclose(np.diff(levels), levels[1] - levels[0])
-    assert np.isin(digits.test_images, levels).all()
+    assert np.isin(test, levels).all()
+
+
+@settings(max_examples=20)
+@given(st.integers(1, 200), st.integers(0, 2**32))
+def test_the_table_normalises_as_pixels_in_float64_would(count, seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (count, 2, 2, 3), np.uint8)
+    plain = pixels.astype(np.float64)
+    expected = ((plain - plain.mean()) / plain.std()).astype(np.float32)
+    np.testing.assert_array_max_ulp(normalisation(pixels)[pixels], expected, 1)
 
 
 def test_digits_are_enlarged_by_repeating_pixels(digits):
@@ -70,8 +91,7 @@ def test_the_split_of_digits_is_fixed_and_leaves_out_no_image(digits):
     test = np.arange(1797) % 5 == 0
     assert (digits.test_labels == bundled.target[test]).all()
     assert (digits.train_labels == bundled.target[~test]).all()
-    small = [images[:, ::4, ::4, 0] for images in (digits.train_images, digits.test_images)]
-    grey = [np.round((images - small[0].min()) / np.ptp(small[0]) * 16) for images in small]
+    grey = [images[:, ::4, ::4, 0] for images in (digits.train_images, digits.test_images)]
     assert (grey[0] == bundled.images[~test]).all() and (grey[1] == bundled.images[test]).all()
     # Disjoint by content too: no training image is among the test images.
     assert not {image.tobytes() for image in digits.train_images} & {image.tobytes() for image in digits.test_images}
@@ -81,12 +101,13 @@ def test_loading_again_gives_the_same_bits(digits):
     assert DATASETS["digits"].load().sha256 == digits.sha256
 
 
-def test_the_hash_of_a_dataset_notices_one_pixel_and_one_label():
+def test_the_hash_of_a_dataset_notices_one_pixel_one_label_and_the_normalisation():
     images = numbered()
     altered = [dataclasses.replace(images, train_images=images.train_images.copy())]
     altered[0].train_images[-1, -1, -1, -1] += 1
     altered.append(dataclasses.replace(images, test_labels=images.test_labels[::-1]))
-    assert len({images.sha256, *(other.sha256 for other in altered)}) == 3
+    altered.append(dataclasses.replace(images, table=AS_IS[::-1]))
+    assert len({images.sha256, *(other.sha256 for other in altered)}) == 4
 
 
 # ---- Batches ------------------------------------------------------------------------------
@@ -122,6 +143,15 @@ def test_a_batch_made_alone_equals_the_one_made_in_sequence(augmentation):
         np.random.seed(0)  # nor does it use or depend on the global state
         assert same(batches(images, augmentation=augmentation).train(*address), in_sequence[address])
     assert same({"image": images.train_images}, {"image": places(200)})  # nor is the dataset altered
+
+
+def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
+    drawn, made = [], np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", lambda address: drawn.append(tuple(address)) or made(address))
+    permutation.cache_clear()
+    for step in range(3):
+        batches(numbered(), seed=77).train(1, step)
+    assert drawn.count((77, ORDER, 1)) == 1
 
 
 def test_another_seed_epoch_or_step_gives_another_order_and_other_crops():
@@ -176,6 +206,7 @@ def test_no_two_draws_share_a_random_stream(monkeypatch):
         return made(address)
 
     monkeypatch.setattr(np.random, "default_rng", recorded)
+    permutation.cache_clear()
     images = numbered(8)
     numbers = (0, 1, 2, 3, 79, 2**31 - 1)
     for seed, epoch, step in itertools.product(numbers, numbers, numbers[:5]):
@@ -209,7 +240,7 @@ SEEDS = st.integers(0, 2**32)
 
 @given(SEEDS)
 def test_a_crop_is_one_window_of_the_padded_images(seed):
-    found = augment(IMAGES, "crop", np.random.default_rng(seed))
+    found = augmented(IMAGES, "crop", seed)
     corners = [corner for corner, window in WINDOWS[1, 1].items() if (window == found).all()]
     assert len(corners) == 1
     assert corners[0] == tuple(shift(found)[0])
@@ -218,7 +249,7 @@ def test_a_crop_is_one_window_of_the_padded_images(seed):
 @settings(max_examples=50)
 @given(SEEDS)
 def test_flip_and_crop_is_the_same_window_of_each_image_mirrored_in_one_of_four_ways(seed):
-    found = augment(IMAGES, "flip+crop", np.random.default_rng(seed))
+    found = augmented(IMAGES, "flip+crop", seed)
     corners = []
     for corner in WINDOWS[1, 1]:
         fits = np.stack([(of[corner] == found).all(axis=(1, 2, 3)) for of in WINDOWS.values()])  # [mirror, image]
@@ -228,7 +259,7 @@ def test_flip_and_crop_is_the_same_window_of_each_image_mirrored_in_one_of_four_
 
 
 def test_the_four_ways_of_mirroring_are_equally_frequent():
-    found = augment(places(4000), "flip+crop", np.random.default_rng(0))
+    found = augmented(places(4000), "flip+crop", 0)
     across = found[:, 16, 17, 2] < found[:, 16, 16, 2]
     down = found[:, 17, 16, 1] < found[:, 16, 16, 1]
     counts = np.bincount(2 * across + down, minlength=4)
@@ -237,7 +268,34 @@ def test_the_four_ways_of_mirroring_are_equally_frequent():
 
 @given(SEEDS)
 def test_no_augmentation_is_the_identity(seed):
-    assert (augment(IMAGES, "none", np.random.default_rng(seed)) == IMAGES).all()
+    assert (augmented(IMAGES, "none", seed) == IMAGES).all()
+
+
+@settings(max_examples=60)
+@given(seed=SEEDS, kind=st.sampled_from(AUGMENTATIONS), size=st.integers(8, 40), count=st.integers(1, 5))
+def test_augmentation_equals_its_definition_on_normalised_images(seed, kind, size, count):
+    """The definition, image by image in float32: normalise, mirror, pad by zeros, crop."""
+    draw = np.random.default_rng([seed, 1])
+    pixels = draw.integers(0, 256, (count, size, size, 3), np.uint8)
+    table = draw.standard_normal(256).astype(np.float32)
+    before = pixels.copy()
+    out = np.zeros(pixels.shape, np.float32)
+    augment(pixels, table, kind, np.random.default_rng(seed), out)
+
+    random = np.random.default_rng(seed)
+    expected = table[pixels]
+    if kind != "none":
+        top, left = random.integers(0, SHIFTS, 2)
+        mirrored = random.integers(0, 2, (2, count), bool) if kind == "flip+crop" else np.zeros((2, count), bool)
+        for n in range(count):
+            image = expected[n]
+            image = np.fliplr(image) if mirrored[0, n] else image
+            image = np.flipud(image) if mirrored[1, n] else image
+            wide = np.zeros((size + 2 * PADDING, size + 2 * PADDING, 3), np.float32)
+            wide[PADDING:-PADDING, PADDING:-PADDING] = image
+            expected[n] = wide[top : top + size, left : left + size]
+    assert out.tobytes() == expected.tobytes()
+    assert (pixels == before).all()
 
 
 # ---- Test batches -------------------------------------------------------------------------
@@ -246,9 +304,9 @@ def test_no_augmentation_is_the_identity(seed):
 @settings(max_examples=30)
 @given(count=st.sampled_from([1, 7, 360, 1000, 1001, 2500]), workers=st.integers(1, 40))
 def test_the_test_batches_weigh_each_image_once(count, workers):
-    blank = np.zeros((count, 1, 1, 1), np.float32)
+    blank = np.zeros((count, 1, 1, 1), np.uint8)
     labels = np.arange(count, dtype=np.int32)
-    made = list(batches(Images(blank, labels, blank, labels), workers=workers).test())
+    made = list(batches(Images(blank, labels, blank, labels, AS_IS), workers=workers).test())
     label, weight = (np.concatenate([batch[key].ravel() for batch in made]) for key in ("label", "weight"))
     assert (np.bincount(label, weight, minlength=count) == 1).all()
     assert set(weight) <= {0, 1} and weight.dtype == np.float32
@@ -260,4 +318,4 @@ def test_the_test_images_are_not_augmented(digits):
     made = list(batches(digits, workers=7).test())
     image = np.concatenate([batch["image"].reshape(-1, 32, 32, 3) for batch in made])
     weight = np.concatenate([batch["weight"].ravel() for batch in made])
-    assert (image[weight == 1] == digits.test_images).all()
+    assert (image[weight == 1] == digits.table[digits.test_images]).all()

@@ -1,9 +1,11 @@
 """Datasets: `batch(address)` is a pure function, so that any batch can be produced alone."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 
 from .batches import Batches
+from .cifar10 import find_cifar10, load_cifar10
 from .digits import load_digits
 from .images import Images
 
@@ -12,21 +14,21 @@ __all__ = ["DATASETS", "Batches", "DatasetInfo", "Images"]
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """What can be known of a dataset without reading it, and how to read it."""
+    """What can be known of a dataset without reading it, and how to read it.
+
+    Attributes:
+      train, test: numbers of images.
+      load: reads it, from the folder given or where it looks by default; raises InputError or OSError.
+      find: whether `load` would find it without the network; raises InputError.
+    """
 
     train: int
     test: int
-    load: Callable[[], Images]
-
-
-def _no_cifar10() -> Images:
-    raise FileNotFoundError(
-        "the images of dataset 'cifar10' cannot be read by this version; "
-        "to run on the embedded images, add the row dataset,digits (and width,8 batch_size,128 epochs,20)"
-    )
+    load: Callable[[pathlib.Path | None], Images]
+    find: Callable[[pathlib.Path | None], object] = lambda folder: True
 
 
 DATASETS = {
     "digits": DatasetInfo(train=1437, test=360, load=load_digits),
-    "cifar10": DatasetInfo(train=50_000, test=10_000, load=_no_cifar10),
+    "cifar10": DatasetInfo(train=50_000, test=10_000, load=load_cifar10, find=find_cifar10),
 }

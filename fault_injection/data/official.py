@@ -1,0 +1,123 @@
+"""CIFAR-10 as its authors publish it: the binary or the python layout, as a folder or as an archive.
+
+Reference: Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009,
+https://www.cs.toronto.edu/~kriz/cifar.html.
+"""
+
+import gzip
+import pathlib
+import tarfile
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..errors import InputError
+from .images import Images, normalisation
+from .pickles import as_pixels, read_pickle
+
+PARTS = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+ROWS = 10_000  # images in each
+PIXELS = 3 * 32 * 32  # bytes of an image: red, green and blue plane
+BINARY_BYTES = ROWS * (1 + PIXELS)
+LARGEST_PICKLE = 8 * BINARY_BYTES  # no protocol takes more; what is larger is not read
+
+
+def is_official(folder: pathlib.Path) -> bool:
+    """Whether a folder holds at least one file of either layout."""
+    return any((folder / f"{part}{suffix}").is_file() for part in PARTS for suffix in ("", ".bin"))
+
+
+def read_official(path: pathlib.Path) -> Images:
+    """Read a folder or an archive; of all layouts come the same images in the same order.
+
+    Raises:
+      InputError: a file is missing, damaged or not CIFAR-10; the message names it.
+      OSError: a file cannot be read.
+    """
+    pixels = np.empty((len(PARTS) * ROWS, 32, 32, 3), np.uint8)
+    labels = np.empty(len(PARTS) * ROWS, np.int32)
+    missing = list(PARTS)
+    for name, where, content in _files_in_folder(path) if path.is_dir() else _files_in_archive(path):
+        part = name.removesuffix(".bin")
+        try:
+            label, planes = _binary(content) if name.endswith(".bin") else _pickled(content)
+        except ValueError as error:
+            raise InputError(str(error), where) from None
+        for record, found in enumerate(label):
+            if not 0 <= found <= 9:
+                raise InputError(f"label {found} in record {record}, expected 0 to 9", where)
+        rows = slice(ROWS * PARTS.index(part), ROWS * (PARTS.index(part) + 1))
+        labels[rows] = label
+        pixels[rows] = planes.reshape(ROWS, 3, 32, 32).transpose(0, 2, 3, 1)
+        if part in missing:
+            missing.remove(part)
+    if missing:
+        raise InputError(f"{', '.join(missing)} missing, expected the six files {', '.join(PARTS)}", path)
+    train = len(labels) - ROWS
+    return Images(pixels[:train], labels[:train], pixels[train:], labels[train:], normalisation(pixels[:train]))
+
+
+def _files_in_folder(folder) -> Iterator[tuple[str, pathlib.Path, bytes]]:
+    """Name, place and content of each file of the layout that the folder holds."""
+    suffix = ".bin" if any((folder / f"{part}.bin").is_file() for part in PARTS) else ""
+    for part in PARTS:
+        file = folder / f"{part}{suffix}"
+        if file.exists():
+            _check_size(file.name, file.stat().st_size, file)
+            yield file.name, file, file.read_bytes()
+
+
+def _files_in_archive(path) -> Iterator[tuple[str, pathlib.Path, bytes]]:
+    """The same from an archive, read from its beginning to its end and never unpacked."""
+    try:
+        with gzip.open(path) as unzipped:
+            with tarfile.open(fileobj=unzipped, mode="r|") as archive:
+                for member in archive:
+                    where = path / member.name
+                    if "cifar-100" in member.name:
+                        raise InputError("an archive of CIFAR-100, expected CIFAR-10", path)
+                    if where.name.removesuffix(".bin") in PARTS and member.isfile():
+                        _check_size(where.name, member.size, where)
+                        file = archive.extractfile(member)
+                        yield where.name, where, file.read() if file else b""
+            while unzipped.read(2**20):  # to the end, where gzip compares its checksum
+                pass
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+        raise InputError(f"damaged or truncated, expected a whole .tar.gz archive ({error})", path) from None
+
+
+def _check_size(name, size, where):
+    if name.endswith(".bin"):
+        if size != BINARY_BYTES:
+            raise InputError(f"{size:,} bytes, expected {BINARY_BYTES:,}", where)
+    elif not ROWS * PIXELS < size < LARGEST_PICKLE:
+        raise InputError(f"{size:,} bytes, expected somewhat more than {ROWS * PIXELS:,}", where)
+
+
+def _binary(content) -> tuple[list[int], np.ndarray]:
+    """Labels [ROWS] and pixels [ROWS,PIXELS]."""
+    records = np.frombuffer(content, np.uint8).reshape(ROWS, 1 + PIXELS)
+    return records[:, 0].tolist(), records[:, 1:]
+
+
+def _pickled(content) -> tuple[list[int], np.ndarray]:
+    """The same from the python layout; raises ValueError."""
+    batch = read_pickle(content)
+    if b"fine_labels" in batch:
+        raise ValueError("a file of CIFAR-100, expected CIFAR-10")
+    for key in (b"labels", b"data"):
+        if key not in batch:
+            raise ValueError(f"has no entry {key.decode()!r}, expected 'labels' and 'data'")
+    labels = batch[b"labels"]
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise ValueError(f"'labels' are not a list of whole numbers but {type(labels).__name__}")
+    if len(labels) != ROWS:
+        raise ValueError(f"{len(labels):,} labels, expected {ROWS:,}")
+    try:
+        pixels = as_pixels(batch[b"data"])
+    except ValueError as error:
+        raise ValueError(f"'data' is {error}") from None
+    if pixels.shape != (ROWS, PIXELS):
+        raise ValueError(f"'data' has shape {pixels.shape}, expected {(ROWS, PIXELS)}")
+    return labels, pixels
