@@ -10,7 +10,7 @@ import sys
 
 from .environment import PRECISIONS, ROOT, cache_folder, prepare, use_huge_pages
 from .errors import InputError, Untrustworthy
-from .processes import agree, join, leading, leave, say
+from .processes import agree, broke_off, join, leading, leave, say
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
@@ -18,8 +18,6 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
 
     Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.
     """
-    from jax.errors import JaxRuntimeError
-
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _check_models()
@@ -36,7 +34,9 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
     except Untrustworthy as error:
         print(error, file=sys.stderr)
         return 1
-    except JaxRuntimeError as error:  # a device or another process is lost, or there is too little memory
+    except Exception as error:
+        if not broke_off(error):
+            raise
         reason = str(error).partition("\n")[0][:300]
         print(f"the computation broke off ({reason}); the same command goes on where it stopped", file=sys.stderr)
         return 1
@@ -293,7 +293,7 @@ def _replay(options) -> None:
         _check(options, injection)
         return
     out = options.out or pathlib.Path("results") / options.file.stem
-    if out.exists() and not out.is_dir():
+    if agree(lambda: out.exists() and not out.is_dir()):
         raise InputError("--out is a file, expected a folder", out)
     command = ["python", "reproduce_injections.py", *options.arguments[1:]]
     result = replay(injection, options.file.stem, out, cache=options.cache, data_dir=options.data_dir, command=command)

@@ -26,7 +26,6 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
     to `path` takes over.  Of several processes writing to `path`, one writes at a time.
     """
     path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial")
     with only_writer(aside) as file:
         try:
@@ -41,12 +40,23 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
 
 
 @contextlib.contextmanager
-def only_writer(path: pathlib.Path) -> Iterator[BinaryIO]:
-    """The file, made where there is none, open from its beginning once no other process is writing to it."""
+def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None) -> Iterator[BinaryIO]:
+    """The file, made where there is none, open from its beginning once no other process is writing to it.
+
+    It is free again when its process ends, however it ends.
+
+    Args:
+      waiting: called before waiting for another process.
+    """
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # less what the umask takes away
         with os.fdopen(handle, "r+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                waiting()
+                fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 mine = os.path.samestat(os.fstat(handle), path.stat())
             except FileNotFoundError:

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import functools
 import hashlib
 import json
@@ -18,7 +17,7 @@ from tqdm import tqdm
 from .environment import cache_folder
 from .errors import InputError, Untrustworthy
 from .files import DamagedFile, write_json
-from .processes import agree, leading, say, shared
+from .processes import leading, say, shared
 from .session import Session
 from .store import Epoch, RunStore, epoch_record
 from .training import Array, State
@@ -72,6 +71,24 @@ class Golden:
         """Where its files are."""
         return self.store.folder
 
+    @shared
+    def elsewhere(self) -> list[tuple[pathlib.Path, str]]:
+        """Golden runs in this cache that the same code made of the same workload elsewhere, and what differs there."""
+        found = []
+        ours = self.determined_by["arithmetic"]
+        for path in sorted(self.cache.glob("golden/*/golden.json")):
+            with contextlib.suppress(OSError, ValueError, KeyError):
+                other = json.loads(path.read_text(encoding="utf-8"))
+                theirs = other["arithmetic"]
+                differs = [f"{name} {theirs[name]}, here {ours[name]}" for name in ours if theirs[name] != ours[name]]
+                if (
+                    other["workload"] == self.determined_by["workload"]
+                    and theirs["source"] == ours["source"]
+                    and differs
+                ):
+                    found.append((path.parent, "; ".join(differs)))
+        return found
+
     def disk_bytes(self, epochs: int) -> int:
         """Disk that the run takes up to `epochs`: kept checkpoints, the newest, and the record."""
         kept = epochs if self.keep is None else len({e for e in self.keep if e < epochs})
@@ -89,7 +106,7 @@ class Golden:
         """
         if self.store.records() >= epochs:
             return
-        with self._lock():
+        with self.store.alone():
             if self.store.records() >= epochs:  # another process has made it meanwhile
                 return
             shared(write_json)(self.folder / "golden.json", self.determined_by)
@@ -110,7 +127,7 @@ class Golden:
         first, state = self._newest(epoch)
         if first < epoch:
             say(f"golden run: no checkpoint before epoch {epoch}; running again from epoch {first}")
-            with self._lock():
+            with self.store.alone():
                 state = self._train(state, first, epoch)
         return state
 
@@ -183,22 +200,6 @@ class Golden:
                 "machine computes differently than when it was made, or it computes wrongly; "
                 "to make it anew, delete that folder"
             )
-
-    @contextlib.contextmanager
-    def _lock(self):
-        """One run at a time writes here; it is released when its process ends, however it ends."""
-        with contextlib.ExitStack() as held:
-            agree(lambda: self._take_lock(held))
-            yield
-
-    def _take_lock(self, held):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        file = held.enter_context((self.folder / "lock").open("w"))
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"golden run: another process is writing to {self.folder}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def content_hash(value) -> str:

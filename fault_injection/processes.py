@@ -8,6 +8,7 @@ written once, and an error there is an error of all.
 import functools
 import os
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
@@ -15,6 +16,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 
 Result = TypeVar("Result")
+STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
 
 
@@ -36,6 +38,14 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
         jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT)
     else:
         jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT)
+
+
+def broke_off(error: Exception) -> bool:
+    """Whether an error says that a device or another process is lost, or that memory is."""
+    from jax.errors import JaxRuntimeError
+
+    # A collective that fails where a program is started gives a ValueError, which begins with the runtime's status.
+    return isinstance(error, JaxRuntimeError) or (isinstance(error, ValueError) and bool(STATUS.match(str(error))))
 
 
 def leave(code: int) -> NoReturn:
@@ -73,9 +83,9 @@ def agree(function: Callable[[], Result]) -> Result:
     if leading():
         try:
             value = function()
-        except jax.errors.JaxRuntimeError:  # there may be nobody left to tell
-            raise
-        except Exception as raised:  # whatever it is, the others are waiting
+        except Exception as raised:  # whatever it is, the others are waiting; unless there is nobody left to tell
+            if broke_off(raised):
+                raise
             error = raised
     value, error = _tell((value, error))
     if error is not None:

@@ -69,17 +69,26 @@ def replay(
     epochs = epochs_needed(injection)
     missing = epochs - golden.store.records()
     if missing > 0:
+        for folder, differences in golden.elsewhere():
+            say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")
         say(
             f"no golden run of {injection.workload.name} on {injection.workload.dataset} with these options and this "
             f"machine yet, or not all of it: making {missing} epochs of {session.steps_per_epoch} steps in "
             f"{golden.folder}, up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
         )
     golden.ensure(epochs)
-    last = last_step(injection)
-    faulty = FaultyRun(injection, session, golden, last)
-    faulty.go()
+    faulty = FaultyRun(injection, session, golden, last_step(injection))
+    with faulty.store.alone():
+        faulty.go()
+        result = _judge(faulty)
+        _write(result, name, out, session, golden, command, time.monotonic() - begun)
+        faulty.forget()
+    return result
 
-    run = faulty.run
+
+def _judge(faulty: FaultyRun) -> Replay:
+    """The verdict on a faulty run that has ended."""
+    injection, session, golden, run = faulty.injection, faulty.session, faulty.golden, faulty.run
     paired = Run(
         run.first, [cut(golden.record(run.first + i), len(e["step"])) for i, e in enumerate(run.epochs)], run.ended
     )
@@ -90,18 +99,16 @@ def replay(
     outcome = classify(
         _trace(paired, injection.step),
         _trace(run, injection.step),
-        finished=last == injection.workload.epochs * session.steps_per_epoch - 1,
+        finished=faulty.last == injection.workload.epochs * session.steps_per_epoch - 1,
         first_nonfinite=faulty.first_nonfinite,
         exactly_masked_after=faulty.exactly_masked_after,
         noise=noise_floor(golden, injection.workload.epochs, window),
         chance=float(np.bincount(labels).max() / len(labels)),
         thresholds=thresholds,
     )
+    epochs = epochs_needed(injection)
     whole = Run(0, [golden.record(epoch) for epoch in range(epochs)], epochs)
-    result = Replay(injection, outcome, whole, run, faulty.struck)
-    _write(result, name, out, session, golden, command, time.monotonic() - begun)
-    faulty.forget()
-    return result
+    return Replay(injection, outcome, whole, run, faulty.struck)
 
 
 def prepare(

@@ -12,7 +12,9 @@ from models.fault import Fault
 from .data import DATASETS, Batches, Images
 from .data.batches import steps_per_epoch
 from .environment import arithmetic
+from .errors import InputError
 from .optimizers import history
+from .processes import agree
 from .training import Program, State, StepReport, leaf_names, make_program
 from .workloads import Workload, make_network, make_optimizer
 
@@ -59,8 +61,11 @@ class Session:
 
     @functools.cached_property
     def images(self) -> Images:
-        """The dataset; raises InputError or OSError where it cannot be read."""
-        return DATASETS[self.workload.dataset].load(self.data_dir)
+        """The dataset; raises InputError or OSError where it cannot be read, or where processes have read others."""
+        images = DATASETS[self.workload.dataset].load(self.data_dir)
+        if agree(lambda: images.sha256) != images.sha256:
+            raise InputError(f"process {jax.process_index()} has read other images of this dataset than process 0")
+        return images
 
     @functools.cached_property
     def batches(self) -> Batches:

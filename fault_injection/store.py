@@ -5,15 +5,17 @@ Each file is whole or absent and carries a checksum, so a run killed at any mome
 from its newest sound checkpoint.  Of several processes the leader alone needs the disk.
 """
 
+import contextlib
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
 
-from .files import DamagedFile, read_arrays, write_arrays
-from .processes import shared
+from .files import DamagedFile, only_writer, read_arrays, write_arrays
+from .processes import agree, say, shared
 from .training import State, StepReport, leaf_names
 
 Epoch = dict[str, np.ndarray]
@@ -52,6 +54,17 @@ class RunStore:
 
     folder: pathlib.Path
     abstract: State
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One run at a time writes here; another waits, and says so."""
+        with contextlib.ExitStack() as held:
+            agree(lambda: self._enter(held))
+            yield
+
+    def _enter(self, held):
+        told = functools.partial(say, f"another process is writing to {self.folder}; waiting for it")
+        held.enter_context(only_writer(self.folder / "lock", told))
 
     def record_path(self, epoch: int) -> pathlib.Path:
         """File of an epoch's record."""

@@ -178,6 +178,34 @@ def test_a_fault_acts_on_one_operand_of_one_worker(name, operand):
     assert abs(int(seen.struck.output_changed) - changed) <= 0.02 * changed
 
 
+def rounded(tensor, digits):
+    """float32 with its mantissa rounded to so many bits, ties to even."""
+    bits, drop = np.float32(tensor).view(np.uint32), 23 - digits
+    half = np.uint32((1 << drop - 1) - 1) + (bits >> drop & 1)
+    return ((bits + half) >> drop << drop).view(np.float32)
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("tensorfloat32", 10), ("bfloat16", 7)])
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_operations_read_operands_in_the_matrix_precision(name, precision, digits):
+    """What a fault has written too; float32 operands would be off by hundreds of times the tolerance."""
+    operation, a_shape, b_shape = OPERATIONS[name]
+    random = np.random.default_rng(0)
+    a = random.standard_normal((WORKERS, BATCH, *a_shape)).astype(np.float32)
+    b_lead = (WORKERS, BATCH) if isinstance(operation, Summed) else ()
+    b = random.standard_normal((*b_lead, *b_shape)).astype(np.float32)
+    operands = reference(operation, a, b)
+    operands[1][0].reshape(-1)[5] = value = np.float32(1.2345678)
+    expected = [product(operation, *(rounded(t, digits).astype(np.float64) for t in pair)) for pair in operands]
+    fault = make_fault(name, Operand.INPUT, 1, [5], flip=value.view(np.uint32), size=4)
+    with jax.default_matmul_precision(precision):
+        result = np.asarray(jax.jit(lambda a, b: perform(operation, name, a, b, context(fault))[0])(a, b))
+    if isinstance(operation, Summed):
+        expected = sum(expected)
+        expected = expected.transpose(1, 2, 0, 3) if expected.ndim == 4 else expected
+    np.testing.assert_allclose(result, np.stack(expected), rtol=1e-5, atol=1e-5)
+
+
 def context(fault):
     return Context(key=jax.random.key(0), workers=jnp.arange(WORKERS), fault=fault)
 

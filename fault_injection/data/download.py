@@ -35,7 +35,6 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
       InputError: what arrived is not the file expected; it is removed.
       OSError: it cannot be written, for lack of space for example.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial")
     with only_writer(partial) as file:
         if path.exists():  # another process has brought it meanwhile

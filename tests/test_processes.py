@@ -1,0 +1,126 @@
+"""Several processes that compute one run, for real: two processes on this machine, a device each."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from fault_injection.cli import main
+from fault_injection.injection import Injection, write_injection
+from fault_injection.workloads import make_workload
+
+OPTIONS = {"dataset": "digits", "width": 2, "batch_size": 128, "workers": 4, "epochs": 3}
+WORKLOAD = make_workload("resnet18", **OPTIONS)
+# Of worker 3, which process 1 computes.
+FAULT = Injection(
+    WORKLOAD, "bkwd_inject", "RD", 3, "basicblock_3_basic_0_conv1_grad_in", 1, 4, ((5, 2, 1, 3),), (0.05,)
+)
+GOLDEN = ["-m", "fault_injection", "golden", "resnet18"]
+for name in ("dataset", "width", "batch_size", "workers"):
+    GOLDEN += [f"--{name.replace('_', '-')}", OPTIONS[name]]
+
+
+@pytest.fixture
+def start(repository):
+    """Starts a process with so many devices; none survives the test."""
+    started = []
+
+    def start(*arguments, devices=1):
+        flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        command = [sys.executable, *map(str, arguments)]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, cwd=repository, env=os.environ | flags, stdout=pipe, stderr=pipe, text=True)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def start_two(start):
+    def start_two(*arguments):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            address = f"127.0.0.1:{free.getsockname()[1]}"
+        return [start(*arguments, "--coordinator", address, "--processes", 2, "--process", i) for i in (0, 1)]
+
+    return start_two
+
+
+def records(cache):
+    """Of the golden run in a cache, an epoch each."""
+    return sorted(cache.glob("golden/*/records/[0-9]*.npz"))
+
+
+def test_two_processes_compute_the_bits_that_one_with_two_devices_computes(start, start_two, tmp_path):
+    write_injection(tmp_path / "example.csv", FAULT)
+
+    def arguments(run):
+        folders = ["--out", tmp_path / run / "out", "--cache", tmp_path / run]
+        return ["reproduce_injections.py", "--file", tmp_path / "example.csv", *folders]
+
+    alone = start(*arguments("one"), devices=2)
+    verdict, errors = alone.communicate()
+    assert alone.returncode == 0, errors
+    leader, follower = start_two(*arguments("two"))
+    told, errors = leader.communicate()
+    assert leader.returncode == 0, errors
+    spoken = [line for line in follower.communicate()[0].splitlines() if not line.startswith("[Gloo]")]
+    assert spoken == []
+    assert follower.returncode == 0
+    assert verdict.splitlines()[0] in told.splitlines()
+    for one, two in zip(records(tmp_path / "one"), records(tmp_path / "two"), strict=True):
+        np.testing.assert_array_equal(np.load(one)["digest"], np.load(two)["digest"])
+    for name in ("outcome.json", "replay_example.txt"):
+        one, two = (tmp_path / run / "out" / name for run in ("one", "two"))
+        assert re.sub("weights from .*", "", one.read_text()) == re.sub("weights from .*", "", two.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("killed", [0, 1])
+def test_when_one_process_dies_the_other_ends_too_and_the_run_goes_on(start_two, tmp_path, killed):
+    both = start_two(*GOLDEN, "--epochs", 1000, "--keep-epochs", 0, "--cache", tmp_path)
+    deadline = time.monotonic() + 120
+    while len(records(tmp_path)) < 3 and time.monotonic() < deadline:
+        assert [process.poll() for process in both] == [None, None]
+        time.sleep(0.05)
+    both[killed].kill()
+    survivor = both[1 - killed]
+    errors = survivor.communicate(timeout=60)[1]
+    # Where JAX's own watch over the processes is faster than the failing computation, it ends the process.
+    expected = {1: "the same command goes on where it stopped", -signal.SIGABRT: "another task died"}
+    assert expected[survivor.returncode] in errors
+    assert "Traceback" not in errors
+    made = len(records(tmp_path))
+    leader, follower = start_two(*GOLDEN, "--epochs", made + 1, "--keep-epochs", 0, "--cache", tmp_path)
+    errors = leader.communicate()[1]
+    assert (leader.returncode, follower.wait()) == (0, 0), errors
+    assert f"epochs {made} to {made} made" in errors
+    assert len(records(tmp_path)) == made + 1
+
+
+def test_a_process_without_its_number_is_refused(start, tmp_path):
+    process = start("reproduce_injections.py", "--file", tmp_path / "x.csv", "--coordinator", "127.0.0.1:9")
+    errors = process.communicate()[1]
+    assert (process.returncode, errors.count("\n")) == (2, 1)
+    assert "--processes N and --process I" in errors
+
+
+def test_a_lost_device_gives_one_line(monkeypatch, capsys, tmp_path):
+    def steps(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone\nwhere: in XLA")
+
+    monkeypatch.setattr("fault_injection.session.Session.steps", steps)
+    assert main([*map(str, GOLDEN[2:]), "--cache", str(tmp_path)]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "(INTERNAL: the device is gone); the same command goes on" in line
