@@ -6,12 +6,15 @@ import pathlib
 import hypothesis
 import pytest
 
+from fault_injection.environment import prepare
+
 HERE = pathlib.Path(__file__).parent
 FIXTURES = pytest.StashKey[pathlib.Path]()
 
 # Compiled programs are kept between runs of the tests, and shared with the processes they start.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+prepare()  # as commands do, so that golden runs made here and by processes are the same
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,9 +1,11 @@
 """The golden run survives being killed and damaged, and never uses what it cannot trust."""
 
 import dataclasses
+import json
 import os
 import pathlib
 import random
+import resource
 import signal
 import subprocess
 import sys
@@ -102,6 +104,36 @@ def test_a_run_that_does_not_repeat_its_record_is_refused(copy, session):
     copy.store.checkpoint_path(2).unlink()
     with pytest.raises(NotRepeated, match=rf"epoch 1, step 3 .*{session.names.digest[5]} the first"):
         copy.state_before(2)
+
+
+def test_a_run_that_another_device_made_is_named_and_not_used(copy, session):
+    path = copy.folder / "golden.json"
+    known = json.loads(path.read_text())
+    known["arithmetic"] |= {"platform": "gpu", "device_kind": "NVIDIA H100"}
+    elsewhere = copy.folder.with_name("resnet18-digits-0123456789ab")
+    copy.folder.rename(elsewhere)
+    (elsewhere / "golden.json").write_text(json.dumps(known))
+    here = Golden(session, copy.cache)
+    assert here.store.records() == 0
+    assert here.elsewhere() == [(elsewhere, "platform gpu, here cpu; device_kind NVIDIA H100, here cpu")]
+    known["workload"]["seed"] += 1
+    (elsewhere / "golden.json").write_text(json.dumps(known))
+    assert here.elsewhere() == []
+
+
+def test_without_space_one_line_names_the_file_and_the_run_goes_on_later(whole, repository, tmp_path):
+    command = [sys.executable, "-m", "fault_injection", *COMMAND, "--cache", str(tmp_path)]
+
+    def little_space():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))  # less than a checkpoint
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, preexec_fn=little_space)
+    assert done.returncode == 2
+    assert "checkpoints/.0000.npz.partial" in done.stderr.splitlines()[-1]
+    assert files(tmp_path) == {}
+    assert subprocess.run(command, cwd=repository, stderr=subprocess.DEVNULL).returncode == 0
+    assert files(tmp_path / "golden" / whole.folder.name) == files(whole.folder)
 
 
 def test_only_the_epochs_asked_for_keep_their_checkpoints(session, whole, tmp_path):

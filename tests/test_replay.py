@@ -185,6 +185,21 @@ def test_killed_and_started_again_it_ends_with_the_same_verdict_and_numbers(cach
     assert not list(waiting.iterdir())
 
 
+def test_of_two_replays_of_one_file_one_waits_for_the_other(cache, tmp_path, repository):
+    write_injection(tmp_path / "example.csv", MILD)
+    command = [sys.executable, "reproduce_injections.py", "--file", tmp_path / "example.csv", "--cache", cache, "--out"]
+    both = [
+        subprocess.Popen([*command, tmp_path / name], cwd=repository, stderr=subprocess.PIPE, text=True)
+        for name in ("one", "two")
+    ]
+    said = "".join(process.communicate()[1] for process in both)
+    assert [process.returncode for process in both] == [0, 0]
+    assert said.count("another process is writing") <= 1  # none where one had ended before the other began
+    assert "going on with" not in said
+    one, two = ((tmp_path / name / "outcome.json").read_text() for name in ("one", "two"))
+    assert one == two
+
+
 def test_images_that_are_not_at_hand_give_one_line(repository, tmp_path):
     file = repository / "injections" / "published" / "resnet18-masked.csv"
     command = [sys.executable, repository / "reproduce_injections.py", "--file", file, "--cache", tmp_path]

@@ -1,6 +1,7 @@
 """What every image dataset is once it is read."""
 
 import dataclasses
+import functools
 import hashlib
 
 import numpy as np
@@ -21,7 +22,7 @@ class Images:
     test_labels: np.ndarray
     table: np.ndarray
 
-    @property
+    @functools.cached_property
     def sha256(self) -> str:
         """Hash of every pixel, label and normalised value, part of what a golden run is filed under."""
         digest = hashlib.sha256()
