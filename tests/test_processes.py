@@ -63,6 +63,7 @@ def records(cache):
 
 
 def test_two_processes_compute_the_bits_that_one_with_two_devices_computes(start, start_two, tmp_path):
+    """A sum over two devices has one order, wherever they are; with four, processes add in another."""
     write_injection(tmp_path / "example.csv", FAULT)
 
     def arguments(run):
