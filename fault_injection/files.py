@@ -27,7 +27,7 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
     """
     path = pathlib.Path(path)
     aside = path.with_name(f".{path.name}.partial")
-    with only_writer(aside) as file:
+    with named(path), only_writer(aside) as file:
         try:
             file.truncate()
             write(file)
@@ -37,6 +37,17 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+
+
+@contextlib.contextmanager
+def named(path: pathlib.Path) -> Iterator[None]:
+    """Errors of the system that do not say of which file they are, as of a full disk, say that it is `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+        raise
 
 
 @contextlib.contextmanager

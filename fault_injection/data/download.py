@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from tqdm import tqdm
 
 from ..errors import InputError
-from ..files import only_writer
+from ..files import named, only_writer
 
 CHUNK = 2**20
 TIMEOUT = 30  # seconds without a byte
@@ -36,7 +36,7 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
       OSError: it cannot be written, for lack of space for example.
     """
     partial = path.with_name(f".{path.name}.partial")
-    with only_writer(partial) as file:
+    with named(partial), only_writer(partial) as file:
         if path.exists():  # another process has brought it meanwhile
             partial.unlink()
             return
@@ -50,7 +50,8 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
                     before = have
                     for start, chunk in _chunks(url, have):
                         file.seek(start)
-                        _write(file, chunk, partial)
+                        file.write(chunk)
+                        file.flush()
                         have = start + len(chunk)
                         bar.update(have - bar.n)
                     if have == before:  # the server has no more
@@ -95,11 +96,3 @@ def _chunks(url: str, start: int) -> Iterator[tuple[int, bytes]]:
 def _md5(file) -> str:
     file.seek(0)
     return hashlib.file_digest(file, "md5").hexdigest()
-
-
-def _write(file, chunk, path):
-    try:
-        file.write(chunk)
-        file.flush()
-    except OSError as error:  # a full disk is not said of which file
-        raise OSError(error.errno, error.strerror, str(path)) from None
