@@ -98,6 +98,9 @@ def _asked(what, drive_id, call):
         raise InputError(f"Google Drive does not give {what} ({_short(error)}). {later}") from None
     except requests.exceptions.RequestException as error:  # before OSError, of which it is one
         raise InputError(f"Google Drive cannot be reached for {what} ({_short(error)}). {later}") from None
+    except (KeyError, AttributeError, AssertionError, TypeError, ValueError) as error:  # it reads web pages
+        upgrade = "the pages may have changed: pip install --upgrade gdown"
+        raise InputError(f"gdown does not understand what it got for {what} ({error!r}); {upgrade}. {later}") from None
 
 
 def _short(error) -> str:
