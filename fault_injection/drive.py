@@ -104,7 +104,8 @@ def _asked(what, drive_id, call):
 
 
 def _short(error) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__
+    cause = str(error).rpartition("(Caused by ")[2]  # what requests wraps up
+    return " ".join(cause.split())[:200] or type(error).__name__
 
 
 def _url(drive_id) -> str:
