@@ -67,6 +67,8 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(program: str) -> argparse.ArgumentParser:
     from .injection import SCALE
+    from .replay import CHECKPOINTS
+    from .upstream import DRIVE
 
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -80,6 +82,13 @@ def _parser(program: str) -> argparse.ArgumentParser:
     sub.add_argument("--file", required=True, type=pathlib.Path, help="injection file")
     sub.add_argument("--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file)")
     sub.add_argument("--check", action="store_true", help="validate, say what would be done, and run nothing")
+    sub.add_argument(
+        "--checkpoints",
+        choices=CHECKPOINTS,
+        default="own",
+        help="where the golden run starts: initial weights, or the published checkpoint before the fault's epoch, "
+        "once fetch-checkpoints has imported it (default: %(default)s)",
+    )
     _machine_options(sub)
 
     sub = command("golden", _golden, "make a fault-free run, and its twins")
@@ -111,6 +120,22 @@ def _parser(program: str) -> argparse.ArgumentParser:
     _workload_options(sub, "as in FILE", SCALE)
     sub.add_argument("--out", type=pathlib.Path, help="the new file (default: NAME_width8_epochs20.csv or the like)")
     sub.add_argument("--force", action="store_true", help="overwrite the new file, if it exists")
+
+    sub = command("fetch-checkpoints", _fetch_checkpoints, "download the published checkpoints, and import them")
+    sub.add_argument("workload", nargs="?", help="only this workload's (default: each checkpoint's own)")
+    sub.add_argument(
+        "--drive", choices=tuple(DRIVE), default="examples", help="which published folder (default: %(default)s)"
+    )
+    sub.add_argument("--only", default="*", metavar="PATTERN", help="files of it whose path fits, such as '*epoch_19*'")
+    sub.add_argument(
+        "--from",
+        dest="place",
+        type=pathlib.Path,
+        metavar="PATH",
+        help="download nothing: a folder of TensorFlow checkpoints, or one of them without its .index",
+    )
+    sub.add_argument("--epoch", type=_whole, help="before which epoch the one found was taken, if it does not say")
+    sub.add_argument("--cache", type=pathlib.Path, help=f"folder that keeps them (default: {cache_folder()})")
     return parser
 
 
@@ -199,12 +224,18 @@ def _epochs(text):
     return epochs
 
 
-def _workload(options, defaults):
+def _known_workload(name):
     from .errors import did_you_mean
-    from .workloads import WORKLOADS, make_workload
+    from .workloads import WORKLOADS
 
-    if options.workload not in WORKLOADS:
-        raise InputError(f"workload {options.workload!r} is unknown{did_you_mean(options.workload, WORKLOADS)}")
+    if name not in WORKLOADS:
+        raise InputError(f"workload {name!r} is unknown{did_you_mean(name, WORKLOADS)}")
+
+
+def _workload(options, defaults):
+    from .workloads import make_workload
+
+    _known_workload(options.workload)
     workload = make_workload(options.workload, **(defaults | _given(options)))
     if workload.batch_size % workload.workers:
         raise InputError(f"--batch-size {workload.batch_size} is not a multiple of the {workload.workers} workers")
@@ -253,6 +284,16 @@ def _scale(options) -> None:
     print(*mapping, injection.sentence(), f"written to {out}", sep="\n")
 
 
+def _fetch_checkpoints(options) -> None:
+    from .upstream import fetch
+
+    if options.workload is not None:
+        _known_workload(options.workload)
+    chosen = {"drive": options.drive, "only": options.only, "place": options.place, "epoch": options.epoch}
+    for path in fetch(options.workload, **chosen, cache=options.cache):
+        print(path)
+
+
 def _golden(options) -> None:
     from .golden import Golden
     from .session import Session
@@ -296,7 +337,8 @@ def _replay(options) -> None:
     if agree(lambda: out.exists() and not out.is_dir()):
         raise InputError("--out is a file, expected a folder", out)
     command = ["python", "reproduce_injections.py", *options.arguments[1:]]
-    result = replay(injection, options.file.stem, out, cache=options.cache, data_dir=options.data_dir, command=command)
+    places = {"cache": options.cache, "data_dir": options.data_dir, "checkpoints": options.checkpoints}
+    result = replay(injection, options.file.stem, out, **places, command=command)
     _tell(f"{result.outcome.outcome}: {result.outcome.rule}")
     _tell(f"written to {out}/")
 
@@ -314,9 +356,10 @@ def _check(options, injection):
     w, epochs = injection.workload, epochs_needed(injection)
     print(injection.sentence())
     print(f"Workload: {_shown(w)}")
-    session, golden = prepare(injection, options.cache, options.data_dir)
+    session, golden = prepare(injection, options.cache, options.data_dir, options.checkpoints)
+    start = f" from the published checkpoint before epoch {golden.first}" if golden.start else ""
     print(
-        f"Needs a golden run of {epochs} epochs of {injection.steps_per_epoch} steps, "
+        f"Needs a golden run{start} of {epochs - golden.first} epochs of {injection.steps_per_epoch} steps, "
         f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB on disk; {_made(session, golden)}."
     )
     steps = last_step(injection) + 1 - injection.epoch * injection.steps_per_epoch
@@ -329,7 +372,7 @@ def _made(session, golden) -> str:
     dataset = session.workload.dataset
     if not DATASETS[dataset].find(session.data_dir):
         return f"the images of {dataset} are not at hand, they would be downloaded (or name their folder: --data-dir)"
-    return f"{golden.store.records()} epochs of it are in {golden.folder}"
+    return f"{golden.recorded() - golden.first} epochs of it are in {golden.folder}"
 
 
 def _shown(workload) -> str:

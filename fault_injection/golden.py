@@ -20,13 +20,34 @@ from .files import DamagedFile, write_json
 from .processes import leading, say, shared
 from .session import Session
 from .store import Epoch, RunStore, epoch_record
-from .training import Array, State
+from .training import Array, State, leaf_names
 
 KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being asked
 
 
 class NotRepeated(Untrustworthy):
     """A step did not reproduce the golden record."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Start:
+    """A state, made elsewhere, that a golden run starts from in place of initial weights.
+
+    Attributes:
+      epoch: the epoch that it precedes, the first of the run and of its record.
+      state: on the host.
+      origin: where it comes from, for people to read.
+    """
+
+    epoch: int
+    state: State
+    origin: dict[str, Any]
+
+    @functools.cached_property
+    def sha256(self) -> str:
+        """Of the state's bytes."""
+        leaves = zip(leaf_names(self.state), jax.tree.leaves(self.state), strict=True)
+        return hashlib.sha256(b"".join(f"{name} ".encode() + leaf.tobytes() for name, leaf in leaves)).hexdigest()
 
 
 class Golden:
@@ -40,19 +61,34 @@ class Golden:
       session: the workload, ready to run.
       cache: folder of the cache; by default `environment.cache_folder()`.
       keep: epochs whose checkpoints are kept besides the newest; None keeps all.
+      start: the run begins there, and its record with it; None begins at initial weights.
+
+    Attributes:
+      first: its first epoch.
     """
 
-    def __init__(self, session: Session, cache: pathlib.Path | None = None, keep: Collection[int] | None = None):
+    def __init__(
+        self,
+        session: Session,
+        cache: pathlib.Path | None = None,
+        keep: Collection[int] | None = None,
+        start: Start | None = None,
+    ):
         self.session = session
         self.keep = keep
         self.cache = cache or cache_folder()
+        self.start = start
+        self.first = start.epoch if start else 0
 
     @functools.cached_property
     def determined_by(self) -> dict[str, Any]:
         """What determines the run's bits, readable."""
         workload = dataclasses.asdict(self.session.workload)
         del workload["epochs"]  # a longer run continues a shorter one
-        return {"workload": workload, "arithmetic": self.session.arithmetic}
+        known = {"workload": workload, "arithmetic": self.session.arithmetic}
+        if self.start:
+            known["start"] = {"epoch": self.start.epoch, "sha256": self.start.sha256}
+        return known
 
     @functools.cached_property
     def key(self) -> str:
@@ -75,45 +111,47 @@ class Golden:
     def elsewhere(self) -> list[tuple[pathlib.Path, str]]:
         """Golden runs in this cache that the same code made of the same workload elsewhere, and what differs there."""
         found = []
-        ours = self.determined_by["arithmetic"]
+        known, ours = self.determined_by, self.determined_by["arithmetic"]
         for path in sorted(self.cache.glob("golden/*/golden.json")):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 other = json.loads(path.read_text(encoding="utf-8"))
                 theirs = other["arithmetic"]
                 differs = [f"{name} {theirs[name]}, here {ours[name]}" for name in ours if theirs[name] != ours[name]]
-                if (
-                    other["workload"] == self.determined_by["workload"]
-                    and theirs["source"] == ours["source"]
-                    and differs
-                ):
+                same_run = all(other.get(part) == known.get(part) for part in ("workload", "start"))
+                if same_run and theirs["source"] == ours["source"] and differs:
                     found.append((path.parent, "; ".join(differs)))
         return found
 
     def disk_bytes(self, epochs: int) -> int:
         """Disk that the run takes up to `epochs`: kept checkpoints, the newest, and the record."""
-        kept = epochs if self.keep is None else len({e for e in self.keep if e < epochs})
+        kept = epochs - self.first if self.keep is None else len({e for e in self.keep if e < epochs})
         leaves = jax.tree.leaves(self.session.program.abstract)
         checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
         names = self.session.names
         step = 4 * (len(names.digest) + len(names.magnitude) + 3)
-        return (kept + 1) * checkpoint + epochs * self.session.steps_per_epoch * step
+        return (kept + 1) * checkpoint + (epochs - self.first) * self.session.steps_per_epoch * step
 
     def ensure(self, epochs: int) -> None:
-        """Make the run up to, but not including, epoch `epochs`, going on where it stopped.
+        """Make the run from its first epoch up to, but not including, `epochs`, going on where it stopped.
 
         Raises:
           NotRepeated: an epoch that had to be run again did not repeat its record.
         """
-        if self.store.records() >= epochs:
+        if self.recorded() >= epochs:
             return
         with self.store.alone():
-            if self.store.records() >= epochs:  # another process has made it meanwhile
+            if self.recorded() >= epochs:  # another process has made it meanwhile
                 return
-            shared(write_json)(self.folder / "golden.json", self.determined_by)
-            start = time.monotonic()
-            first, state = self._newest(min(self.store.records(), epochs - 1))
+            imported = {"imported": self.start.origin} if self.start else {}
+            shared(write_json)(self.folder / "golden.json", {**self.determined_by, **imported})
+            begun = time.monotonic()
+            first, state = self._newest(min(self.recorded(), epochs - 1))
             self._train(state, first, epochs)
-            say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - start:.0f} s")
+            say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - begun:.0f} s")
+
+    def recorded(self) -> int:
+        """Up to, but not including, which epoch the run has been made."""
+        return self.store.records(self.first)
 
     def state_before(self, epoch: int) -> State:
         """The state before an epoch that has been made, on the devices.
@@ -154,12 +192,14 @@ class Golden:
                 self.store.remove_checkpoint(candidate)
                 continue
             return candidate, self.session.program.replicate(state)
+        if self.start:
+            return self.first, self.session.program.replicate(self.start.state)
         return 0, self.session.start()
 
     def _train(self, state: State, first: int, until: int) -> State:
         """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
-        if first == 0:
-            self.store.write_checkpoint(0, state)
+        if first == self.first:
+            self.store.write_checkpoint(first, state)
         steps = self.session.steps_per_epoch
         label = "golden" if not self.session.workload.twin else f"twin {self.session.workload.twin}"
         total = (until - first) * steps

@@ -19,7 +19,9 @@ from .processes import say, shared
 from .record import Run, columns, published_log, write_results
 from .session import Session
 from .store import cut
+from .upstream import imported_start
 
+CHECKPOINTS = ("own", "upstream")
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
 
 
@@ -30,7 +32,7 @@ class Replay:
     Attributes:
       injection: the fault and its workload.
       outcome: the verdict.
-      golden: the fault-free run, from its first epoch on, as far as the faulty one was to go.
+      golden: the fault-free run, from its own first epoch on, as far as the faulty one was to go.
       faulty: the run with the fault, from the start of the fault's epoch.
       struck: what the fault did, as the step reported it.
     """
@@ -49,6 +51,7 @@ def replay(
     *,
     cache: pathlib.Path | None = None,
     data_dir: pathlib.Path | None = None,
+    checkpoints: str = "own",
     command: list[str] | None = None,
 ) -> Replay:
     """Replay `injection` and write its results to the folder `out`.
@@ -57,23 +60,26 @@ def replay(
       name: of the injection, in file names and titles.
       cache: folder of golden runs; by default `environment.cache_folder()`.
       data_dir: where the dataset is; by default where its reader looks.
+      checkpoints: one of `CHECKPOINTS`: `own` goes from initial weights through the whole golden
+        run, `upstream` from the published checkpoint before the fault's epoch, where the golden run starts.
       command: what to type to repeat it, for the provenance.
 
     Raises:
-      InputError, OSError: the dataset cannot be read, or the results not written.
+      InputError, OSError: the dataset or the published checkpoint cannot be read, or the results not written.
       NotRepeated: a step before the fault, or the control, differs from the golden run.
       FaultNotApplied: the step's observations contradict the fault.
     """
     begun = time.monotonic()
-    session, golden = prepare(injection, cache, data_dir)
+    session, golden = prepare(injection, cache, data_dir, checkpoints)
     epochs = epochs_needed(injection)
-    missing = epochs - golden.store.records()
+    missing = epochs - golden.recorded()
     if missing > 0:
         for folder, differences in golden.elsewhere():
             say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")
+        start = f" from the published checkpoint before epoch {golden.first}" if golden.start else ""
         say(
-            f"no golden run of {injection.workload.name} on {injection.workload.dataset} with these options and this "
-            f"machine yet, or not all of it: making {missing} epochs of {session.steps_per_epoch} steps in "
+            f"no golden run of {injection.workload.name} on {injection.workload.dataset}{start} with these options and "
+            f"this machine yet, or not all of it: making {missing} epochs of {session.steps_per_epoch} steps in "
             f"{golden.folder}, up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
         )
     golden.ensure(epochs)
@@ -107,16 +113,17 @@ def _judge(faulty: FaultyRun) -> Replay:
         thresholds=thresholds,
     )
     epochs = epochs_needed(injection)
-    whole = Run(0, [golden.record(epoch) for epoch in range(epochs)], epochs)
+    whole = Run(golden.first, [golden.record(epoch) for epoch in range(golden.first, epochs)], epochs - golden.first)
     return Replay(injection, outcome, whole, run, faulty.struck)
 
 
 def prepare(
-    injection: Injection, cache: pathlib.Path | None, data_dir: pathlib.Path | None = None
+    injection: Injection, cache: pathlib.Path | None, data_dir: pathlib.Path | None = None, checkpoints: str = "own"
 ) -> tuple[Session, Golden]:
-    """The session and golden run that a replay needs; nothing is read or computed yet."""
+    """The session and golden run that a replay needs; nothing but an imported checkpoint is read or computed yet."""
     session = Session(injection.workload, data_dir=data_dir)
-    golden = Golden(session, cache)
+    start = imported_start(session, injection.epoch, cache) if checkpoints == "upstream" else None
+    golden = Golden(session, cache, start=start)
     if golden.disk_bytes(injection.workload.epochs) > KEEP_ALL_BELOW:
         golden.keep = {injection.epoch}
     return session, golden
@@ -164,6 +171,7 @@ def _write(result: Replay, name, out, session, golden, command, seconds) -> None
         "seed": injection.workload.seed,
         "workload": dataclasses.asdict(injection.workload),
         "golden_run": golden.key,
+        "golden_start": golden.start.origin if golden.start else "initial weights",
         "arithmetic": session.arithmetic,
         "environment": environment.describe(),
         "seconds": round(seconds, 1),

@@ -80,9 +80,9 @@ class RunStore:
         return sorted(int(path.stem) for path in (self.folder / "checkpoints").glob("[0-9]*.npz"))
 
     @shared
-    def records(self) -> int:
-        """How many epochs from the first on have records."""
-        epoch = 0
+    def records(self, first: int = 0) -> int:
+        """Up to, but not including, which epoch all from `first` on have records."""
+        epoch = first
         while self.record_path(epoch).exists():
             epoch += 1
         return epoch
