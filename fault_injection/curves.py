@@ -5,7 +5,7 @@ import os
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from .files import write_atomically
 
@@ -58,6 +58,7 @@ def draw_curves(
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         loss.set_ylabel("loss")
         loss.set_yscale("log")
+        loss.yaxis.set_minor_formatter(LogFormatter())  # where no power of ten is in sight: 2.4, not 2.4×10⁰
         accuracy.set_ylabel("accuracy")
         accuracy.set_ylim(0, 1.02)
         accuracy.set_xlabel("epoch")
