@@ -1,4 +1,4 @@
-"""The operations that a fault can strike: a convolution or dense layer and its two gradients.
+"""The operations that a fault can strike: a convolution, depthwise convolution or dense layer, and its two gradients.
 
 Each operation is written twice.  `compute` is what every step runs: all workers of the
 device folded into one batch, in the fastest formulation.  `operands` and `product` are the
@@ -95,6 +95,70 @@ class ConvolutionGradWt:
 
 
 @dataclasses.dataclass(frozen=True)
+class Depthwise:
+    """y = x * kernel, channel by channel. x [R,b,H,W,C], kernel [k,k,C,1] -> y [R,b,h,w,C]."""
+
+    stride: int
+
+    def compute(self, x, kernel):
+        y = self.product(x.reshape(-1, *x.shape[2:]), kernel)
+        return y.reshape(*x.shape[:2], *y.shape[1:])
+
+    def operands(self, x, kernel, r):
+        return x[r], kernel  # [b,H,W,C], [k,k,C,1]
+
+    def product(self, x, kernel):  # -> [b,h,w,C]
+        padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
+        return formulations.depthwise_convolution(x, kernel, self.stride, padding)
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthwiseGradIn:
+    """dx from dy and kernel. dy [R,b,h,w,C], kernel [k,k,C,1] -> dx [R,b,H,W,C]."""
+
+    stride: int
+    size: tuple[int, int]  # H, W
+
+    def compute(self, dy, kernel):
+        padding = formulations.same_padding(self.size, kernel.shape[:2], self.stride)
+        shape = (dy.shape[0] * dy.shape[1], *self.size, dy.shape[4])
+        folded = dy.reshape(-1, *dy.shape[2:])
+        dx = formulations.depthwise_input_gradient(folded, kernel, self.stride, padding, shape)
+        return dx.reshape(*dy.shape[:2], *dx.shape[1:])
+
+    def operands(self, dy, kernel, r):
+        k = kernel.shape[0]
+        return _pad(_dilate(dy[r], self.stride, k), k), kernel[::-1, ::-1]  # [b,H',W',C], [k,k,C,1]
+
+    def product(self, grad_y, rotated):  # -> [b,H,W,C]
+        return formulations.depthwise_convolution(grad_y, rotated, 1, VALID)
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthwiseGradWt:
+    """dkernel, summed over the workers. x [R,b,H,W,C], dy [R,b,h,w,C] -> [k,k,C,1]."""
+
+    stride: int
+    kernel_size: int
+
+    def compute(self, x, dy):
+        k = self.kernel_size
+        padding = formulations.same_padding(x.shape[2:4], (k, k), self.stride)
+        x, dy = (t.reshape(-1, *t.shape[2:]) for t in (x, dy))
+        return formulations.depthwise_weight_gradient(x, dy, self.stride, padding, k)
+
+    def operands(self, x, dy, r):
+        k = self.kernel_size
+        return _pad(x[r], k), _dilate(dy[r], self.stride, k)  # [b,H',W',C], [b,h',w',C]
+
+    def product(self, padded, grad_y):  # -> [k,k,C,1]
+        return formulations.depthwise_weight_gradient(padded, grad_y, 1, VALID, self.kernel_size)
+
+    def from_published(self, output):
+        return output
+
+
+@dataclasses.dataclass(frozen=True)
 class Dense:
     """y = x @ kernel. x [R,b,I], kernel [I,O] -> y [R,b,O], before the bias."""
 
@@ -139,8 +203,8 @@ class DenseGradWt:
         return output
 
 
-Summed = ConvolutionGradWt | DenseGradWt  # one result for all workers; the others have one for each
-Operation = Convolution | ConvolutionGradIn | Dense | DenseGradIn | Summed
+Summed = ConvolutionGradWt | DepthwiseGradWt | DenseGradWt  # one result for all workers; the others have one for each
+Operation = Convolution | ConvolutionGradIn | Depthwise | DepthwiseGradIn | Dense | DenseGradIn | Summed
 
 
 def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = True):
