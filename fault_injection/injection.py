@@ -100,12 +100,12 @@ class Injection:
 
 def sites_of(workload: Workload) -> dict[str, Site]:
     """The sites of a workload's network, by name."""
-    return _sites(workload.network, workload.width, workload.norm, workload.worker_batch)
+    return _sites(workload.network, workload.width, workload.blocks, workload.worker_batch)
 
 
 @functools.lru_cache(maxsize=64)
-def _sites(network, width, norm, worker_batch):
-    workload = Workload("", network=network, width=width, norm=norm)
+def _sites(network, width, blocks, worker_batch):
+    workload = Workload("", network=network, width=width, blocks=blocks)
     return list_sites(make_network(workload), worker_batch)
 
 

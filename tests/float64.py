@@ -13,6 +13,7 @@ jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
+from models import NETWORKS  # noqa: E402
 from models.combinators import chain, concatenated, gated, residual  # noqa: E402
 from models.fault import inactive_fault  # noqa: E402
 from models.layer import Context  # noqa: E402
@@ -25,7 +26,6 @@ from models.layers.normalisation import batch_norm  # noqa: E402
 from models.layers.pooling import global_average  # noqa: E402
 from models.layers.standardisation import standardised_convolution  # noqa: E402
 from models.loss import cross_entropy  # noqa: E402
-from models.resnet import resnet18  # noqa: E402
 
 # Name: (layer, shape of its input [R,b,…]).  A new layer is a row.
 LAYERS = {
@@ -67,8 +67,11 @@ LAYERS = {
     "chain": (chain(convolution("c", 5, 3), batch_norm("n"), relu(), dropout("drop", 0.3)), (2, 3, 4, 4, 6)),
     "chain_of_one_convolution_twice": (chain(convolution("c", 6, 3), relu(), convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
     "residual_of_one_convolution_twice": (residual(convolution("c", 6, 3), convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
-    "resnet18": (resnet18(width=4), (2, 3, 32, 32, 3)),
-    "resnet18_nobn": (resnet18(width=4, norm=False), (2, 3, 32, 32, 3)),
+    "resnet18": (NETWORKS["resnet18"](width=4), (2, 3, 32, 32, 3)),
+    "resnet18_nobn": (NETWORKS["resnet18_nobn"](width=4), (2, 3, 32, 32, 3)),
+    "effnet": (NETWORKS["effnet"](width=4, blocks=(1, 2, 1, 1, 1, 1, 1)), (2, 3, 32, 32, 3)),
+    "densenet": (NETWORKS["densenet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
+    "nfnet": (NETWORKS["nfnet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
 }
 
 
