@@ -16,7 +16,7 @@ import ours
 import pairs
 
 from fault_injection.session import Session
-from fault_injection.workloads import EMBEDDED, make_workload
+from fault_injection.workloads import embedded, make_workload
 
 BOUND = 0.05
 STEPS = 10  # of an epoch, at most
@@ -61,7 +61,7 @@ def main():
     found = pairs.start(options)
     pairs.show_machine(found)
     given = {"width": options.width, "batch_size": options.batch_size}
-    workload = make_workload("resnet18", **(given if options.data_dir else EMBEDDED | given))
+    workload = make_workload("resnet18", **(given if options.data_dir else embedded("resnet18") | given))
     session = Session(workload, devices=1, data_dir=options.data_dir)
     count = min(STEPS, session.steps_per_epoch)
 

@@ -93,8 +93,11 @@ OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
 # twins differ by several points, which would drown most verdicts.
 DATASET_OPTIONS: dict[str, dict[str, Any]] = {"digits": {"dropout": 0.0, "augmentation": "crop"}, "cifar10": {}}
 
-# The embedded default, small enough for two cores.
-EMBEDDED: dict[str, Any] = {"dataset": "digits", "width": 8, "batch_size": 128, "epochs": 20}
+
+def embedded(name: str) -> dict[str, Any]:
+    """Options of the embedded default of workload `name`, small enough for two cores."""
+    blocks = tuple(min(count, 2) for count in WORKLOADS[name].blocks)
+    return {"dataset": "digits", "width": 8, "blocks": blocks, "batch_size": 128, "epochs": 20}
 
 
 def make_workload(name: str, **options) -> Workload:

@@ -1,4 +1,4 @@
-"""DenseNet-121 as published (docs/science.md, Published set-up): strided convolutions in place of pooling, no last norm."""
+"""DenseNet-121 as published (docs/science.md, Published set-up): strided convolutions for pooling, no last norm."""
 
 from .combinators import chain, concatenated
 from .layer import Layer

@@ -45,9 +45,7 @@ def effnet(
     stages, inputs = [], width
     for stage, ((channels, expansion, size, stride), count) in enumerate(zip(STAGES, blocks, strict=True), 1):
         for i in range(count):
-            block = _mbconv(
-                f"block{stage}_mbconv_{i}", scaled(channels), inputs * expansion, size, 1 if i else stride
-            )
+            block = _mbconv(f"block{stage}_mbconv_{i}", scaled(channels), inputs * expansion, size, 1 if i else stride)
             stages.append(residual(block) if i else block)  # a stage's first block changes channels, the others do not
             inputs = scaled(channels)
     return chain(

@@ -13,10 +13,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from . import formulations
-from .fault import Operand, Struck, bits, nothing_struck, overwrite, site_id
+from .fault import INACTIVE, Struck, bits, nothing_struck, overwrite, site_id
 from .formulations import VALID
 from .isolation import fence, isolated
 from .layer import Context, Observations
@@ -219,23 +220,29 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
       The result, and observations: what the fault did, and on request (`operands`) the three
       operands of every worker in the published layout, stacked along a leading axis [R].
     """
-    # The site enters as a traced value: operations of equal shape share one trace.
+    # What depends on the site enters as a traced value: operations of equal shape share one trace.
+    strike = None if ctx.fault is None else _strike_here(ctx.fault, jnp.int32(site_id(site)), ctx.workers)
     with isolated("false"):
         result, struck, operands = _perform(
-            operation, "operands" in ctx.observe, used, a, b, jnp.int32(site_id(site)), ctx.fault, ctx.workers
+            operation, "operands" in ctx.observe, used, a, b, ctx.fault, strike, ctx.workers.shape[0]
         )
     return result, Observations(struck, {"operands": {site: operands}} if operands else {})
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@jax.jit
+def _strike_here(fault, site, workers):
+    """Whether the fault strikes this site of a worker of this device, and which of its workers."""
+    here = workers == fault.worker
+    return (fault.site == site) & jnp.any(here), jnp.argmax(here)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 7))
 @isolated("true")  # no more of the many small functions inside
-def _perform(operation, observe, used, a, b, site, fault, workers):
+def _perform(operation, observe, used, a, b, fault, strike, workers):
     result = fence(_rounded(operation.compute, a, b)) if used else None
     struck = None
     if fault is not None:
-        here = workers == fault.worker
-        r = jnp.argmax(here)
-        hit = (fault.site == site) & jnp.any(here)
+        hit, r = strike
         # Only what the fault can change passes the conditional, which copies what passes it.
         whole = isinstance(operation, Summed) or not used
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
@@ -247,7 +254,7 @@ def _perform(operation, observe, used, a, b, site, fault, workers):
         )
         result = part if whole else lax.dynamic_update_index_in_dim(result, part, r, 0)
         result = result if result is None else fence(result)
-    operands = _published_operands(operation, a, b, result, workers.shape[0]) if observe else None
+    operands = _published_operands(operation, a, b, result, workers) if observe else None
     return result, struck, operands
 
 
@@ -260,17 +267,13 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     """
     clean_operands = fence(*operation.operands(a, b, r))
     clean = fence(_rounded(operation.product, *clean_operands))
-    changed_a, at_a = overwrite(clean_operands[0], fault, fault.operand == Operand.INPUT)
-    changed_b, at_b = overwrite(clean_operands[1], fault, fault.operand == Operand.WEIGHT)
-    faulty = fence(_rounded(operation.product, *fence(changed_a, changed_b)))
-
     # Of a result that is summed over workers (or not computed), this worker's own is not at hand.
     mine = clean if result is None or isinstance(operation, Summed) else result
-    output = jnp.where(bits(faulty) != bits(clean), faulty, mine)
-    output, at_output = overwrite(output, fault, fault.operand == Operand.OUTPUT)
+    *changed_operands, changed_mine, struck = _overwrite_one((*clean_operands, mine), fault)
+    faulty = fence(_rounded(operation.product, *fence(*changed_operands)))
+    output = jnp.where(bits(faulty) != bits(clean), faulty, changed_mine)
     differs = bits(output) != bits(mine)
 
-    struck = jax.tree.map(lambda *parts: sum(parts), at_a, at_b, at_output)
     struck = struck.replace(hits=jnp.ones((), jnp.int32), output_changed=jnp.sum(differs, dtype=jnp.int32))
     if result is None:
         return None, struck
@@ -280,6 +283,22 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
         others = fence(_rounded(operation.compute, _without(a, r), _without(b, r)))
         output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
     return output, struck
+
+
+def _overwrite_one(tensors, fault):
+    """Input, weight and output with the fault in the one that it names, and what was done.
+
+    They are overwritten end to end, as one vector: with an overwriting for each, which is most
+    of what a site adds to the program, compiling takes three times as long.
+    """
+    ends = np.cumsum([t.size for t in tensors])
+    start = jnp.array([0, *ends[:-1]], jnp.int32)[fault.operand]
+    index = jnp.where(fault.index == INACTIVE, INACTIVE, fault.index + start)
+    shifted = fault.replace(index=index, source=fault.source + start)
+    together = fence(jnp.concatenate([t.reshape(-1) for t in tensors]))
+    together, struck = overwrite(together, shifted, jnp.bool_(True))
+    parts = jnp.split(together, ends[:-1])
+    return *(part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)), struck
 
 
 def _rounded(multiply, a, b):
