@@ -1,6 +1,8 @@
 """Backward passes against `jax.vjp` in float64; run as its own process, since the precision is a process's.
 
-Prints a JSON object: for each row of the table the largest error, relative to the largest element.
+    float64.py [NAME...]
+
+Prints a JSON object: for each row of the table (or those named) the largest error, relative to the largest element.
 """
 
 import json
@@ -154,6 +156,8 @@ def check_published_forms(random):
 
 if __name__ == "__main__":
     random = np.random.default_rng(0)
-    errors = {name: check(layer, shape, random) for name, (layer, shape) in LAYERS.items()}
-    errors |= {"cross_entropy": check_loss(random), **check_published_forms(random)}
+    names = sys.argv[1:] or LAYERS
+    errors = {name: check(*LAYERS[name], random) for name in names}
+    if names is LAYERS:
+        errors |= {"cross_entropy": check_loss(random), **check_published_forms(random)}
     json.dump(errors, sys.stdout)
