@@ -19,8 +19,12 @@ from jax import lax
 
 # For the outermost `jit` on CPUs.  XLA hands convolutions to YNNPACK, which ran a 16×16×64
 # one at 100 GFLOP/s where XLA's own reached 170 (2 cores, JAX 0.10.2), and reductions, which
-# it made five times faster: leave it the reductions.
-CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
+# it made five times faster: leave it the reductions.  Its fusion emitters compile each fusion as a
+# module of its own, which takes two to three times as long as without them, for code as fast.
+CPU_OPTIONS: dict[str, str | bool] = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE",
+    "xla_cpu_use_fusion_emitters": False,
+}
 
 VALID = ((0, 0), (0, 0))
 LAYOUT = ("NHWC", "HWIO", "NHWC")
@@ -80,12 +84,16 @@ def weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, 
 
 def depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """x [N,H,W,C], kernel [k,l,C,1] -> y [N,h,w,C]."""
-    if _on_cpu():
+    if jax.default_backend() == "cpu":
         return _output_by_shifts(x, kernel, stride, padding)
-    grouped, channels = kernel.swapaxes(2, 3), x.shape[3]  # [k,l,1,C]
-    strides = (stride, stride)
+    return short_depthwise_convolution(x, kernel, stride, padding)
+
+
+def short_depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+    """As `depthwise_convolution`, in few instructions."""
+    grouped, strides = kernel.swapaxes(2, 3), (stride, stride)  # [k,l,1,C]
     return lax.conv_general_dilated(
-        x, grouped, strides, padding, dimension_numbers=LAYOUT, feature_group_count=channels
+        x, grouped, strides, padding, dimension_numbers=LAYOUT, feature_group_count=x.shape[3]
     )
 
 
@@ -101,13 +109,23 @@ def depthwise_input_gradient(
 
 def depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
     """x [N,H,W,C], dy [N,h,w,C] -> dw [size,size,C,1]."""
-    if _on_cpu():
+    if jax.default_backend() == "cpu":
         return _weight_gradient_by_shifts(x, dy, stride, padding, size)
+    return short_depthwise_weight_gradient(x, dy, stride, padding, size)
+
+
+def short_depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
+    """As `depthwise_weight_gradient`, in few instructions."""
     edges = _weight_gradient_edges(x, dy, stride, padding, size)
-    dilation, channels = (stride, stride), x.shape[3]
     layout = ("CHWN", "IHWO", "HWNC")  # the batch is contracted, each channel a group of its own
     dw = lax.conv_general_dilated(
-        x, dy, (1, 1), edges, rhs_dilation=dilation, dimension_numbers=layout, batch_group_count=channels
+        x,
+        dy,
+        (1, 1),
+        edges,
+        rhs_dilation=(stride, stride),
+        dimension_numbers=layout,
+        batch_group_count=x.shape[3],
     )
     return dw.swapaxes(2, 3)
 
@@ -115,13 +133,9 @@ def depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding:
 # ---- The rules
 
 
-def _on_cpu():
-    return jax.default_backend() == "cpu"
-
-
 def _few_positions(kernel_shape):
     """On a CPU, and few enough kernel positions to write out: 49 would cost seconds of compiling."""
-    return _on_cpu() and kernel_shape[0] * kernel_shape[1] <= 9
+    return jax.default_backend() == "cpu" and kernel_shape[0] * kernel_shape[1] <= 9
 
 
 def _by_products(image, kernel_shape, stride, padding):

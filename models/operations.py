@@ -102,7 +102,8 @@ class Depthwise:
     stride: int
 
     def compute(self, x, kernel):
-        y = self.product(x.reshape(-1, *x.shape[2:]), kernel)
+        padding = formulations.same_padding(x.shape[2:4], kernel.shape[:2], self.stride)
+        y = formulations.depthwise_convolution(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
         return y.reshape(*x.shape[:2], *y.shape[1:])
 
     def operands(self, x, kernel, r):
@@ -110,7 +111,7 @@ class Depthwise:
 
     def product(self, x, kernel):  # -> [b,h,w,C]
         padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
-        return formulations.depthwise_convolution(x, kernel, self.stride, padding)
+        return formulations.short_depthwise_convolution(x, kernel, self.stride, padding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +133,7 @@ class DepthwiseGradIn:
         return _pad(_dilate(dy[r], self.stride, k), k), kernel[::-1, ::-1]  # [b,H',W',C], [k,k,C,1]
 
     def product(self, grad_y, rotated):  # -> [b,H,W,C]
-        return formulations.depthwise_convolution(grad_y, rotated, 1, VALID)
+        return formulations.short_depthwise_convolution(grad_y, rotated, 1, VALID)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +154,7 @@ class DepthwiseGradWt:
         return _pad(x[r], k), _dilate(dy[r], self.stride, k)  # [b,H',W',C], [b,h',w',C]
 
     def product(self, padded, grad_y):  # -> [k,k,C,1]
-        return formulations.depthwise_weight_gradient(padded, grad_y, 1, VALID, self.kernel_size)
+        return formulations.short_depthwise_weight_gradient(padded, grad_y, 1, VALID, self.kernel_size)
 
     def from_published(self, output):
         return output
