@@ -13,9 +13,13 @@ Images are [N,H,W,C], kernels [k,l,I,O], depthwise ones [k,l,C,1]; `padding` is 
 forward convolution, ((top, bottom), (left, right)).  The choice is measured by benchmarks/convolutions.py.
 """
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from .isolation import isolated
 
 # For the outermost `jit` on CPUs.  XLA hands convolutions to YNNPACK, which ran a 16×16×64
 # one at 100 GFLOP/s where XLA's own reached 170 (2 cores, JAX 0.10.2), and reductions, which
@@ -85,7 +89,8 @@ def weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, 
 def depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """x [N,H,W,C], kernel [k,l,C,1] -> y [N,h,w,C]."""
     if jax.default_backend() == "cpu":
-        return _output_by_shifts(x, kernel, stride, padding)
+        with isolated("false"):
+            return _output_by_shifts(x, kernel, stride, padding)
     return short_depthwise_convolution(x, kernel, stride, padding)
 
 
@@ -101,7 +106,7 @@ def depthwise_input_gradient(
     dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: tuple[int, ...]
 ) -> jax.Array:
     """dy [N,h,w,C], kernel [k,l,C,1] -> dx of `shape` [N,H,W,C]."""
-    edges = _input_gradient_edges(dy, kernel, stride, padding, shape)
+    edges = tuple(_input_gradient_edges(dy, kernel, stride, padding, shape))
     between = (0, 0, stride - 1)
     dilated = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), between, between, (0, 0, 0)])
     return depthwise_convolution(dilated, jnp.flip(kernel, (0, 1)), 1, edges)
@@ -110,7 +115,8 @@ def depthwise_input_gradient(
 def depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
     """x [N,H,W,C], dy [N,h,w,C] -> dw [size,size,C,1]."""
     if jax.default_backend() == "cpu":
-        return _weight_gradient_by_shifts(x, dy, stride, padding, size)
+        with isolated("false"):
+            return _weight_gradient_by_shifts(x, dy, stride, padding, size)
     return short_depthwise_weight_gradient(x, dy, stride, padding, size)
 
 
@@ -212,12 +218,20 @@ def _weight_gradient_by_products(x, dy, stride, padding, size):
     return jnp.stack(parts).reshape(size, size, features, filters)
 
 
+# Products and sums of these are fused, with fused rounding, so what else is fused with them must not
+# depend on whether there is a conditional behind them.
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+@isolated("true")
 def _output_by_shifts(x, kernel, stride, padding):
     h, w = _output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
     shifts = _shifts(x, (h, w), kernel.shape[:2], stride, padding)
     return sum(part * kernel[i, j, :, 0] for (i, j), part in shifts.items())
 
 
+@partial(jax.jit, static_argnums=(2, 3, 4))
+@isolated("true")
 def _weight_gradient_by_shifts(x, dy, stride, padding, size):
     shifts = _shifts(x, dy.shape[1:3], (size, size), stride, padding)
     products = tuple(part * dy for part in shifts.values())
