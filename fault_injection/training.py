@@ -126,7 +126,7 @@ def leaf_names(tree) -> list[str]:
 
 
 @functools.cache
-def compiler_options() -> dict[str, str | bool] | None:
+def compiler_options() -> dict[str, str] | None:
     """Options for the outermost `jit`, where this version of XLA knows them."""
     if jax.default_backend() != "cpu":
         return None
