@@ -25,6 +25,7 @@ def shapes(width):
 
 def main():
     options = pairs.parse(__doc__)
+    width = options.width or 64
     found = pairs.start(options)
     pairs.show_machine(found)
 
@@ -33,7 +34,7 @@ def main():
 
     random = np.random.default_rng(0)
     claims, everything, options_of_xla = [], {}, compiler_options()
-    for name, size, inputs, outputs, k, stride in shapes(options.width):
+    for name, size, inputs, outputs, k, stride in shapes(width):
         padding = formulations.same_padding((size, size), (k, k), stride)
         x = jax.device_put(random.standard_normal((128, size, size, inputs), np.float32))
         kernel = jax.device_put(random.standard_normal((k, k, inputs, outputs), np.float32))
@@ -63,7 +64,7 @@ def main():
             everything |= {f"{what}, {label}": values for label, values in seconds.items()}
             ratios = seconds["chosen"] / seconds["convolution"]
             milliseconds = 1e3 * np.median(seconds["chosen"])
-            claims.append(pairs.claim(f"{what}, width {options.width} ({milliseconds:.2f} ms), ratio", ratios, None))
+            claims.append(pairs.claim(f"{what}, width {width} ({milliseconds:.2f} ms), ratio", ratios, None))
     pairs.write(options, found, claims, seconds=everything)
 
 

@@ -71,11 +71,11 @@ def memory(compiled):
 
 
 def main():
-    options = pairs.parse(__doc__)
+    options = pairs.parse(__doc__, workloads=pairs.WORKLOADS)
     found = pairs.start(options)
     pairs.show_machine(found)
 
-    shipped, bare = ours.make_session(options.width), ours.make_session(options.width)
+    shipped, bare = ours.make_session(options), ours.make_session(options)
     contestants = {"as shipped": ours.training(shipped), "no fault support": ours.training(bare)}
     programs = {"as shipped": lowered(shipped)}
     with without_fault_support():  # tracing happens in the first call
@@ -101,7 +101,7 @@ def main():
     print("memory of the compiled programs, MiB: as shipped, no fault support")
     for purpose in MEMORY:
         print(f"  {purpose:24} {' '.join(f'{bytes_[purpose] / 2**20:8.2f}' for bytes_ in needed.values())}")
-    what = f"fault-free step / no fault support, width {options.width}"
+    what = f"fault-free step / no fault support, {ours.size(shipped)}"
     claims = [pairs.claim(what, seconds["as shipped"] / seconds["no fault support"], BOUND, low_end=True)]
     pairs.write(options, found, claims, seconds=seconds, instructions=counts, memory_bytes=needed)
 

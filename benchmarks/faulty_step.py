@@ -1,8 +1,8 @@
 """A step with a fault against the fault-free step.
 
 The faulty step is another executable, with a conditional at every operation, and its state survives, so that
-the control can start from it.  It runs once or twice an experiment.  Struck are an early and a late layer, in
-each of their three operations, and the first convolution's input gradient, which is computed only when
+the control can start from it.  It runs once or twice an experiment.  Struck are two early layers and a late one,
+in each of their three operations, and the first convolution's input gradient, which is computed only when
 struck; an inactive fault is the control.  The struck operation is computed in the published form, clean and
 faulty, whichever operand is struck.
 """
@@ -12,23 +12,26 @@ import functools
 import ours
 import pairs
 
+from fault_injection.injection import sites_of
 from models.fault import Operand, inactive_fault, make_fault
 
 BOUND = 1.25
-LAYERS = ("basicblock_1_basic_0_conv1", "basicblock_4_basic_1_conv2")
-SITES = [f"{layer}{operation}" for layer in LAYERS for operation in ("", "_grad_in", "_grad_wt")] + ["conv1_grad_in"]
 SIGN = 0x80000000
 
 
 def main():
-    options = pairs.parse(__doc__)
+    options = pairs.parse(__doc__, workloads=pairs.WORKLOADS)
     found = pairs.start(options)
     pairs.show_machine(found)
 
-    session = ours.make_session(options.width)
+    session = ours.make_session(options)
+    first, *layers, _ = (name for name, site in sites_of(session.workload).items() if site.stage == "forward")
+    chosen = (layers[0], layers[1], layers[-1])
+    sites = [f"{layer}{operation}" for layer in chosen for operation in ("", "_grad_in", "_grad_wt")]
+    sites.append(f"{first}_grad_in")
     state, batch = session.start(), session.program.place(ours.host_batches(session)[0])
     step = functools.partial(session.program.faulty_step, state, batch, ours.address(session, 0))
-    faults = {site: make_fault(site, Operand.OUTPUT, 3, [5], flip=SIGN) for site in SITES}
+    faults = {site: make_fault(site, Operand.OUTPUT, 3, [5], flip=SIGN) for site in sites}
     for site, fault in faults.items():
         if step(fault)[1].struck.hits != 1:
             raise SystemExit(f"the fault did not strike {site}")
@@ -37,7 +40,7 @@ def main():
     seconds = pairs.alternate(contestants, options.pairs)
     pairs.show_times(seconds)
     claims = [
-        pairs.claim(f"faulty / plain step, width {options.width}, {name}", seconds[name] / seconds["plain"], BOUND)
+        pairs.claim(f"faulty / plain step, {ours.size(session)}, {name}", seconds[name] / seconds["plain"], BOUND)
         for name in contestants
         if name != "plain"
     ]

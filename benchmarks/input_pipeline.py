@@ -16,14 +16,13 @@ import ours
 import pairs
 
 from fault_injection.session import Session
-from fault_injection.workloads import EMBEDDED, make_workload
+from fault_injection.workloads import embedded, make_workload
 
 BOUND = 0.05
 STEPS = 10  # of an epoch, at most
 
 
 def options_of(parser):
-    parser.add_argument("--batch-size", type=int, default=ours.BATCH_SIZE, help="(default %(default)s)")
     parser.add_argument("--data-dir", type=pathlib.Path, help="folder of CIFAR-10")
 
 
@@ -60,8 +59,9 @@ def main():
     options = pairs.parse(__doc__, options_of)
     found = pairs.start(options)
     pairs.show_machine(found)
-    given = {"width": options.width, "batch_size": options.batch_size}
-    workload = make_workload("resnet18", **(given if options.data_dir else EMBEDDED | given))
+    width = options.width or 64
+    given = {"width": width, "batch_size": options.batch_size}
+    workload = make_workload("resnet18", **(given if options.data_dir else embedded("resnet18") | given))
     session = Session(workload, devices=1, data_dir=options.data_dir)
     count = min(STEPS, session.steps_per_epoch)
 
@@ -75,9 +75,7 @@ def main():
     seconds["making a batch"] = np.array(making)
     pairs.show_times(seconds)
     outside = 1 - seconds["compiled step"] / seconds["end to end"]
-    what = (
-        f"time outside the compiled step / step, {workload.dataset}, width {options.width}, batch {options.batch_size}"
-    )
+    what = f"time outside the compiled step / step, {workload.dataset}, width {width}, batch {options.batch_size}"
     claims = [pairs.claim(what, outside, BOUND)]
     pairs.write(options, found, claims, seconds=seconds)
 

@@ -1,5 +1,6 @@
-"""The contestant that is ours: the whole explicit training step of ResNet-18 on the embedded digits."""
+"""The contestant that is ours: the whole explicit training step of a workload on the embedded digits."""
 
+import argparse
 import itertools
 from collections.abc import Callable
 
@@ -12,12 +13,18 @@ from fault_injection.training import gradients
 from fault_injection.workloads import make_workload
 from models.layer import Context
 
-BATCH_SIZE = 128
+
+def make_session(options: argparse.Namespace) -> Session:
+    """The workload, 8 workers, dropout 0, images from the embedded digits, one device."""
+    width = {} if options.width is None else {"width": options.width}
+    workload = make_workload(options.workload, dataset="digits", batch_size=options.batch_size, **width)
+    return Session(workload, devices=1)
 
 
-def make_session(width: int) -> Session:
-    """ResNet-18 of that width, Adam, batch 128 in 8 workers, dropout 0, images from the embedded digits, one device."""
-    return Session(make_workload("resnet18", dataset="digits", width=width, batch_size=BATCH_SIZE), devices=1)
+def size(session: Session) -> str:
+    """What was measured, for a claim."""
+    w = session.workload
+    return f"{w.name}, width {w.width}, batch {w.batch_size}"
 
 
 def address(session: Session, step: int) -> np.ndarray:
@@ -31,7 +38,7 @@ def host_batches(session: Session) -> list[dict[str, np.ndarray]]:
 
 
 def whole_batches(session: Session) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The same batches without workers: images [128,H,W,C], labels [128]."""
+    """The same batches without workers: images [N,H,W,C], labels [N]."""
     return [(b["image"].reshape(-1, 32, 32, 3), b["label"].reshape(-1)) for b in host_batches(session)]
 
 

@@ -20,15 +20,22 @@ from tqdm import tqdm
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # measure this checkout, installed or not
 
+WORKLOADS = ("resnet18", "effnet", "densenet", "nfnet")  # one of each network
 CONFIDENCE = 0.95
 BUSY = 0.7  # load average from which a machine is not quiet
 REST = 0.1  # seconds between two contestants, until the threads of the last one sleep
 
 
-def parse(text: str, more: Callable[[argparse.ArgumentParser], object] = lambda parser: None) -> argparse.Namespace:
-    """The options that every benchmark has, and what `more` adds."""
+def parse(
+    text: str,
+    more: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+    workloads: Sequence[str] = ("resnet18",),
+) -> argparse.Namespace:
+    """The options that every benchmark has, and what `more` adds; `workloads` are those that it can measure."""
     parser = argparse.ArgumentParser(description=text.partition("\n\n")[0])
-    parser.add_argument("--width", type=int, default=64, help="channels of the first stage (default %(default)s)")
+    parser.add_argument("--workload", choices=workloads, default="resnet18", help="(default %(default)s)")
+    parser.add_argument("--width", type=int, help="channels of the first convolution (default: as published)")
+    parser.add_argument("--batch-size", type=int, default=128, help="of all workers (default %(default)s)")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of alternation (default %(default)s)")
     parser.add_argument("--threads", type=int, help="processors to use (default: all that this process may)")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for every number")

@@ -152,7 +152,7 @@ def main():
     found |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     pairs.show_machine(found)
     print(f"  PyTorch {found['torch']}, {found['torch_threads']} threads")
-    session = ours.make_session(options.width)
+    session = ours.make_session(options)
     check(session)
     contestants = {"explicit step": ours.training(session)}
     for mode, layout in itertools.product(BOUNDS, LAYOUTS):
@@ -162,8 +162,8 @@ def main():
     claims = []
     for mode, bounds in BOUNDS.items():
         best = min((f"{mode}, {layout}" for layout in LAYOUTS), key=lambda name: np.median(seconds[name]))
-        what = f"explicit step / PyTorch {best}, width {options.width}"
-        claims.append(pairs.claim(what, seconds["explicit step"] / seconds[best], bounds.get(options.width)))
+        what = f"explicit step / PyTorch {best}, width {session.workload.width}"
+        claims.append(pairs.claim(what, seconds["explicit step"] / seconds[best], bounds.get(session.workload.width)))
     pairs.write(options, found, claims, seconds=seconds)
 
 

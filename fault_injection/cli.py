@@ -233,10 +233,13 @@ def _known_workload(name):
 
 
 def _workload(options, defaults):
+    from .injection import wrong_blocks
     from .workloads import make_workload
 
     _known_workload(options.workload)
-    workload = make_workload(options.workload, **(defaults | _given(options)))
+    workload = make_workload(options.workload, **(defaults(options.workload) | _given(options)))
+    if (problem := wrong_blocks(workload)) is not None:
+        raise InputError(problem)
     if workload.batch_size % workload.workers:
         raise InputError(f"--batch-size {workload.batch_size} is not a multiple of the {workload.workers} workers")
     return workload
@@ -245,7 +248,9 @@ def _workload(options, defaults):
 def _sites(options) -> None:
     from .injection import sites_of
 
-    sites = [site for site in sites_of(_workload(options, {})).values() if options.stage in (None, site.stage)]
+    sites = [
+        site for site in sites_of(_workload(options, lambda name: {})).values() if options.stage in (None, site.stage)
+    ]
     if options.json:
         listed = [
             {
@@ -273,7 +278,8 @@ def _scale(options) -> None:
 
     given = _given(options)
     if not given:
-        raise InputError("scale to what? give at least one of --dataset, --width, --epochs, --batch-size, --workers")
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in options.rows)
+        raise InputError(f"scale to what? give at least one of {flags}")
     injection, mapping = scale(read_injection(options.file), **given)
     out = options.out or pathlib.Path(scaled_name(options.file.stem, given))
     if out.is_dir():
@@ -297,9 +303,9 @@ def _fetch_checkpoints(options) -> None:
 def _golden(options) -> None:
     from .golden import Golden
     from .session import Session
-    from .workloads import EMBEDDED
+    from .workloads import embedded
 
-    workload = _workload(options, EMBEDDED if options.dataset in (None, "digits") else {})
+    workload = _workload(options, embedded if options.dataset in (None, "digits") else lambda name: {})
     say(_shown(workload))
     runs = [dataclasses.replace(workload, twin=twin) for twin in range(options.twins + 1)]
     for run in runs:
@@ -376,5 +382,7 @@ def _made(session, golden) -> str:
 
 
 def _shown(workload) -> str:
+    from .injection import format_option
+
     options = dataclasses.asdict(workload)
-    return f"{options.pop('name')}, " + ", ".join(f"{name} {value}" for name, value in options.items())
+    return f"{options.pop('name')}, " + ", ".join(f"{name} {format_option(value)}" for name, value in options.items())

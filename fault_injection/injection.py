@@ -27,12 +27,12 @@ from .files import write_text
 from .workloads import AUGMENTATIONS, DATASET_OPTIONS, WORKLOADS, Workload, make_network, make_workload
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
-LARGEST_OPERAND = 2**31 - 1  # elements: positions are 32-bit integers
+LARGEST_SITE = 2**31 - 1  # elements of its operands, put end to end: positions are 32-bit integers
 # What anyone writes for a number; Python's float would also take 1_5, other scripts' digits, -nan.
 NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NO_NUMBER = ("nan", "inf", "-inf")
-OPTIONS = ("dataset", "width", "dropout", "augmentation", "workers", "batch_size", "epochs")
-SCALE = ("dataset", "width", "epochs", "batch_size", "workers")  # those that say how far places count
+OPTIONS = ("dataset", "width", "blocks", "dropout", "augmentation", "workers", "batch_size", "epochs")
+SCALE = ("dataset", "width", "blocks", "epochs", "batch_size", "workers")  # those that say how far places count
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,12 +100,12 @@ class Injection:
 
 def sites_of(workload: Workload) -> dict[str, Site]:
     """The sites of a workload's network, by name."""
-    return _sites(workload.network, workload.width, workload.norm, workload.worker_batch)
+    return _sites(workload.network, workload.width, workload.blocks, workload.worker_batch)
 
 
 @functools.lru_cache(maxsize=64)
-def _sites(network, width, norm, worker_batch):
-    workload = Workload("", network=network, width=width, norm=norm)
+def _sites(network, width, blocks, worker_batch):
+    workload = Workload("", network=network, width=width, blocks=blocks)
     return list_sites(make_network(workload), worker_batch)
 
 
@@ -151,6 +151,13 @@ def _position(text: str) -> tuple[int, ...]:
         raise ValueError("coordinates such as 107/3/3/85, counted from 0") from None
 
 
+def _blocks(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(_whole(1, 64)(part) for part in text.split("/"))
+    except ValueError:
+        raise ValueError("a count for each stage such as 2/2/2/2, from 1 to 64") from None
+
+
 def _one_of(names) -> Callable[[str], str]:
     def read(text):
         if text not in names:
@@ -177,6 +184,7 @@ REQUIRED: dict[str, Callable[[str], Any]] = {
 OPTIONAL: dict[str, Callable[[str], Any]] = {
     "dataset": _one_of(DATASETS),
     "width": _whole(1, 1024),
+    "blocks": _blocks,
     "dropout": _number(lambda n: 0 <= n < 1, "a rate in [0, 1)"),
     "augmentation": _one_of(AUGMENTATIONS),
     "workers": _whole(1, 4096),
@@ -218,6 +226,8 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     def outside(key, message):
         return wrong(key, message + _other_scale(w))
 
+    if (problem := wrong_blocks(w)) is not None:
+        raise wrong("blocks", problem)
     if w.batch_size % w.workers:
         key = "batch_size" if "batch_size" in lines else "workers"
         raise wrong(key, f"batch_size {w.batch_size} is not a multiple of the {w.workers} workers")
@@ -233,7 +243,8 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     if injection.layer not in sites:
         hint = f" (list them: python -m fault_injection sites {w.name})"
         near = did_you_mean(injection.layer, sites)
-        raise wrong("target_layer", f"target_layer {injection.layer[:60]!r} is not a site of {w.name}{near}{hint}")
+        of = w.name if w.blocks == WORKLOADS[w.name].blocks else f"{w.name} with blocks {format_option(w.blocks)}"
+        raise wrong("target_layer", f"target_layer {injection.layer[:60]!r} is not a site of {of}{near}{hint}")
     if injection.site.stage != STAGES[injection.stage]:
         raise wrong(
             "target_layer",
@@ -244,13 +255,26 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     return injection
 
 
+def wrong_blocks(workload: Workload) -> str | None:
+    """What is wrong with the number of a workload's stages, if anything."""
+    stages = len(WORKLOADS[workload.name].blocks)
+    if len(workload.blocks) == stages:
+        return None
+    return f"blocks {format_option(workload.blocks)} has {len(workload.blocks)} counts, not {stages} as {workload.name}"
+
+
+def format_option(value: object) -> object:
+    """An option's value as it stands in a file: blocks as 2/2/2/2, others as they are."""
+    return "/".join(map(str, value)) if isinstance(value, tuple) else value
+
+
 def _other_scale(workload) -> str:
     """What else may be wrong with a place outside, where rows say another scale than the published one."""
     published = WORKLOADS[workload.name]
     rows = [name for name in SCALE if getattr(workload, name) != getattr(published, name)]
     if not rows:
         return ""
-    flags = " ".join(f"--{name.replace('_', '-')} {getattr(workload, name)}" for name in rows)
+    flags = " ".join(f"--{name.replace('_', '-')} {format_option(getattr(workload, name))}" for name in rows)
     return (
         "; if this file was written for the published scale, take out its rows "
         f"{', '.join(rows)}, then: python -m fault_injection scale FILE {flags}"
@@ -323,8 +347,8 @@ def _build(fields) -> Injection:
 def _check_positions(injection, wrong, outside):
     shape = injection.site.shapes[injection.operand]
     operand = f"the {injection.operand.name.lower()} of {injection.layer}, which is {list(shape)}"
-    if math.prod(shape) > LARGEST_OPERAND:
-        raise wrong("batch_size", f"{operand}, has more than {LARGEST_OPERAND} elements")
+    if sum(map(math.prod, injection.site.shapes.values())) > LARGEST_SITE:
+        raise wrong("batch_size", f"the operands of {injection.layer} have more than {LARGEST_SITE} elements")
     seen = set()
     for position in injection.positions:
         text = "/".join(map(str, position))[:60]
@@ -361,7 +385,7 @@ def format_injection(injection: Injection) -> str:
     implied = dataclasses.replace(WORKLOADS[w.name], **DATASET_OPTIONS[w.dataset])
     for name in OPTIONS:
         if getattr(w, name) != getattr(implied, name):
-            rows.append([name, getattr(w, name)])
+            rows.append([name, format_option(getattr(w, name))])
     if injection.horizon is not None:
         rows.append(["horizon", injection.horizon])
     out = io.StringIO()

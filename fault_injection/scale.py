@@ -10,7 +10,16 @@ import numpy as np
 
 from .errors import InputError
 from .fault_models import group
-from .injection import OPTIONS, SCALE, Injection, format_injection, parse_injection
+from .injection import (
+    OPTIONS,
+    SCALE,
+    Injection,
+    format_injection,
+    format_option,
+    parse_injection,
+    sites_of,
+    wrong_blocks,
+)
 from .workloads import Workload, make_workload
 
 
@@ -35,7 +44,11 @@ def scale(injection: Injection, **options) -> tuple[Injection, list[str]]:
     old, new = injection.workload, _workload(injection.workload, options)
     if new.batch_size % new.workers:
         raise InputError(f"batch_size {new.batch_size} is not a multiple of the {new.workers} workers")
+    if (problem := wrong_blocks(new)) is not None:
+        raise InputError(problem)
     scaled = dataclasses.replace(injection, workload=new)
+    if injection.layer not in sites_of(new):
+        raise InputError(f"{injection.layer} does not exist with blocks {format_option(new.blocks)}; keep its block")
     steps, new_steps = injection.steps_per_epoch, scaled.steps_per_epoch
     positions, elements = _positions(injection, scaled)
     scaled = dataclasses.replace(
@@ -54,7 +67,7 @@ def scale(injection: Injection, **options) -> tuple[Injection, list[str]]:
     changed = [name for name in OPTIONS if getattr(new, name) != getattr(old, name)]
     left_out = len(injection.values) - len(scaled.values)
     mapping = [
-        "workload: " + (", ".join(f"{k} {getattr(old, k)} -> {getattr(new, k)}" for k in changed) or "unchanged"),
+        "workload: " + (", ".join(f"{k} {_option(old, k)} -> {_option(new, k)}" for k in changed) or "unchanged"),
         "each coordinate c -> ⌊c·new/old⌋, counted from 0:",
         f"epoch: {injection.epoch} of {old.epochs} -> {scaled.epoch} of {new.epochs}",
         f"step: {injection.step} of {steps} -> {scaled.step} of {new_steps}",
@@ -75,7 +88,8 @@ def scale(injection: Injection, **options) -> tuple[Injection, list[str]]:
 def scaled_name(stem: str, options: dict[str, object]) -> str:
     """The default name of a scaled file, such as `NAME_width8_epochs20_batch128.csv`."""
     words = {"dataset": "", "batch_size": "batch"}
-    return "_".join([stem, *(f"{words.get(name, name)}{options[name]}" for name in SCALE if name in options)]) + ".csv"
+    values = {name: str(format_option(options[name])).replace("/", "-") for name in SCALE if name in options}
+    return "_".join([stem, *(words.get(name, name) + value for name, value in values.items())]) + ".csv"
 
 
 def _workload(old: Workload, options) -> Workload:
@@ -122,6 +136,10 @@ def _positions(injection, scaled) -> tuple[tuple[tuple[int, ...], ...], list[str
     if len(positions) < count:
         line += f"; shortened to {len(positions)}, for which there is room"
     return positions, [line]
+
+
+def _option(workload, name):
+    return format_option(getattr(workload, name))
 
 
 def _text(position) -> str:

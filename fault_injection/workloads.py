@@ -20,13 +20,13 @@ class Workload:
     Attributes:
       name: published name.
       network: key of `models.NETWORKS`.
-      norm: with batch normalisation.
       optimizer: key of `OPTIMIZERS`.
       learning_rate, end_learning_rate, decay_steps: linear decay from the first to the
         second in that many steps.
       dataset: key of `fault_injection.data.DATASETS`.
-      width: channels of the first stage.
-      dropout: rate.
+      width: channels of the first convolution; all others are in proportion.
+      blocks: repeated parts of each stage.
+      dropout: rate, where the network has its dropout.
       augmentation: one of `AUGMENTATIONS`.
       workers: data-parallel replicas.
       batch_size: global, a multiple of `workers`.
@@ -37,13 +37,13 @@ class Workload:
 
     name: str
     network: str = "resnet18"
-    norm: bool = True
     optimizer: str = "adam"
     learning_rate: float = 1e-3
     end_learning_rate: float = 1e-4
     decay_steps: int = 5000
     dataset: str = "cifar10"
     width: int = 64
+    blocks: tuple[int, ...] = (2, 2, 2, 2)
     dropout: float = 0.15
     augmentation: str = "flip+crop"
     workers: int = 8
@@ -63,7 +63,7 @@ WORKLOADS = {
     workload.name: workload
     for workload in (
         Workload("resnet18"),
-        Workload("resnet18_nobn", norm=False),
+        Workload("resnet18_nobn", network="resnet18_nobn"),
         Workload(
             "resnet18_sgd",
             optimizer="sgd",
@@ -72,6 +72,18 @@ WORKLOADS = {
             decay_steps=2000,
             dropout=0.0,
         ),
+        Workload(
+            "effnet",
+            network="effnet",
+            learning_rate=2e-3,
+            end_learning_rate=5e-4,
+            decay_steps=2000,
+            width=32,
+            blocks=(1, 2, 2, 3, 3, 4, 1),
+            dropout=0.0,
+        ),
+        Workload("densenet", network="densenet", blocks=(6, 12, 24, 16), dropout=0.5),
+        Workload("nfnet", network="nfnet", learning_rate=1e-2, dropout=0.0),
     )
 }
 
@@ -81,8 +93,11 @@ OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
 # twins differ by several points, which would drown most verdicts.
 DATASET_OPTIONS: dict[str, dict[str, Any]] = {"digits": {"dropout": 0.0, "augmentation": "crop"}, "cifar10": {}}
 
-# The embedded default, small enough for two cores.
-EMBEDDED: dict[str, Any] = {"dataset": "digits", "width": 8, "batch_size": 128, "epochs": 20}
+
+def embedded(name: str) -> dict[str, Any]:
+    """Options of the embedded default of workload `name`, small enough for two cores."""
+    blocks = tuple(min(count, 2) for count in WORKLOADS[name].blocks)
+    return {"dataset": "digits", "width": 8, "blocks": blocks, "batch_size": 128, "epochs": 20}
 
 
 def make_workload(name: str, **options) -> Workload:
@@ -93,7 +108,7 @@ def make_workload(name: str, **options) -> Workload:
 
 def make_network(workload: Workload) -> Layer:
     """The workload's network."""
-    return NETWORKS[workload.network](width=workload.width, dropout_rate=workload.dropout, norm=workload.norm)
+    return NETWORKS[workload.network](width=workload.width, blocks=workload.blocks, dropout_rate=workload.dropout)
 
 
 def make_optimizer(workload: Workload) -> optax.GradientTransformation:

@@ -70,6 +70,37 @@ def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
     return Layer(init, forward, backward)
 
 
+def concatenated(main: Layer) -> Layer:
+    """`x` and `main(x)` side by side, along channels."""
+
+    def forward(params, stats, x, ctx):
+        y, new_stats, cache, observations = main.forward(params, stats, x, ctx)
+        return jnp.concatenate([x, y], axis=-1), new_stats, (cache, x.shape[-1]), observations
+
+    def backward(params, cache, dy, ctx):
+        main_cache, channels = cache
+        dx, dparams, observations = main.backward(params, main_cache, dy[..., channels:], ctx)
+        return dy[..., :channels] + dx, dparams, observations
+
+    return Layer(main.init, forward, backward)
+
+
+def gated(gate: Layer) -> Layer:
+    """`x · gate(x)`; the gate has one factor a channel: [R,b,1,1,C] for x [R,b,H,W,C]."""
+
+    def forward(params, stats, x, ctx):
+        factor, new_stats, cache, observations = gate.forward(params, stats, x, ctx)
+        return x * factor, new_stats, (x, factor, cache), observations
+
+    def backward(params, cache, dy, ctx):
+        x, factor, gate_cache = cache
+        dfactor = jnp.sum(dy * x, (2, 3), keepdims=True)
+        dx, dparams, observations = gate.backward(params, gate_cache, dfactor, ctx)
+        return dy * factor + dx, dparams, observations
+
+    return Layer(gate.init, forward, backward)
+
+
 def _added(one: Params, other: Params) -> Params:
     """Gradients of two parts of a network as one; where both have read a layer's parameters, their sum."""
     shared = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one if name in other}

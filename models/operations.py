@@ -1,4 +1,4 @@
-"""The operations that a fault can strike: a convolution or dense layer and its two gradients.
+"""The operations that a fault can strike: a convolution, depthwise convolution or dense layer, and its two gradients.
 
 Each operation is written twice.  `compute` is what every step runs: all workers of the
 device folded into one batch, in the fastest formulation.  `operands` and `product` are the
@@ -13,10 +13,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from . import formulations
-from .fault import Operand, Struck, bits, nothing_struck, overwrite, site_id
+from .fault import INACTIVE, Struck, bits, nothing_struck, overwrite, site_id
 from .formulations import VALID
 from .isolation import fence, isolated
 from .layer import Context, Observations
@@ -95,6 +96,71 @@ class ConvolutionGradWt:
 
 
 @dataclasses.dataclass(frozen=True)
+class Depthwise:
+    """y = x * kernel, channel by channel. x [R,b,H,W,C], kernel [k,k,C,1] -> y [R,b,h,w,C]."""
+
+    stride: int
+
+    def compute(self, x, kernel):
+        padding = formulations.same_padding(x.shape[2:4], kernel.shape[:2], self.stride)
+        y = formulations.depthwise_convolution(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
+        return y.reshape(*x.shape[:2], *y.shape[1:])
+
+    def operands(self, x, kernel, r):
+        return x[r], kernel  # [b,H,W,C], [k,k,C,1]
+
+    def product(self, x, kernel):  # -> [b,h,w,C]
+        padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
+        return formulations.short_depthwise_convolution(x, kernel, self.stride, padding)
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthwiseGradIn:
+    """dx from dy and kernel. dy [R,b,h,w,C], kernel [k,k,C,1] -> dx [R,b,H,W,C]."""
+
+    stride: int
+    size: tuple[int, int]  # H, W
+
+    def compute(self, dy, kernel):
+        padding = formulations.same_padding(self.size, kernel.shape[:2], self.stride)
+        shape = (dy.shape[0] * dy.shape[1], *self.size, dy.shape[4])
+        folded = dy.reshape(-1, *dy.shape[2:])
+        dx = formulations.depthwise_input_gradient(folded, kernel, self.stride, padding, shape)
+        return dx.reshape(*dy.shape[:2], *dx.shape[1:])
+
+    def operands(self, dy, kernel, r):
+        k = kernel.shape[0]
+        return _pad(_dilate(dy[r], self.stride, k), k), kernel[::-1, ::-1]  # [b,H',W',C], [k,k,C,1]
+
+    def product(self, grad_y, rotated):  # -> [b,H,W,C]
+        return formulations.short_depthwise_convolution(grad_y, rotated, 1, VALID)
+
+
+@dataclasses.dataclass(frozen=True)
+class DepthwiseGradWt:
+    """dkernel, summed over the workers. x [R,b,H,W,C], dy [R,b,h,w,C] -> [k,k,C,1]."""
+
+    stride: int
+    kernel_size: int
+
+    def compute(self, x, dy):
+        k = self.kernel_size
+        padding = formulations.same_padding(x.shape[2:4], (k, k), self.stride)
+        x, dy = (t.reshape(-1, *t.shape[2:]) for t in (x, dy))
+        return formulations.depthwise_weight_gradient(x, dy, self.stride, padding, k)
+
+    def operands(self, x, dy, r):
+        k = self.kernel_size
+        return _pad(x[r], k), _dilate(dy[r], self.stride, k)  # [b,H',W',C], [b,h',w',C]
+
+    def product(self, padded, grad_y):  # -> [k,k,C,1]
+        return formulations.short_depthwise_weight_gradient(padded, grad_y, 1, VALID, self.kernel_size)
+
+    def from_published(self, output):
+        return output
+
+
+@dataclasses.dataclass(frozen=True)
 class Dense:
     """y = x @ kernel. x [R,b,I], kernel [I,O] -> y [R,b,O], before the bias."""
 
@@ -139,8 +205,8 @@ class DenseGradWt:
         return output
 
 
-Summed = ConvolutionGradWt | DenseGradWt  # one result for all workers; the others have one for each
-Operation = Convolution | ConvolutionGradIn | Dense | DenseGradIn | Summed
+Summed = ConvolutionGradWt | DepthwiseGradWt | DenseGradWt  # one result for all workers; the others have one for each
+Operation = Convolution | ConvolutionGradIn | Depthwise | DepthwiseGradIn | Dense | DenseGradIn | Summed
 
 
 def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = True):
@@ -155,23 +221,29 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
       The result, and observations: what the fault did, and on request (`operands`) the three
       operands of every worker in the published layout, stacked along a leading axis [R].
     """
-    # The site enters as a traced value: operations of equal shape share one trace.
+    # What depends on the site enters as a traced value: operations of equal shape share one trace.
+    strike = None if ctx.fault is None else _strike_here(ctx.fault, jnp.int32(site_id(site)), ctx.workers)
     with isolated("false"):
         result, struck, operands = _perform(
-            operation, "operands" in ctx.observe, used, a, b, jnp.int32(site_id(site)), ctx.fault, ctx.workers
+            operation, "operands" in ctx.observe, used, a, b, ctx.fault, strike, ctx.workers.shape[0]
         )
     return result, Observations(struck, {"operands": {site: operands}} if operands else {})
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2))
+@jax.jit
+def _strike_here(fault, site, workers):
+    """Whether the fault strikes this site of a worker of this device, and which of its workers."""
+    here = workers == fault.worker
+    return (fault.site == site) & jnp.any(here), jnp.argmax(here)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 7))
 @isolated("true")  # no more of the many small functions inside
-def _perform(operation, observe, used, a, b, site, fault, workers):
+def _perform(operation, observe, used, a, b, fault, strike, workers):
     result = fence(_rounded(operation.compute, a, b)) if used else None
     struck = None
     if fault is not None:
-        here = workers == fault.worker
-        r = jnp.argmax(here)
-        hit = (fault.site == site) & jnp.any(here)
+        hit, r = strike
         # Only what the fault can change passes the conditional, which copies what passes it.
         whole = isinstance(operation, Summed) or not used
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
@@ -183,7 +255,7 @@ def _perform(operation, observe, used, a, b, site, fault, workers):
         )
         result = part if whole else lax.dynamic_update_index_in_dim(result, part, r, 0)
         result = result if result is None else fence(result)
-    operands = _published_operands(operation, a, b, result, workers.shape[0]) if observe else None
+    operands = _published_operands(operation, a, b, result, workers) if observe else None
     return result, struck, operands
 
 
@@ -196,17 +268,13 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     """
     clean_operands = fence(*operation.operands(a, b, r))
     clean = fence(_rounded(operation.product, *clean_operands))
-    changed_a, at_a = overwrite(clean_operands[0], fault, fault.operand == Operand.INPUT)
-    changed_b, at_b = overwrite(clean_operands[1], fault, fault.operand == Operand.WEIGHT)
-    faulty = fence(_rounded(operation.product, *fence(changed_a, changed_b)))
-
     # Of a result that is summed over workers (or not computed), this worker's own is not at hand.
     mine = clean if result is None or isinstance(operation, Summed) else result
-    output = jnp.where(bits(faulty) != bits(clean), faulty, mine)
-    output, at_output = overwrite(output, fault, fault.operand == Operand.OUTPUT)
+    *changed_operands, changed_mine, struck = _overwrite_one((*clean_operands, mine), fault)
+    faulty = fence(_rounded(operation.product, *fence(*changed_operands)))
+    output = jnp.where(bits(faulty) != bits(clean), faulty, changed_mine)
     differs = bits(output) != bits(mine)
 
-    struck = jax.tree.map(lambda *parts: sum(parts), at_a, at_b, at_output)
     struck = struck.replace(hits=jnp.ones((), jnp.int32), output_changed=jnp.sum(differs, dtype=jnp.int32))
     if result is None:
         return None, struck
@@ -216,6 +284,22 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
         others = fence(_rounded(operation.compute, _without(a, r), _without(b, r)))
         output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
     return output, struck
+
+
+def _overwrite_one(tensors, fault):
+    """Input, weight and output with the fault in the one that it names, and what was done.
+
+    They are overwritten end to end, as one vector: with an overwriting for each, which is most
+    of what a site adds to the program, compiling takes three times as long.
+    """
+    ends = np.cumsum([t.size for t in tensors])
+    start = jnp.array([0, *ends[:-1]], jnp.int32)[fault.operand]
+    index = jnp.where(fault.index == INACTIVE, INACTIVE, fault.index + start)
+    shifted = fault.replace(index=index, source=fault.source + start)
+    together = fence(jnp.concatenate([t.reshape(-1) for t in tensors]))
+    together, struck = overwrite(together, shifted, jnp.bool_(True))
+    parts = jnp.split(together, ends[:-1])
+    return *(part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)), struck
 
 
 def _rounded(multiply, a, b):

@@ -10,11 +10,18 @@ from .layers.normalisation import batch_norm
 from .layers.pooling import global_average
 
 
-def resnet18(width: int = 64, classes: int = 10, dropout_rate: float = 0.15, norm: bool = True) -> Layer:
+def resnet18(
+    width: int = 64,
+    blocks: tuple[int, ...] = (2, 2, 2, 2),
+    classes: int = 10,
+    dropout_rate: float = 0.15,
+    norm: bool = True,
+) -> Layer:
     """ResNet-18 for 32×32 images: [R,b,32,32,3] -> logits [R,b,classes].
 
     Args:
       width: channels of the first stage; the stages have 1, 2, 4, 8 times as many.
+      blocks: of each of the four stages.
       classes: number of classes.
       dropout_rate: after every activation inside the stages.
       norm: False leaves out every batch normalisation (`resnet18_nobn`).
@@ -42,16 +49,16 @@ def resnet18(width: int = 64, classes: int = 10, dropout_rate: float = 0.15, nor
             dropout(f"{name}_dropout2", dropout_rate),
         )
 
-    blocks = [
+    stages = [
         block(f"basicblock_{stage}_basic_{i}", width * 2 ** (stage - 1), 2 if stage > 1 and i == 0 else 1)
-        for stage in (1, 2, 3, 4)
-        for i in (0, 1)
+        for stage, count in zip((1, 2, 3, 4), blocks, strict=True)
+        for i in range(count)
     ]
     return chain(
         convolution("conv1", width, 7, 2, input_gradient=False),
         normalise("bn1"),
         relu(),
-        *blocks,
+        *stages,
         global_average("pool"),
         dense("fc", classes),
     )

@@ -1,6 +1,8 @@
 """Backward passes against `jax.vjp` in float64; run as its own process, since the precision is a process's.
 
-Prints a JSON object: for each row of the table the largest error, relative to the largest element.
+    float64.py [NAME...]
+
+Prints a JSON object: for each row of the table (or those named) the largest error, relative to the largest element.
 """
 
 import json
@@ -13,17 +15,19 @@ jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from models.combinators import chain, residual  # noqa: E402
+from models import NETWORKS  # noqa: E402
+from models.combinators import chain, concatenated, gated, residual  # noqa: E402
 from models.fault import inactive_fault  # noqa: E402
 from models.layer import Context  # noqa: E402
-from models.layers.activation import relu  # noqa: E402
-from models.layers.convolution import convolution  # noqa: E402
+from models.layers.activation import relu, sigmoid, swish  # noqa: E402
+from models.layers.convolution import convolution, depthwise_convolution  # noqa: E402
 from models.layers.dense import dense  # noqa: E402
 from models.layers.dropout import dropout  # noqa: E402
+from models.layers.gain import skip_gain  # noqa: E402
 from models.layers.normalisation import batch_norm  # noqa: E402
 from models.layers.pooling import global_average  # noqa: E402
+from models.layers.standardisation import standardised_convolution  # noqa: E402
 from models.loss import cross_entropy  # noqa: E402
-from models.resnet import resnet18  # noqa: E402
 
 # Name: (layer, shape of its input [R,b,…]).  A new layer is a row.
 LAYERS = {
@@ -39,18 +43,37 @@ LAYERS = {
     "convolution_3x3_stride2_to_2x2": (convolution("c", 40, 3, 2), (2, 3, 4, 4, 36)),
     "convolution_7x7_stride2": (convolution("c", 5, 7, 2), (2, 3, 16, 16, 3)),
     "convolution_without_bias": (convolution("c", 5, 3, bias=False), (2, 3, 4, 4, 6)),
+    "depthwise_3x3": (depthwise_convolution("c", 3), (2, 3, 8, 8, 6)),
+    "depthwise_3x3_stride2": (depthwise_convolution("c", 3, 2), (2, 3, 8, 8, 6)),
+    "depthwise_5x5_stride2": (depthwise_convolution("c", 5, 2), (2, 3, 8, 8, 6)),
+    "depthwise_5x5_stride2_to_1x1": (depthwise_convolution("c", 5, 2), (2, 3, 2, 2, 6)),
+    "depthwise_5x5_on_2x2": (depthwise_convolution("c", 5), (2, 3, 2, 2, 6)),
+    "depthwise_5x5_on_1x1": (depthwise_convolution("c", 5), (2, 3, 1, 1, 6)),
+    "depthwise_3x3_not_square": (depthwise_convolution("c", 3), (2, 3, 4, 8, 6)),
     "dense": (dense("d", 7), (2, 3, 6)),
+    "standardised_convolution": (standardised_convolution("c", 5, 3, 2), (2, 3, 8, 8, 6)),
+    "standardised_convolution_1x1": (standardised_convolution("c", 5, 1), (2, 3, 4, 4, 6)),
     "batch_norm": (batch_norm("n"), (2, 3, 4, 4, 6)),
     "relu": (relu(), (2, 3, 4, 4, 6)),
+    "relu_scaled": (relu(1.7), (2, 3, 4, 4, 6)),
+    "sigmoid": (sigmoid(), (2, 3, 4, 4, 6)),
+    "swish": (swish(), (2, 3, 4, 4, 6)),
+    "skip_gain": (skip_gain("g"), (2, 3, 4, 4, 6)),
     "dropout": (dropout("drop", 0.3), (2, 3, 4, 4, 6)),
     "global_average": (global_average("pool"), (2, 3, 4, 4, 6)),
+    "global_average_keeping_the_map": (global_average("pool", keep_map=True), (2, 3, 4, 4, 6)),
+    "concatenated": (concatenated(convolution("c", 5, 3)), (2, 3, 4, 4, 6)),
+    "gated": (gated(chain(global_average("pool", keep_map=True), convolution("c", 6, 1))), (2, 3, 4, 4, 6)),
     "residual": (residual(convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
     "residual_shortcut": (residual(convolution("c", 5, 3, 2), convolution("s", 5, 1, 2)), (2, 3, 4, 4, 6)),
     "chain": (chain(convolution("c", 5, 3), batch_norm("n"), relu(), dropout("drop", 0.3)), (2, 3, 4, 4, 6)),
     "chain_of_one_convolution_twice": (chain(convolution("c", 6, 3), relu(), convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
     "residual_of_one_convolution_twice": (residual(convolution("c", 6, 3), convolution("c", 6, 3)), (2, 3, 4, 4, 6)),
-    "resnet18": (resnet18(width=4), (2, 3, 32, 32, 3)),
-    "resnet18_nobn": (resnet18(width=4, norm=False), (2, 3, 32, 32, 3)),
+    "resnet18": (NETWORKS["resnet18"](width=4), (2, 3, 32, 32, 3)),
+    "resnet18_nobn": (NETWORKS["resnet18_nobn"](width=4), (2, 3, 32, 32, 3)),
+    "effnet": (NETWORKS["effnet"](width=4, blocks=(1, 2, 1, 1, 1, 1, 1)), (2, 3, 32, 32, 3)),
+    "densenet": (NETWORKS["densenet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
+    "nfnet": (NETWORKS["nfnet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
 }
 
 
@@ -97,7 +120,8 @@ def check_published_forms(random):
     """Error of each operation's published form, worker by worker, against its fast one."""
     errors = {}
     for name, (layer, shape) in LAYERS.items():
-        if not name.startswith(("convolution", "dense")):
+        kind = name.split("_")[0]
+        if kind not in ("convolution", "depthwise", "dense"):
             continue
         params = jax.tree.map(jnp.float64, layer.init((0,), shape)[0])
         ctx = Context(key=jax.random.key(1), workers=jnp.arange(shape[0]), observe=frozenset({"operands"}))
@@ -109,14 +133,21 @@ def check_published_forms(random):
             return dparams, seen
 
         dparams, seen_back = passes(jnp.asarray(random.standard_normal(shape)))
-        site = "d" if name == "dense" else "c"
+        site = "d" if kind == "dense" else "c"
         total = seen_back.tensors["operands"][f"{site}_grad_wt"]["output"].sum(0)
-        total = total if name == "dense" else total.transpose(1, 2, 0, 3)
+        total = total.transpose(1, 2, 0, 3) if kind == "convolution" else total
         errors[f"published_{name}_grad_wt"] = largest_error(total, dparams[site]["kernel"])
-        if name != "dense":
+        if kind != "dense":
             operands = seen_back.tensors["operands"][f"{site}_grad_in"]
             literal = [
-                jax.lax.conv_general_dilated(a, b, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+                jax.lax.conv_general_dilated(
+                    a,
+                    b.swapaxes(2, 3) if kind == "depthwise" else b,
+                    (1, 1),
+                    "VALID",
+                    dimension_numbers=("NHWC", "HWIO", "NHWC"),
+                    feature_group_count=shape[-1] if kind == "depthwise" else 1,
+                )
                 for a, b in zip(operands["input"], operands["weight"], strict=True)
             ]
             errors[f"published_{name}_grad_in"] = largest_error(jnp.stack(literal), operands["output"])
@@ -125,6 +156,8 @@ def check_published_forms(random):
 
 if __name__ == "__main__":
     random = np.random.default_rng(0)
-    errors = {name: check(layer, shape, random) for name, (layer, shape) in LAYERS.items()}
-    errors |= {"cross_entropy": check_loss(random), **check_published_forms(random)}
+    names = sys.argv[1:] or LAYERS
+    errors = {name: check(*LAYERS[name], random) for name in names}
+    if names is LAYERS:
+        errors |= {"cross_entropy": check_loss(random), **check_published_forms(random)}
     json.dump(errors, sys.stdout)

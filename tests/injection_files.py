@@ -74,7 +74,9 @@ def injections(draw):
     if draw(st.booleans()):
         options["workers"] = draw(st.sampled_from([1, 2, 8, 4096]))
         options["batch_size"] = options["workers"] * draw(st.sampled_from([1, 16]))
-    workload = make_workload(draw(st.sampled_from(list(WORKLOADS))), **options)
+    name = draw(st.sampled_from(list(WORKLOADS)))
+    options["blocks"] = (draw(st.sampled_from([1, 2])),) * len(WORKLOADS[name].blocks)
+    workload = make_workload(name, **options)
     site = draw(st.sampled_from(list(sites_of(workload).values())))
     fmodel = draw(st.sampled_from(list(OPERANDS)))
     shape = site.shapes[OPERANDS[fmodel]]

@@ -19,6 +19,9 @@ from models.operations import (
     Dense,
     DenseGradIn,
     DenseGradWt,
+    Depthwise,
+    DepthwiseGradIn,
+    DepthwiseGradWt,
     Summed,
     perform,
 )
@@ -108,6 +111,9 @@ OPERATIONS = {
     "grad_in": (ConvolutionGradIn(2, (8, 8)), (4, 4, 5), (3, 3, 4, 5)),
     "grad_in_1x1": (ConvolutionGradIn(2, (8, 8)), (4, 4, 5), (1, 1, 4, 5)),
     "grad_wt": (ConvolutionGradWt(2, 3), (8, 8, 4), (4, 4, 5)),
+    "depthwise": (Depthwise(2), (8, 8, 4), (3, 3, 4, 1)),
+    "depthwise_grad_in": (DepthwiseGradIn(2, (8, 8)), (4, 4, 4), (3, 3, 4, 1)),
+    "depthwise_grad_wt": (DepthwiseGradWt(2, 3), (8, 8, 4), (4, 4, 4)),
     "dense": (Dense(), (6,), (6, 5)),
     "dense_grad_in": (DenseGradIn(), (5,), (6, 5)),
     "dense_grad_wt": (DenseGradWt(), (6,), (5,)),
@@ -124,6 +130,14 @@ def product(operation, a, b):
     """Output operand of one worker, by direct summation in float64."""
     if a.ndim == 2:
         return a @ b
+    if isinstance(operation, Depthwise | DepthwiseGradIn):  # the convolution by a kernel that mixes no channels
+        full = np.zeros((*b.shape[:3], b.shape[2]))
+        full[:, :, np.arange(b.shape[2]), np.arange(b.shape[2])] = b[..., 0]
+        same = Convolution(2) if isinstance(operation, Depthwise) else ConvolutionGradIn(2, (8, 8))
+        return product(same, a, full)
+    if isinstance(operation, DepthwiseGradWt):  # of the gradient of such a kernel, the diagonal
+        full = product(ConvolutionGradWt(2, 3), a.transpose(3, 1, 2, 0), b.transpose(1, 2, 0, 3))
+        return np.einsum("cijc->ijc", full)[..., None]
     stride = operation.stride if isinstance(operation, Convolution) else 1
     k, out = b.shape[:2], [(n - m) // stride + 1 for n, m in zip(a.shape[1:3], b.shape[:2], strict=True)]
     if isinstance(operation, Convolution):  # pads as TensorFlow's SAME
@@ -166,7 +180,7 @@ def test_a_fault_acts_on_one_operand_of_one_worker(name, operand):
     result, control = np.asarray(result), np.asarray(control)
     if isinstance(operation, Summed):
         total = sum(expected)
-        total = total.transpose(1, 2, 0, 3) if total.ndim == 4 else total
+        total = total.transpose(1, 2, 0, 3) if isinstance(operation, ConvolutionGradWt) else total
         np.testing.assert_allclose(result, total, rtol=1e-4, atol=1e-4)
     else:
         np.testing.assert_allclose(result, np.stack(expected), rtol=1e-4, atol=1e-4)

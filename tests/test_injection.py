@@ -17,7 +17,7 @@ from models.fault import INACTIVE, site_id
 
 # ---- The published injections -------------------------------------------------------------
 
-OF_RESNET18 = {  # site, operand, its shape; epoch, step, worker, learning rate
+PLACES = {  # site, operand, its shape; epoch, step, worker, learning rate
     "resnet18-immediate_infs_nans": ("basicblock_2_basic_0_conv2 output 128/8/8/128", 19, 38, 1, 0.001),
     "resnet18-masked": ("basicblock_4_basic_0_conv2 weight 3/3/512/512", 30, 32, 3, 0.001),
     "resnet18-slow_degrade": ("basicblock_4_basic_0_downsample_grad_in input 128/4/4/512", 7, 35, 5, 0.001),
@@ -25,18 +25,22 @@ OF_RESNET18 = {  # site, operand, its shape; epoch, step, worker, learning rate
     "resnet18_nobn-slow_degrade": ("basicblock_2_basic_1_conv2_grad_in weight 3/3/128/128", 28, 23, 2, 0.001),
     "resnet18_sgd-immediate_infs_nans": ("basicblock_3_basic_0_conv1_grad_in input 128/10/10/256", 14, 26, 0, 0.1),
     "resnet18_sgd-sharp_degrade": ("basicblock_1_basic_0_conv1_grad_in weight 3/3/64/64", 21, 9, 1, 0.001),
+    "effnet-immediate_infs_nans": ("block4_mbconv_0_se_expand_conv_grad_in output 128/1/1/60", 30, 0, 0, 0.002),
+    "effnet-slow_degrade": ("block2_mbconv_0_conv1_grad_in output 128/16/16/16", 24, 32, 2, 0.002),
+    "densenet-immediate_infs_nans": ("densenet_dense_block_4_bottleneck_9_conv1 output 128/1/1/128", 29, 26, 6, 0.001),
+    "densenet-slow_degrade": ("densenet_dense_block_1_bottleneck_5_conv2_grad_in output 128/8/8/128", 36, 38, 7, 0.001),
 }
 
 
-def test_every_published_injection_of_resnet18_is_here():
-    assert {path.stem for path in PUBLISHED.glob("*.csv") if path.stem.startswith("resnet18")} == OF_RESNET18.keys()
+def test_every_published_injection_is_here():
+    assert {path.stem for path in PUBLISHED.glob("*.csv")} == PLACES.keys()
 
 
-@pytest.mark.parametrize("name", OF_RESNET18)
+@pytest.mark.parametrize("name", PLACES)
 def test_a_published_injection_is_read_unchanged(name):
     path = PUBLISHED / f"{name}.csv"
     injection = read_injection(path)
-    where, epoch, step, worker, rate = OF_RESNET18[name]
+    where, epoch, step, worker, rate = PLACES[name]
     shape = "/".join(map(str, injection.site.shapes[injection.operand]))
     assert f"{injection.layer} {injection.operand.name.lower()} {shape}" == where
     assert (injection.epoch, injection.step, injection.worker) == (epoch, step, worker)
@@ -52,6 +56,13 @@ def test_a_published_fault_has_the_index_and_the_bits_that_its_file_says():
 
     fault = read_injection(PUBLISHED / "resnet18_nobn-short_term_infs_nans.csv").fault()
     assert fault.index.tolist() == [((74 * 6 + 1) * 6 + 2) * 256 + channel for channel in range(128, 192)]
+
+
+@pytest.mark.parametrize("path", sorted(PUBLISHED.parent.glob("cifar10/*.csv")), ids=lambda path: path.stem)
+def test_an_injection_of_ours_into_nfnet_is_at_the_published_scale(path):
+    injection = read_injection(path)
+    assert injection.workload == WORKLOADS["nfnet"]
+    assert format_injection(injection) == path.read_text()
 
 
 # ---- Laws over all valid injections -------------------------------------------------------

@@ -72,6 +72,8 @@ MISTAKES = {
     "key given twice": ("epochs", "seed,124", ["seed is given twice, first in line 11"]),
     "unknown dataset": ("dataset", "dataset,digit", ["dataset 'digit'", "did you mean 'digits'?"]),
     "width zero": ("width", "width,0", ["width '0'", "expected a whole number from 1 to 1024"]),
+    "blocks zero": ("width", "blocks,2/0/2/2", ["blocks '2/0/2/2'", "a count for each stage such as 2/2/2/2"]),
+    "blocks of another network": ("width", "blocks,6/12", ["blocks 6/12 has 2 counts, not 4 as resnet18"]),
     "dropout one": ("epochs", "dropout,1", ["dropout '1'", "[0, 1)"]),
     "workers that do not divide the batch": ("batch_size", "batch_size,100", ["batch_size 100", "8 workers"]),
     "open quote": ("seed", 'seed,"123', ["comma-separated"]),
@@ -193,6 +195,7 @@ CELLS = [
     *("conv1", "fc", "conv1_grad_wt", "basicblock_2_basic_0_downsample_grad_in", "bn1", "basicblock_1_basic_0_conv"),
 ]
 EXTRA_ROWS = [
+    *("blocks,1/1/1/1", "blocks,2/2/2"),
     *("dataset,digits", "dataset,cifar10", "width,4", "width,1024", "workers,1", "batch_size,1048576", "horizon,3"),
     *("batch_size,8", "workers,4096", "dropout,0.5", "epochs,100000", "augmentation,none", "# a comment", ","),
 ]

@@ -62,6 +62,29 @@ def test_a_published_injection_scales_to_the_embedded_size(name):
     assert same(parse_injection(format_injection(new)), new)
 
 
+@pytest.mark.parametrize(
+    ("name", "blocks", "position"),
+    [
+        ("effnet-immediate_infs_nans", (1, 1, 1, 1, 1, 1, 1), "5/0/0/5 6/0/0/5"),
+        ("effnet-slow_degrade", (1, 1, 1, 1, 1, 1, 1), "8/0/7/0"),
+        ("densenet-immediate_infs_nans", (1, 1, 1, 10), "11/0/0/0 11/0/0/15"),
+        ("densenet-slow_degrade", (6, 1, 1, 1), "12/6/6/0 12/6/6/15"),
+    ],
+)
+def test_fewer_blocks_keep_the_layer(name, blocks, position):
+    old = read_injection(PUBLISHED / f"{name}.csv")
+    new, _ = scale(old, dataset="digits", blocks=blocks, **SMALL)
+    assert (new.layer, new.workload.blocks, new.values) == (old.layer, blocks, old.values)
+    assert " ".join(dict.fromkeys("/".join(map(str, new.positions[end])) for end in (0, -1))) == position
+    assert same(parse_injection(format_injection(new)), new)
+
+
+def test_a_layer_that_fewer_blocks_leave_out_is_refused():
+    injection = read_injection(PUBLISHED / "densenet-slow_degrade.csv")
+    with pytest.raises(InputError, match="bottleneck_5_conv2_grad_in does not exist with blocks 2/2/2/2"):
+        scale(injection, blocks=(2, 2, 2, 2))
+
+
 @pytest.mark.parametrize("name", SCALED)
 def test_a_published_injection_scales_on_its_own_dataset(name):
     old = read_injection(PUBLISHED / f"{name}.csv")
@@ -262,6 +285,7 @@ def test_a_file_that_exists_is_overwritten_only_by_force(repository, tmp_path):
         (["--seed", "1"], "unrecognized arguments: --seed 1"),
         (["--workers", "3"], "batch_size 128 is not a multiple of the 3 workers"),
         (["--batch-size", "4"], "batch_size 4 is not a multiple of the 8 workers"),
+        (["--blocks", "2/2"], "blocks 2/2 has 2 counts, not 4 as resnet18"),
         (["--width", "8", "--out", "."], "--out is a folder, expected a file"),
     ],
 )

@@ -27,7 +27,7 @@ def reference(repository):
 def test_every_shipped_injection_is_valid_and_has_a_reference_result(repository, reference):
     files = {path.stem: read_injection(path) for path in (repository / "injections").glob("*.csv")}
     assert files.keys() == reference.keys()
-    assert len(list((repository / "injections" / "published").glob("*.csv"))) == 7
+    assert len(list((repository / "injections" / "published").glob("*.csv"))) == 11
 
 
 @pytest.mark.parametrize("stage", ["forward", "backward"])

@@ -12,16 +12,20 @@ import pytest
 
 from fault_injection.session import Session
 from fault_injection.training import State, digest, magnitude
-from fault_injection.workloads import make_workload
+from fault_injection.workloads import WORKLOADS, make_workload
 from models.fault import Operand, inactive_fault, make_fault
 from models.sites import list_sites
 
 SMALL = {"dataset": "digits", "width": 4, "batch_size": 32, "workers": 4}
 
 
-@pytest.fixture(scope="module", params=["resnet18", "resnet18_nobn", "resnet18_sgd"])
+ONE_BLOCK = {name: {"blocks": (1,) * len(WORKLOADS[name].blocks)} for name in ("effnet", "densenet", "nfnet")}
+TO_COMPILE = [pytest.param(name, marks=pytest.mark.slow) for name in ONE_BLOCK]
+
+
+@pytest.fixture(scope="module", params=["resnet18", "resnet18_nobn", "resnet18_sgd", *TO_COMPILE])
 def session(request):
-    return Session(make_workload(request.param, **SMALL))
+    return Session(make_workload(request.param, **SMALL, **ONE_BLOCK.get(request.param, {})))
 
 
 @pytest.fixture(scope="module")
@@ -59,19 +63,20 @@ def test_an_inactive_fault_changes_no_bit_of_any_state(session):
         assert report.struck.hits == 0
 
 
-def test_one_executable_serves_all_sites_operands_workers_and_positions(resnet18):
-    w = resnet18.workload
-    sites = list_sites(resnet18.program.network, w.worker_batch)
-    assert len(sites) == 63
-    state = resnet18.start()
+@pytest.mark.parametrize("session", ["resnet18", *TO_COMPILE], indirect=True)
+def test_one_executable_serves_all_sites_operands_workers_and_positions(session):
+    w = session.workload
+    sites = list_sites(session.program.network, w.worker_batch)
+    assert w.name != "resnet18" or len(sites) == 63
+    state = session.start()
     random = np.random.default_rng(0)
 
     def strike(site, operand, worker):
         index = random.integers(np.prod(sites[site].shapes[operand]))
         fault = make_fault(site, operand, worker, [index], flip=random.integers(2**32, dtype=np.uint32))
-        return resnet18.faulty_step(state, 0, 3, fault)[1].struck
+        return session.faulty_step(state, 0, 3, fault)[1].struck
 
-    strike("conv1", Operand.INPUT, 0)
+    strike(next(iter(sites)), Operand.INPUT, 0)
     with compilations() as compiled:
         for site in sites:
             for operand in Operand:

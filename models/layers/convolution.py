@@ -1,9 +1,17 @@
-"""Convolution with an optional bias; its three operations are sites (docs/science.md, Sites and operands)."""
+"""Convolution and depthwise convolution; their three operations are sites (docs/science.md, Sites and operands)."""
 
 import jax.numpy as jnp
 
 from ..layer import Layer, merge
-from ..operations import Convolution, ConvolutionGradIn, ConvolutionGradWt, perform
+from ..operations import (
+    Convolution,
+    ConvolutionGradIn,
+    ConvolutionGradWt,
+    Depthwise,
+    DepthwiseGradIn,
+    DepthwiseGradWt,
+    perform,
+)
 from .initial import filled, glorot_normal
 
 
@@ -46,6 +54,33 @@ def convolution(
         if bias:
             dparams["bias"] = jnp.sum(dy, axis=(0, 1, 2, 3))
         return dx, {name: dparams}, merge([at_in, at_wt])
+
+    return Layer(init, forward, backward)
+
+
+def depthwise_convolution(name: str, size: int, stride: int = 1) -> Layer:
+    """`size`×`size` convolution of each channel by itself, padded as TensorFlow's SAME, without bias.
+
+    Parameter `kernel` [k,k,C,1], Glorot-normal.  Sites: `name`, `name_grad_in`, `name_grad_wt`.
+
+    Raises:
+      ValueError: as `convolution`.
+    """
+
+    def init(key, shape):
+        return {name: {"kernel": glorot_normal(key, name, (size, size, shape[-1], 1))}}, {}
+
+    def forward(params, stats, x, ctx):
+        _check_shape(name, x.shape[2:4], size, stride)
+        y, observations = perform(Depthwise(stride), name, x, params[name]["kernel"], ctx)
+        return y, {}, x, observations
+
+    def backward(params, cache, dy, ctx):
+        x = cache  # [R,b,H,W,C]
+        grad_in = DepthwiseGradIn(stride, x.shape[2:4])
+        dx, at_in = perform(grad_in, f"{name}_grad_in", dy, params[name]["kernel"], ctx)
+        dkernel, at_wt = perform(DepthwiseGradWt(stride, size), f"{name}_grad_wt", x, dy, ctx)
+        return dx, {name: {"kernel": dkernel}}, merge([at_in, at_wt])
 
     return Layer(init, forward, backward)
 

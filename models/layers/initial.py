@@ -1,5 +1,6 @@
 """Initial values, drawn on the host: no compilation, the same numbers on every device."""
 
+import math
 import zlib
 
 import jax
@@ -17,15 +18,25 @@ def glorot_normal(key: tuple[int, ...] | None, name: str, shape: tuple[int, ...]
 
     Reference: Glorot and Bengio, AISTATS 2010; Keras `GlorotNormal`.
     """
+    return _truncated_normal(key, name, shape, 2 / (math.prod(shape[:-2]) * (shape[-2] + shape[-1])))
+
+
+def fan_in_normal(key: tuple[int, ...] | None, name: str, shape: tuple[int, ...]) -> np.ndarray | jax.ShapeDtypeStruct:
+    """As `glorot_normal`, of variance 1/fan_in.
+
+    Reference: LeCun et al., 1998; Keras `VarianceScaling` with scale 1 and mode `fan_in`.
+    """
+    return _truncated_normal(key, name, shape, 1 / math.prod(shape[:-1]))
+
+
+def _truncated_normal(key, name, shape, variance):
     if key is None:
         return jax.ShapeDtypeStruct(shape, np.float32)
     random = np.random.default_rng([*key, zlib.crc32(name.encode())])
     draw = random.standard_normal(shape, np.float32)
     while (outside := np.abs(draw) > 2).any():
         draw[outside] = random.standard_normal(outside.sum(), np.float32)
-    positions = np.prod(shape[:-2], dtype=int)
-    deviation = np.sqrt(2 / (positions * (shape[-2] + shape[-1])))
-    return (draw * (deviation / DEVIATION_CUT_AT_2)).astype(np.float32)
+    return (draw * (np.sqrt(variance) / DEVIATION_CUT_AT_2)).astype(np.float32)
 
 
 def filled(value: float, size: int) -> np.ndarray:
