@@ -111,7 +111,8 @@ class Golden:
     def elsewhere(self) -> list[tuple[pathlib.Path, str]]:
         """Golden runs in this cache that the same code made of the same workload elsewhere, and what differs there."""
         found = []
-        known, ours = self.determined_by, self.determined_by["arithmetic"]
+        known = json.loads(json.dumps(self.determined_by))  # as it is read
+        ours = known["arithmetic"]
         for path in sorted(self.cache.glob("golden/*/golden.json")):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 other = json.loads(path.read_text(encoding="utf-8"))

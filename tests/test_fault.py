@@ -216,7 +216,7 @@ def test_operations_read_operands_in_the_matrix_precision(name, precision, digit
         result = np.asarray(jax.jit(lambda a, b: perform(operation, name, a, b, context(fault))[0])(a, b))
     if isinstance(operation, Summed):
         expected = sum(expected)
-        expected = expected.transpose(1, 2, 0, 3) if expected.ndim == 4 else expected
+        expected = expected.transpose(1, 2, 0, 3) if isinstance(operation, ConvolutionGradWt) else expected
     np.testing.assert_allclose(result, np.stack(expected), rtol=1e-5, atol=1e-5)
 
 
