@@ -19,7 +19,11 @@ from models.sites import list_sites
 SMALL = {"dataset": "digits", "width": 4, "batch_size": 32, "workers": 4}
 
 
-@pytest.fixture(scope="module", params=["resnet18", "resnet18_nobn", "resnet18_sgd"])
+# Each compiles two programs; one workload is enough for every change.
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18_nobn", "resnet18_sgd")]
+
+
+@pytest.fixture(scope="module", params=["resnet18", *OTHERS])
 def session(request):
     return Session(make_workload(request.param, **SMALL))
 
