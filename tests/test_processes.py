@@ -62,6 +62,7 @@ def records(cache):
     return sorted(cache.glob("golden/*/records/[0-9]*.npz"))
 
 
+@pytest.mark.slow
 def test_two_processes_compute_the_bits_that_one_with_two_devices_computes(start, start_two, tmp_path):
     """A sum over two devices has one order, wherever they are; with four, processes add in another."""
     write_injection(tmp_path / "example.csv", FAULT)
@@ -106,7 +107,8 @@ def test_when_one_process_dies_the_other_ends_too_and_the_run_goes_on(start_two,
     leader, follower = start_two(*GOLDEN, "--epochs", made + 1, "--keep-epochs", 0, "--cache", tmp_path)
     errors = leader.communicate()[1]
     assert (leader.returncode, follower.wait()) == (0, 0), errors
-    assert f"epochs {made} to {made} made" in errors
+    # The last record may lack the checkpoint after it: its epoch is then run, and compared, again.
+    assert f"epochs {made} to {made} made" in errors or f"epochs {made - 1} to {made} made" in errors
     assert len(records(tmp_path)) == made + 1
 
 

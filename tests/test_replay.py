@@ -185,6 +185,7 @@ def test_killed_and_started_again_it_ends_with_the_same_verdict_and_numbers(cach
     assert not list(waiting.iterdir())
 
 
+@pytest.mark.slow
 def test_of_two_replays_of_one_file_one_waits_for_the_other(cache, tmp_path, repository):
     write_injection(tmp_path / "example.csv", MILD)
     command = [sys.executable, "reproduce_injections.py", "--file", tmp_path / "example.csv", "--cache", cache, "--out"]
