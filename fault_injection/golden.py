@@ -22,6 +22,7 @@ from .session import Session
 from .store import Epoch, RunStore, epoch_record
 from .training import Array, State, leaf_names
 
+CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
 KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being asked
 
 
@@ -111,7 +112,8 @@ class Golden:
     def elsewhere(self) -> list[tuple[pathlib.Path, str]]:
         """Golden runs in this cache that the same code made of the same workload elsewhere, and what differs there."""
         found = []
-        known, ours = self.determined_by, self.determined_by["arithmetic"]
+        known = json.loads(json.dumps(self.determined_by))  # as it is read
+        ours = known["arithmetic"]
         for path in sorted(self.cache.glob("golden/*/golden.json")):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 other = json.loads(path.read_text(encoding="utf-8"))
