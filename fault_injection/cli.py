@@ -66,8 +66,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
+    from .golden import CHECKPOINTS
     from .injection import SCALE
-    from .replay import CHECKPOINTS
     from .upstream import DRIVE
 
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
@@ -169,6 +169,8 @@ def _set_up(options):
     if options.coordinator in (None, "auto"):
         if explicit != (None, None):
             raise InputError("--processes and --process need --coordinator HOST:PORT")
+    elif not re.fullmatch(r".+:[0-9]{1,5}", options.coordinator):
+        raise InputError(f"--coordinator {options.coordinator!r}, expected HOST:PORT or auto")
     elif None in explicit or options.process >= options.processes:
         raise InputError("--coordinator HOST:PORT needs --processes N and --process I, from 0 to N - 1")
     if options.coordinator:

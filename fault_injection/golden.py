@@ -22,6 +22,7 @@ from .session import Session
 from .store import Epoch, RunStore, epoch_record
 from .training import Array, State, leaf_names
 
+CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
 KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being asked
 
 

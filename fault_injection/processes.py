@@ -15,6 +15,8 @@ from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 
+from .errors import InputError
+
 Result = TypeVar("Result")
 STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
@@ -30,12 +32,17 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
       process: number of this one, from 0.
 
     Raises:
-      RuntimeError: they did not find each other.
+      InputError: `auto`, but no such cluster is around.
+      JaxRuntimeError: they did not find each other.
     """
     import jax
 
     if coordinator == "auto":
-        jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT)
+        try:
+            jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT)
+        except ValueError:  # what the cluster would have told is missing
+            hint = "say --coordinator HOST:PORT --processes N --process I"
+            raise InputError(f"--coordinator auto: this is no cluster that JAX knows; {hint}") from None
     else:
         jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT)
 

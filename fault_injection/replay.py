@@ -21,7 +21,6 @@ from .session import Session
 from .store import cut
 from .upstream import imported_start
 
-CHECKPOINTS = ("own", "upstream")
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
 
 
@@ -60,7 +59,7 @@ def replay(
       name: of the injection, in file names and titles.
       cache: folder of golden runs; by default `environment.cache_folder()`.
       data_dir: where the dataset is; by default where its reader looks.
-      checkpoints: one of `CHECKPOINTS`: `own` goes from initial weights through the whole golden
+      checkpoints: one of `golden.CHECKPOINTS`: `own` goes from initial weights through the whole golden
         run, `upstream` from the published checkpoint before the fault's epoch, where the golden run starts.
       command: what to type to repeat it, for the provenance.
 

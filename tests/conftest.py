@@ -5,6 +5,7 @@ import pathlib
 
 import hypothesis
 import pytest
+from cifar10_copies import copies, images  # noqa: F401
 
 from fault_injection.environment import prepare
 

@@ -2,61 +2,21 @@
 
 import codecs
 import contextlib
-import hashlib
-import http.server
-import io
 import itertools
-import json
 import os
 import pathlib
 import pickle
-import resource
-import struct
-import sys
 import tarfile
-import threading
 
 import numpy as np
 import pytest
+from cifar10_copies import RECORD
 
 from fault_injection.cli import main
-from fault_injection.data import cifar10, download
+from fault_injection.data import cifar10
 from fault_injection.data.cifar10 import find_cifar10, load_cifar10
 from fault_injection.data.pickles import as_bytes, as_pixels, read_pickle
 from fault_injection.errors import InputError
-
-PARTS = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
-RECORD = 3073
-
-
-@pytest.fixture(scope="session")
-def copies(tmp_path_factory):
-    """One random data set of full size in the four official layouts, and its records [6,10000,3073]."""
-    folder = tmp_path_factory.mktemp("cifar10")
-    draw = np.random.default_rng(0)
-    # Repetitive, so that compressing is fast; two pixels of each plane make every record another.
-    records = np.tile(draw.integers(0, 256, (6, 8, RECORD), np.uint8), (1, 1250, 1))
-    records[..., 0] = draw.integers(0, 10, (6, 10_000))
-    records[..., 7::1024], records[..., 500::1024] = (
-        np.arange(10_000)[None, :, None] >> shift & 255 for shift in (0, 8)
-    )
-    layouts = {"binary": folder / "cifar-10-batches-bin", "python": folder / "cifar-10-batches-py"}
-    for layout in layouts.values():
-        layout.mkdir()
-    for part, content in zip(PARTS, records, strict=True):
-        content.tofile(layouts["binary"] / f"{part}.bin")
-        batch = {b"labels": content[:, 0].tolist(), b"data": content[:, 1:].copy(), b"batch_label": part.encode()}
-        (layouts["python"] / part).write_bytes(pickle.dumps(batch))
-    for name, layout in list(layouts.items()):
-        layouts[f"{name} archive"] = folder / f"cifar-10-{name}.tar.gz"
-        with tarfile.open(layouts[f"{name} archive"], "w:gz", compresslevel=1) as archive:
-            archive.add(layout, layout.name)
-    return layouts, records
-
-
-@pytest.fixture(scope="session")
-def images(copies):
-    return load_cifar10(copies[0]["binary"])
 
 
 @pytest.fixture
@@ -279,254 +239,7 @@ def test_a_batch_without_labels_and_one_cut_short_are_named(tmp_path):
             load_cifar10(tmp_path)
 
 
-# ---- tensorflow-datasets ------------------------------------------------------------------
-
-
-def varint(value):
-    out = bytearray()
-    while value > 127:
-        out.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def field(number, value):
-    """A field of a protocol buffer that holds bytes."""
-    return varint(number << 3 | 2) + varint(len(value)) + value
-
-
-def example(**features):
-    """A `tf.train.Example`; an integer feature is packed, as TensorFlow writes it."""
-    entries = b""
-    for name, value in features.items():
-        feature = field(1, field(1, value)) if isinstance(value, bytes) else field(3, field(1, varint(value)))
-        entries += field(1, field(1, name.encode()) + field(2, feature))
-    return field(1, entries)
-
-
-def framed(record):
-    """A record of a TFRecord file."""
-    crc32c = pytest.importorskip("google_crc32c")
-
-    def checksum(data):
-        crc = crc32c.value(data)
-        return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
-
-    length = struct.pack("<Q", len(record))
-    return length + checksum(length) + record + checksum(record)
-
-
-def png(pixels):
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "PNG", compress_level=1)
-    return file.getvalue()
-
-
-@pytest.fixture(scope="session")
-def records(images):
-    """Frames of 50 distinct images."""
-    encoded = [png(pixels) for pixels in images.train_images[:50]]
-    return [framed(example(id=b"train_%05d" % n, image=image, label=n % 10)) for n, image in enumerate(encoded)]
-
-
-@pytest.fixture(scope="session")
-def prepared(records, tmp_path_factory):
-    """A prepared copy: 50 images over and over, the training part in two shards."""
-    root = tmp_path_factory.mktemp("tensorflow_datasets")
-    folder = root / "cifar10" / "3.0.2"
-    folder.mkdir(parents=True)
-    (folder / "dataset_info.json").write_text(json.dumps({"name": "cifar10", "fileFormat": "tfrecord"}))
-    for name, count in (("train.tfrecord-00000-of-00002", 600), ("train.tfrecord-00001-of-00002", 400)):
-        (folder / f"cifar10-{name}").write_bytes(b"".join(records) * count)
-    (folder / "cifar10-test.tfrecord-00000-of-00001").write_bytes(b"".join(records) * 200)
-    return root
-
-
-def test_a_prepared_copy_is_read_without_tensorflow(prepared, images):
-    found = load_cifar10(prepared)
-    assert "tensorflow" not in sys.modules
-    assert (found.train_images.reshape(1000, 50, 32, 32, 3) == images.train_images[:50]).all()
-    assert (found.test_images.reshape(200, 50, 32, 32, 3) == images.train_images[:50]).all()
-    assert (found.train_labels == np.arange(50_000) % 10).all()
-    folder = prepared / "cifar10" / "3.0.2"
-    assert find_cifar10(prepared) == find_cifar10(folder.parent) == find_cifar10(folder) == folder
-
-
-GREY = np.zeros((32, 32), np.uint8)
-
-
-def flipped(record):
-    return record[:40] + bytes([record[40] ^ 1]) + record[41:]
-
-
-@pytest.mark.parametrize(
-    "make, message",
-    [
-        (lambda r: r[0] + flipped(r[1]), "the checksum of record 1 does not fit"),
-        (lambda r: b"\xff" + r[0][1:], "the checksum of the length of record 0 does not fit"),
-        (lambda r: r[0] + r[1][:-3], "ends within record 1"),
-        (lambda r: r[0][:5], "ends within the length of record 0"),
-        (lambda r: r[0] + framed(example(image=png(GREY), label=3)), "record 1: an image of 32×32 L"),
-        (lambda r: framed(example(image=b"JPEG", label=3)), "record 0: cannot identify image"),
-        (lambda r: framed(example(image=png(GREY)[:60], label=3)), "record 0: "),
-        (lambda r: framed(example(image=png(GREY), label=12)), "record 0: label 12, expected 0 to 9"),
-        (lambda r: framed(example(image=png(GREY), coarse_label=1)), "expected an image and a label"),
-        (lambda r: framed(b"\xff\xff\x03"), "record 0: "),
-        (lambda r: b"".join(r), "50 images in split train, expected 50,000"),
-    ],
-)
-def test_a_damaged_prepared_copy_is_named(records, tmp_path, make, message):
-    (tmp_path / "dataset_info.json").write_text('{"name": "cifar10"}')
-    (tmp_path / "cifar10-train.tfrecord-00000-of-00001").write_bytes(make(records))
-    with pytest.raises(InputError, match=message):
-        load_cifar10(tmp_path)
-
-
-def test_a_missing_shard_another_format_and_a_missing_extra_are_named(tmp_path, monkeypatch):
-    pytest.importorskip("google_crc32c")
-    info = tmp_path / "dataset_info.json"
-    info.write_text('{"name": "cifar10"}')
-    (tmp_path / "cifar10-train.tfrecord-00001-of-00002").touch()
-    with pytest.raises(InputError, match="-00000-of-00002: missing"):
-        load_cifar10(tmp_path)
-    info.write_text('{"name": "cifar10", "fileFormat": "array_record"}')
-    with pytest.raises(InputError, match="cifar10 in format array_record, expected cifar10 in tfrecord"):
-        load_cifar10(tmp_path)
-    info.write_text("{")
-    with pytest.raises(InputError, match="damaged"):
-        load_cifar10(tmp_path)
-    monkeypatch.setitem(sys.modules, "google_crc32c", None)
-    with pytest.raises(InputError, match=r"pip install -e '\.\[tfds\]'"):
-        load_cifar10(tmp_path)
-
-
-# ---- Download -----------------------------------------------------------------------------
-
-CONTENT = np.random.default_rng(1).integers(0, 256, 3 * download.CHUNK + 12_345, np.uint8).tobytes()
-MD5 = hashlib.md5(CONTENT).hexdigest()
-
-
-class Server(http.server.ThreadingHTTPServer):
-    """Serves CONTENT at /file on 127.0.0.1.
-
-    Attributes:
-      ranges: whether it knows Range.
-      cuts: after how many bytes each of the next answers is cut.
-      asked: the Range of each request, or None.
-    """
-
-    def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.ranges, self.cuts, self.asked = True, [], []
-        self.url = f"http://127.0.0.1:{self.server_port}/file"
-
-
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        asked = self.headers["Range"]
-        self.server.asked.append(asked)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked and self.server.ranges else 0
-        if self.path != "/file" or start >= len(CONTENT):
-            self.send_error(404 if self.path != "/file" else 416)
-            return
-        self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(CONTENT) - start))
-        self.end_headers()
-        end = start + self.server.cuts.pop(0) if self.server.cuts else len(CONTENT)
-        self.wfile.write(CONTENT[start:end])
-
-    def log_message(self, *_):
-        pass
-
-
-@pytest.fixture
-def server():
-    with Server() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def fetch(server, path, md5=MD5, more=0, url=None):
-    download.download(url or server.url, path, md5, len(CONTENT) + more)
-
-
-def test_a_download_appears_whole_and_is_not_repeated(server, tmp_path):
-    path = tmp_path / "data" / "file"
-    fetch(server, path)
-    fetch(server, path)
-    assert path.read_bytes() == CONTENT and server.asked == [None]
-    assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_connection_cut_in_the_middle_is_resumed(server, tmp_path):
-    server.cuts = [1_500_000, 700_000]
-    fetch(server, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == [None, "bytes=1500000-", "bytes=2200000-"]
-
-
-@pytest.mark.parametrize("ranges", [True, False])
-def test_a_later_run_goes_on_where_one_stopped(server, tmp_path, ranges):
-    server.ranges = ranges
-    (tmp_path / ".file.partial").write_bytes(CONTENT[:1000])
-    fetch(server, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == ["bytes=1000-"]
-
-
-def test_a_wrong_checksum_is_named_and_the_partial_file_removed(server, tmp_path):
-    for partial in (b"", b"wrong" * 100, bytes(len(CONTENT) + 7)):
-        (tmp_path / ".file.partial").write_bytes(partial)
-        if len(partial) == 500:
-            with pytest.raises(InputError, match=rf"\.file\.partial: MD5 \w+ .*expected {MD5}; it is removed"):
-                fetch(server, tmp_path / "file")
-        else:
-            with pytest.raises(InputError, match="expected 0123; it is removed"):
-                fetch(server, tmp_path / "file", md5="0123")
-        assert not list(tmp_path.iterdir())
-    fetch(server, tmp_path / "file")
-
-
-def test_a_file_shorter_than_expected_is_named(server, tmp_path):
-    with pytest.raises(InputError, match="it is removed"):
-        fetch(server, tmp_path / "file", md5="0123", more=1)
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_absent_file_and_an_unreachable_host_are_named(server, tmp_path):
-    with pytest.raises(download.Unreachable, match="/other: status 404, Not Found"):
-        fetch(server, tmp_path / "file", url=server.url.replace("/file", "/other"))
-    with pytest.raises(download.Unreachable, match="Connection refused"):
-        fetch(server, tmp_path / "file", url="http://127.0.0.1:9/file")
-    assert not list(tmp_path.iterdir())
-
-
-def test_two_downloads_at_once_are_one(server, tmp_path):
-    threads = [threading.Thread(target=fetch, args=(server, tmp_path / "file")) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert (tmp_path / "file").read_bytes() == CONTENT
-    assert server.asked == [None] and list(tmp_path.iterdir()) == [tmp_path / "file"]
-
-
-def test_without_space_the_partial_file_stays_and_is_gone_on_with(server, tmp_path):
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
-    try:
-        with pytest.raises(OSError, match=r"\.file\.partial"):
-            fetch(server, tmp_path / "file")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert not (tmp_path / "file").exists()
-    fetch(server, tmp_path / "file")
-    assert (tmp_path / "file").read_bytes() == CONTENT
+# ---- Download and command line ----------------------------------------------------------
 
 
 def test_offline_and_absent_one_line_names_the_three_ways(tmp_path, monkeypatch):
@@ -553,9 +266,6 @@ def test_a_download_is_then_read(copies, images, tmp_path, monkeypatch):
     assert load_cifar10().sha256 == images.sha256
     monkeypatch.delattr(cifar10, "download")
     assert load_cifar10().sha256 == images.sha256
-
-
-# ---- The command line ---------------------------------------------------------------------
 
 
 def test_data_dir_reaches_the_reader(copies, repository, tmp_path, capsys):

@@ -120,6 +120,15 @@ OPERATIONS = {
 }
 
 
+def drawn(name):
+    """An operation, its random arguments for all workers, and the generator."""
+    operation, a_shape, b_shape = OPERATIONS[name]
+    random = np.random.default_rng(0)
+    b_lead = (WORKERS, BATCH) if isinstance(operation, Summed) else ()
+    a, b = (random.standard_normal(s).astype(np.float32) for s in ((WORKERS, BATCH, *a_shape), (*b_lead, *b_shape)))
+    return operation, a, b, random
+
+
 def reference(operation, a, b):
     """The operation's published operands for each worker, and its product in float64 NumPy."""
     operands = [operation.operands(jnp.asarray(a), jnp.asarray(b), r) for r in range(WORKERS)]
@@ -156,11 +165,7 @@ def product(operation, a, b):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_a_fault_acts_on_one_operand_of_one_worker(name, operand):
     """Against the same operation with that operand altered, summed directly in float64."""
-    operation, a_shape, b_shape = OPERATIONS[name]
-    random = np.random.default_rng(0)
-    a = random.standard_normal((WORKERS, BATCH, *a_shape)).astype(np.float32)
-    b_lead = (WORKERS, BATCH) if isinstance(operation, Summed) else ()
-    b = random.standard_normal((*b_lead, *b_shape)).astype(np.float32)
+    operation, a, b, random = drawn(name)
     operands = reference(operation, a, b)
     worker, value = 1, np.float32(37.5)
     clean = [product(operation, *pair) for pair in operands]
@@ -203,11 +208,7 @@ def rounded(tensor, digits):
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_operations_read_operands_in_the_matrix_precision(name, precision, digits):
     """What a fault has written too; float32 operands would be off by hundreds of times the tolerance."""
-    operation, a_shape, b_shape = OPERATIONS[name]
-    random = np.random.default_rng(0)
-    a = random.standard_normal((WORKERS, BATCH, *a_shape)).astype(np.float32)
-    b_lead = (WORKERS, BATCH) if isinstance(operation, Summed) else ()
-    b = random.standard_normal((*b_lead, *b_shape)).astype(np.float32)
+    operation, a, b, _ = drawn(name)
     operands = reference(operation, a, b)
     operands[1][0].reshape(-1)[5] = value = np.float32(1.2345678)
     expected = [product(operation, *(rounded(t, digits).astype(np.float64) for t in pair)) for pair in operands]

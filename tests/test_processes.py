@@ -112,11 +112,30 @@ def test_when_one_process_dies_the_other_ends_too_and_the_run_goes_on(start_two,
     assert len(records(tmp_path)) == made + 1
 
 
-def test_a_process_without_its_number_is_refused(start, tmp_path):
-    process = start("reproduce_injections.py", "--file", tmp_path / "x.csv", "--coordinator", "127.0.0.1:9")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--coordinator", "127.0.0.1:9"], "--processes N and --process I"),
+        (["--coordinator", "127.0.0.1:9", "--processes", "2", "--process", "2"], "from 0 to N - 1"),
+        (
+            ["--coordinator", "localhost", "--processes", "2", "--process", "0"],
+            "'localhost', expected HOST:PORT or auto",
+        ),
+        (["--processes", "2"], "need --coordinator"),
+    ],
+)
+def test_processes_that_cannot_find_each_other_are_refused(capsys, tmp_path, arguments, message):
+    assert main([*map(str, GOLDEN[2:]), "--cache", str(tmp_path), *arguments]) == 2
+    err = capsys.readouterr().err
+    assert (err.count("\n"), message in err) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_auto_outside_of_a_cluster_is_refused(start, tmp_path):
+    process = start("reproduce_injections.py", "--file", tmp_path / "x.csv", "--coordinator", "auto")
     errors = process.communicate()[1]
     assert (process.returncode, errors.count("\n")) == (2, 1)
-    assert "--processes N and --process I" in errors
+    assert "no cluster that JAX knows; say --coordinator HOST:PORT" in errors
 
 
 def test_a_lost_device_gives_one_line(monkeypatch, capsys, tmp_path):

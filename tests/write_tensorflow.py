@@ -43,9 +43,6 @@ def main():
         def get_slot(self, variable, name):
             return self._slots.get((variable.ref(), name))
 
-        def _create_or_restore_slot_variable(self, **_):
-            raise NotImplementedError
-
     parser = argparse.ArgumentParser()
     for name in ("layout", "workload", "iteration", "prefix"):
         parser.add_argument(name)
