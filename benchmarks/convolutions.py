@@ -1,7 +1,7 @@
 """Every convolution of ResNet-18: the formulation chosen for its shape against `lax.conv_general_dilated`.
 
 This is the measurement behind the rules in models/formulations.py.  Both run with the compiler options of the
-training step, batch 128.  There is no bound: a ratio above 1 says that a rule could be better.
+training step.  There is no bound: a ratio above 1 says that a rule could be better.
 """
 
 import functools
@@ -36,9 +36,10 @@ def main():
     claims, everything, options_of_xla = [], {}, compiler_options()
     for name, size, inputs, outputs, k, stride in shapes(width):
         padding = formulations.same_padding((size, size), (k, k), stride)
-        x = jax.device_put(random.standard_normal((128, size, size, inputs), np.float32))
+        batch, out = options.batch_size, size // stride
+        x = jax.device_put(random.standard_normal((batch, size, size, inputs), np.float32))
         kernel = jax.device_put(random.standard_normal((k, k, inputs, outputs), np.float32))
-        dy = jax.device_put(random.standard_normal((128, size // stride, size // stride, outputs), np.float32))
+        dy = jax.device_put(random.standard_normal((batch, out, out, outputs), np.float32))
         operations = {
             "forward": (lambda x, w: formulations.convolution(x, w, stride, padding), x, kernel),  # noqa: B023
             "grad_in": (

@@ -71,7 +71,7 @@ def memory(compiled):
 
 
 def main():
-    options = pairs.parse(__doc__, workloads=pairs.WORKLOADS)
+    options = pairs.parse(__doc__, workloads=None)
     found = pairs.start(options)
     pairs.show_machine(found)
 

@@ -20,7 +20,7 @@ SIGN = 0x80000000
 
 
 def main():
-    options = pairs.parse(__doc__, workloads=pairs.WORKLOADS)
+    options = pairs.parse(__doc__, workloads=None)
     found = pairs.start(options)
     pairs.show_machine(found)
 

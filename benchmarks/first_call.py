@@ -68,9 +68,7 @@ def measure(kind, cache, options):
 
 
 def main():
-    options = pairs.parse(
-        __doc__, lambda p: p.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS), pairs.WORKLOADS
-    )
+    options = pairs.parse(__doc__, lambda p: p.add_argument("--child", choices=KINDS, help=argparse.SUPPRESS), None)
     if options.child:
         child(options)
         return
@@ -95,6 +93,7 @@ def main():
         print(f"  {name:20} {middle:.0f} ({low:.0f} to {high:.0f})")
     for case, bound in (BOUNDS if options.workload == "resnet18" else LARGER).items():
         what = f"first call, {', '.join(case)}, {options.workload}, width {options.width or 'as published'}"
+        what += f", batch {options.batch_size}"
         claims.append(pairs.claim(what, everything["of it the call"][", ".join(case)], bound, unit=" s"))
     pairs.write(options, found, claims, seconds=everything, peak_bytes=peaks)
 

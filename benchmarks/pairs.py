@@ -20,7 +20,6 @@ from tqdm import tqdm
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # measure this checkout, installed or not
 
-WORKLOADS = ("resnet18", "effnet", "densenet", "nfnet")  # one of each network
 CONFIDENCE = 0.95
 BUSY = 0.7  # load average from which a machine is not quiet
 REST = 0.1  # seconds between two contestants, until the threads of the last one sleep
@@ -29,9 +28,9 @@ REST = 0.1  # seconds between two contestants, until the threads of the last one
 def parse(
     text: str,
     more: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
-    workloads: Sequence[str] = ("resnet18",),
+    workloads: Sequence[str] | None = ("resnet18",),
 ) -> argparse.Namespace:
-    """The options that every benchmark has, and what `more` adds; `workloads` are those that it can measure."""
+    """The options of every benchmark, and what `more` adds; `workloads` are those that it can measure (None: all)."""
     parser = argparse.ArgumentParser(description=text.partition("\n\n")[0])
     parser.add_argument("--workload", choices=workloads, default="resnet18", help="(default %(default)s)")
     parser.add_argument("--width", type=int, help="channels of the first convolution (default: as published)")

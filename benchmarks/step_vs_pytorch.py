@@ -142,7 +142,8 @@ def check(session):
     grads: dict[str, dict[str, np.ndarray]] = {}
     for layer, name, axes, parameter in named_like_ours(network):
         grads.setdefault(layer, {})[name] = parameter.grad.numpy().transpose(np.argsort(axes))
-    ours.require_same("PyTorch's", ours.reference_gradients(session, image, label), (loss.item(), grads))
+    expected = ours.reference_gradients(session, session.start().params, image, label)
+    ours.require_same("PyTorch's", expected, (loss.item(), grads))
 
 
 def main():
@@ -162,7 +163,7 @@ def main():
     claims = []
     for mode, bounds in BOUNDS.items():
         best = min((f"{mode}, {layout}" for layout in LAYOUTS), key=lambda name: np.median(seconds[name]))
-        what = f"explicit step / PyTorch {best}, width {session.workload.width}"
+        what = f"explicit step / PyTorch {best}, {ours.size(session)}"
         claims.append(pairs.claim(what, seconds["explicit step"] / seconds[best], bounds.get(session.workload.width)))
     pairs.write(options, found, claims, seconds=seconds)
 

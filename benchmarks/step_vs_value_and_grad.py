@@ -61,14 +61,15 @@ def check(session):
     """Both compute the same: one worker of the whole batch, equal parameters."""
     image, label = ours.whole_batches(session)[0]
     start = session.start()
+    params = ours.opened(start.params)
     passes = jax.jit(functools.partial(value_and_grad, linen.make_network(session.workload)))
-    (loss, _), grads = jax.device_get(passes(linen.to_linen(start.params), start.stats, image, label))
-    expected = ours.reference_gradients(session, image, label)
+    (loss, _), grads = jax.device_get(passes(linen.to_linen(params), start.stats, image, label))
+    expected = ours.reference_gradients(session, params, image, label)
     ours.require_same("Linen's", expected, (float(loss), linen.from_linen(grads)))
 
 
 def main():
-    options = pairs.parse(__doc__, workloads=pairs.WORKLOADS)
+    options = pairs.parse(__doc__, workloads=tuple(linen.NETWORKS))
     found = pairs.start(options)
     pairs.show_machine(found)
     session = ours.make_session(options)

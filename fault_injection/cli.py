@@ -234,25 +234,20 @@ def _known_workload(name):
         raise InputError(f"workload {name!r} is unknown{did_you_mean(name, WORKLOADS)}")
 
 
-def _workload(options, defaults):
-    from .injection import wrong_blocks
-    from .workloads import make_workload
+def _workload(options, defaults=lambda name: {}):
+    from .workloads import contradiction, make_workload
 
     _known_workload(options.workload)
     workload = make_workload(options.workload, **(defaults(options.workload) | _given(options)))
-    if (problem := wrong_blocks(workload)) is not None:
-        raise InputError(problem)
-    if workload.batch_size % workload.workers:
-        raise InputError(f"--batch-size {workload.batch_size} is not a multiple of the {workload.workers} workers")
+    if (problem := contradiction(workload)) is not None:
+        raise InputError(problem[1])
     return workload
 
 
 def _sites(options) -> None:
     from .injection import sites_of
 
-    sites = [
-        site for site in sites_of(_workload(options, lambda name: {})).values() if options.stage in (None, site.stage)
-    ]
+    sites = [site for site in sites_of(_workload(options)).values() if options.stage in (None, site.stage)]
     if options.json:
         listed = [
             {
@@ -307,7 +302,7 @@ def _golden(options) -> None:
     from .session import Session
     from .workloads import embedded
 
-    workload = _workload(options, embedded if options.dataset in (None, "digits") else lambda name: {})
+    workload = _workload(options, embedded) if options.dataset in (None, "digits") else _workload(options)
     say(_shown(workload))
     runs = [dataclasses.replace(workload, twin=twin) for twin in range(options.twins + 1)]
     for run in runs:
@@ -384,7 +379,7 @@ def _made(session, golden) -> str:
 
 
 def _shown(workload) -> str:
-    from .injection import format_option
+    from .workloads import format_option
 
     options = dataclasses.asdict(workload)
     return f"{options.pop('name')}, " + ", ".join(f"{name} {format_option(value)}" for name, value in options.items())

@@ -24,7 +24,16 @@ from .data.batches import steps_per_epoch
 from .errors import InputError, did_you_mean
 from .fault_models import OPERANDS
 from .files import write_text
-from .workloads import AUGMENTATIONS, DATASET_OPTIONS, WORKLOADS, Workload, make_network, make_workload
+from .workloads import (
+    AUGMENTATIONS,
+    DATASET_OPTIONS,
+    WORKLOADS,
+    Workload,
+    contradiction,
+    format_option,
+    make_network,
+    make_workload,
+)
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
 LARGEST_SITE = 2**31 - 1  # elements of its operands, put end to end: positions are 32-bit integers
@@ -155,7 +164,7 @@ def _blocks(text: str) -> tuple[int, ...]:
     try:
         return tuple(_whole(1, 64)(part) for part in text.split("/"))
     except ValueError:
-        raise ValueError("a count for each stage such as 2/2/2/2, from 1 to 64") from None
+        raise ValueError("a count for each stage, such as 2/2/2/2") from None
 
 
 def _one_of(names) -> Callable[[str], str]:
@@ -226,11 +235,9 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     def outside(key, message):
         return wrong(key, message + _other_scale(w))
 
-    if (problem := wrong_blocks(w)) is not None:
-        raise wrong("blocks", problem)
-    if w.batch_size % w.workers:
-        key = "batch_size" if "batch_size" in lines else "workers"
-        raise wrong(key, f"batch_size {w.batch_size} is not a multiple of the {w.workers} workers")
+    if (problem := contradiction(w)) is not None:
+        key, message = problem
+        raise wrong(key if key in lines else "workers", message)
     for key, value, limit, what in (
         ("target_worker", injection.worker, w.workers, "workers"),
         ("target_epoch", injection.epoch, w.epochs, "epochs"),
@@ -241,9 +248,10 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
 
     sites = sites_of(w)
     if injection.layer not in sites:
-        hint = f" (list them: python -m fault_injection sites {w.name})"
-        near = did_you_mean(injection.layer, sites)
-        of = w.name if w.blocks == WORKLOADS[w.name].blocks else f"{w.name} with blocks {format_option(w.blocks)}"
+        of, flag, near = w.name, "", did_you_mean(injection.layer, sites)
+        if w.blocks != WORKLOADS[w.name].blocks:
+            of, flag = f"{w.name} with blocks {format_option(w.blocks)}", f" --blocks {format_option(w.blocks)}"
+        hint = f" (list them: python -m fault_injection sites {w.name}{flag})"
         raise wrong("target_layer", f"target_layer {injection.layer[:60]!r} is not a site of {of}{near}{hint}")
     if injection.site.stage != STAGES[injection.stage]:
         raise wrong(
@@ -253,19 +261,6 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
         )
     _check_positions(injection, wrong, outside)
     return injection
-
-
-def wrong_blocks(workload: Workload) -> str | None:
-    """What is wrong with the number of a workload's stages, if anything."""
-    stages = len(WORKLOADS[workload.name].blocks)
-    if len(workload.blocks) == stages:
-        return None
-    return f"blocks {format_option(workload.blocks)} has {len(workload.blocks)} counts, not {stages} as {workload.name}"
-
-
-def format_option(value: object) -> object:
-    """An option's value as it stands in a file: blocks as 2/2/2/2, others as they are."""
-    return "/".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def _other_scale(workload) -> str:
@@ -347,8 +342,9 @@ def _build(fields) -> Injection:
 def _check_positions(injection, wrong, outside):
     shape = injection.site.shapes[injection.operand]
     operand = f"the {injection.operand.name.lower()} of {injection.layer}, which is {list(shape)}"
-    if sum(map(math.prod, injection.site.shapes.values())) > LARGEST_SITE:
-        raise wrong("batch_size", f"the operands of {injection.layer} have more than {LARGEST_SITE} elements")
+    if (elements := sum(map(math.prod, injection.site.shapes.values()))) > LARGEST_SITE:
+        most = f"the operands of {injection.layer} have {elements} elements, expected at most {LARGEST_SITE}"
+        raise wrong("batch_size", f"{most}; lower batch_size or width")
     seen = set()
     for position in injection.positions:
         text = "/".join(map(str, position))[:60]

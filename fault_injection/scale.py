@@ -8,19 +8,17 @@ import math
 
 import numpy as np
 
-from .errors import InputError
+from .errors import InputError, did_you_mean
 from .fault_models import group
 from .injection import (
     OPTIONS,
     SCALE,
     Injection,
     format_injection,
-    format_option,
     parse_injection,
     sites_of,
-    wrong_blocks,
 )
-from .workloads import Workload, make_workload
+from .workloads import Workload, contradiction, format_option, make_workload
 
 
 def scale(injection: Injection, **options) -> tuple[Injection, list[str]]:
@@ -38,17 +36,16 @@ def scale(injection: Injection, **options) -> tuple[Injection, list[str]]:
         become what the new one implies.
 
     Raises:
-      InputError: the options contradict each other, two elements would become one, or the
-        operand grows too large for positions in it.
+      InputError: the options contradict each other, or leave out the fault's layer, two elements
+        would become one, or the operand grows too large for positions in it.
     """
     old, new = injection.workload, _workload(injection.workload, options)
-    if new.batch_size % new.workers:
-        raise InputError(f"batch_size {new.batch_size} is not a multiple of the {new.workers} workers")
-    if (problem := wrong_blocks(new)) is not None:
-        raise InputError(problem)
-    scaled = dataclasses.replace(injection, workload=new)
-    if injection.layer not in sites_of(new):
-        raise InputError(f"{injection.layer} does not exist with blocks {format_option(new.blocks)}; keep its block")
+    if (problem := contradiction(new)) is not None:
+        raise InputError(problem[1])
+    scaled, sites = dataclasses.replace(injection, workload=new), sites_of(new)
+    if injection.layer not in sites:
+        of = f"{new.name} with blocks {format_option(new.blocks)}, expected blocks that keep it"
+        raise InputError(f"{injection.layer} is not a site of {of}{did_you_mean(injection.layer, sites)}")
     steps, new_steps = injection.steps_per_epoch, scaled.steps_per_epoch
     positions, elements = _positions(injection, scaled)
     scaled = dataclasses.replace(

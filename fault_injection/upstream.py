@@ -221,6 +221,6 @@ def imported_start(session: Session, epoch: int, cache: pathlib.Path | None = No
         ) from None
     except DamagedFile as error:
         raise InputError(
-            f"{error}; published checkpoints fit a workload of published width and optimizer; if it does, delete that "
-            "file and fetch it again"
+            f"{error}; published checkpoints fit a workload of published width, blocks and optimizer; if it is one, "
+            "delete that file and fetch it again"
         ) from None

@@ -1,6 +1,7 @@
 """Workloads: a named network, dataset, optimizer and schedule; the published ones by name."""
 
 import dataclasses
+import operator
 from typing import Any
 
 import optax
@@ -25,7 +26,7 @@ class Workload:
         second in that many steps.
       dataset: key of `fault_injection.data.DATASETS`.
       width: channels of the first convolution; all others are in proportion.
-      blocks: repeated parts of each stage.
+      blocks: repeated parts of each stage, at most as many as published.
       dropout: rate, where the network has its dropout.
       augmentation: one of `AUGMENTATIONS`.
       workers: data-parallel replicas.
@@ -104,6 +105,22 @@ def make_workload(name: str, **options) -> Workload:
     """The published workload `name` with `options` replaced; what the dataset implies comes first."""
     implied = DATASET_OPTIONS[options.get("dataset", WORKLOADS[name].dataset)]
     return dataclasses.replace(WORKLOADS[name], **(implied | options))
+
+
+def contradiction(workload: Workload) -> tuple[str, str] | None:
+    """An option that does not go with the others, and what is wrong with it; None if there is none."""
+    published = WORKLOADS[workload.name].blocks
+    if len(workload.blocks) != len(published) or any(map(operator.gt, workload.blocks, published)):
+        expected = f"{len(published)} counts, from 1 each to the published {format_option(published)}"
+        return "blocks", f"blocks {format_option(workload.blocks)} of {workload.name}; expected {expected}"
+    if workload.batch_size % workload.workers:
+        return "batch_size", f"batch_size {workload.batch_size} is not a multiple of the {workload.workers} workers"
+    return None
+
+
+def format_option(value: object) -> object:
+    """An option's value as it stands in a file: blocks as 2/2/2/2, others as they are."""
+    return "/".join(map(str, value)) if isinstance(value, tuple) else value
 
 
 def make_network(workload: Workload) -> Layer:

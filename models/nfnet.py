@@ -11,7 +11,8 @@ from .layers.gain import skip_gain
 from .layers.pooling import global_average
 from .layers.standardisation import standardised_convolution
 
-VARIANCE_KEPT = 1.7139588594436646  # √(2/(1 − 1/π)): a ReLU scaled by it leaves the variance of a normal input 1
+# As published, close to √(2/(1 − 1/π)) = 1.71286: a ReLU scaled by it leaves the variance of a normal input 1.
+VARIANCE_KEPT = 1.7139588594436646
 BLOCKS = (2, 2, 2, 2)
 
 

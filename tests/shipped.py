@@ -1,6 +1,6 @@
-"""Replay the shipped injections; run as its own process, since threads and devices are a process's.
+"""Replay injections; run as its own process, since threads and devices are a process's.
 
-    shipped.py THREADS CACHE SEED...
+    shipped.py THREADS CACHE SEEDS FILE...
 
 Prints a JSON object: `{seed: {file name: [outcome, exactly masked]}}`.
 """
@@ -16,13 +16,13 @@ from fault_injection.injection import read_injection
 from fault_injection.replay import replay
 
 
-def main(threads: str, cache: str, *seeds: str) -> None:
-    """Replay every file with every seed."""
+def main(threads: str, cache: str, seeds: str, *files: str) -> None:
+    """Replay every file with every seed, of which there are some with commas between them."""
     prepare(int(threads))
-    verdicts: dict[str, dict[str, tuple[str, bool]]] = {seed: {} for seed in seeds}
-    for path in sorted(pathlib.Path("injections").glob("*.csv")):
+    verdicts: dict[str, dict[str, tuple[str, bool]]] = {seed: {} for seed in seeds.split(",")}
+    for path in map(pathlib.Path, files):
         injection = read_injection(path)
-        for seed in seeds:
+        for seed in verdicts:
             workload = dataclasses.replace(injection.workload, seed=int(seed))
             with tempfile.TemporaryDirectory() as out:
                 seeded = dataclasses.replace(injection, workload=workload)

@@ -10,17 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import NETWORKS
 from models.combinators import chain, residual
 from models.layer import Context
 from models.layers.convolution import convolution
 from models.layers.normalisation import batch_norm
 
 
-@pytest.fixture(scope="module")
-def errors(repository):
+def in_float64(repository, *names):
     """Relative errors in float64, found by `tests/float64.py` in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "tests/float64.py"],
+        [sys.executable, "tests/float64.py", *names],
         cwd=repository,
         env={**os.environ, "PYTHONPATH": "."},
         capture_output=True,
@@ -30,10 +30,21 @@ def errors(repository):
     return json.loads(done.stdout)
 
 
+@pytest.fixture(scope="module")
+def errors(repository):
+    return in_float64(repository)
+
+
 def test_every_backward_pass_is_the_derivative_in_float64(errors):
     layers = {name: error for name, error in errors.items() if not name.startswith("published")}
     assert len(layers) >= 20
     assert not {name: error for name, error in layers.items() if error > 1e-10}
+
+
+@pytest.mark.slow
+def test_the_backward_pass_of_every_network_is_the_derivative_in_float64(repository):
+    errors = in_float64(repository, *NETWORKS)
+    assert not {name: error for name, error in errors.items() if error > 1e-10}
 
 
 def test_every_published_form_computes_what_the_fast_form_computes(errors):

@@ -81,7 +81,8 @@ def test_fewer_blocks_keep_the_layer(name, blocks, position):
 
 def test_a_layer_that_fewer_blocks_leave_out_is_refused():
     injection = read_injection(PUBLISHED / "densenet-slow_degrade.csv")
-    with pytest.raises(InputError, match="bottleneck_5_conv2_grad_in does not exist with blocks 2/2/2/2"):
+    left_out = r"bottleneck_5_conv2_grad_in is not a site of densenet with blocks 2/2/2/2, .*; did you mean 'dense"
+    with pytest.raises(InputError, match=left_out):
         scale(injection, blocks=(2, 2, 2, 2))
 
 
@@ -285,7 +286,7 @@ def test_a_file_that_exists_is_overwritten_only_by_force(repository, tmp_path):
         (["--seed", "1"], "unrecognized arguments: --seed 1"),
         (["--workers", "3"], "batch_size 128 is not a multiple of the 3 workers"),
         (["--batch-size", "4"], "batch_size 4 is not a multiple of the 8 workers"),
-        (["--blocks", "2/2"], "blocks 2/2 has 2 counts, not 4 as resnet18"),
+        (["--blocks", "2/2"], "blocks 2/2 of resnet18; expected 4 counts"),
         (["--width", "8", "--out", "."], "--out is a folder, expected a file"),
     ],
 )

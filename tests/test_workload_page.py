@@ -25,7 +25,6 @@ def followed(repository, tmp_path_factory):
         copy = shutil.copytree if (repository / name).is_dir() else shutil.copy
         (project / name).parent.mkdir(exist_ok=True)
         copy(repository / name, project / name)
-    (project / "injections").mkdir()
     printed = {}
     environment = {**os.environ, "PYTHONPATH": str(project), "FAULT_INJECTION_CACHE": str(project / "cache")}
     for step in STEP.finditer((repository / "docs" / "workload.md").read_text()):
