@@ -112,7 +112,7 @@ def sites_of(workload: Workload) -> dict[str, Site]:
     return _sites(workload.network, workload.width, workload.blocks, workload.worker_batch)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=256)
 def _sites(network, width, blocks, worker_batch):
     workload = Workload("", network=network, width=width, blocks=blocks)
     return list_sites(make_network(workload), worker_batch)

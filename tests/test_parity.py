@@ -25,7 +25,7 @@ LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with 
 FLIPPED = {"densenet": LOOSE, "nfnet": 2e-3}
 # There, behind hundreds of narrow layers, one moves this many tensors further, up to so far.
 HANDFUL = {"densenet": (5, 5e-2)}
-SLOW = ("effnet", "densenet", "nfnet")  # to compile, the backward pass included
+QUICK = ("resnet18", "resnet18_sgd")  # share a network; one is enough for every change
 GOLDEN = frozenset({"operands", "gradients"})  # what is observed of a fault-free step
 K = 64  # one executable for all injections
 OPERANDS = {"input": "input", "kernel": "weight", "output": "output"}
@@ -33,8 +33,8 @@ MODELS = {"INPUT": Operand.INPUT, "WT": Operand.WEIGHT}
 
 
 def marked(workload, *values, id):
-    """A parameter, with the slow mark where the workload has it."""
-    return pytest.param(*values, id=id, marks=[pytest.mark.slow] if workload in SLOW else [])
+    """A parameter, with the slow mark but for QUICK workloads."""
+    return pytest.param(*values, id=id, marks=[] if workload in QUICK else [pytest.mark.slow])
 
 
 def pytest_generate_tests(metafunc):
@@ -233,6 +233,7 @@ def test_injection(injection):
     assert_injected(case, faulty, run(case, inactive_fault(K)), entry, entry, "bn_moving")
 
 
+@pytest.mark.slow  # a program of its own
 def test_two_workers(two_workers):
     case, entry = two_workers
     spec = entry["spec"]

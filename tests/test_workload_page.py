@@ -17,6 +17,9 @@ STEP = re.compile(
 )
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def followed(repository, tmp_path_factory):
     """A copy of the project in which every step was done, and what its commands printed."""
