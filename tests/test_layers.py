@@ -22,7 +22,7 @@ def in_float64(repository, *names):
     done = subprocess.run(
         [sys.executable, "tests/float64.py", *names],
         cwd=repository,
-        env={**os.environ, "PYTHONPATH": "."},
+        env={**os.environ, "PYTHONPATH": ".", "XLA_FLAGS": "--xla_backend_optimization_level=0"},  # compiles faster
         capture_output=True,
         text=True,
     )

@@ -21,7 +21,7 @@ SMALL = {"dataset": "digits", "width": 4, "batch_size": 32, "workers": 4}
 
 ONE_BLOCK = {name: {"blocks": (1,) * len(WORKLOADS[name].blocks)} for name in ("effnet", "densenet", "nfnet")}
 # Each compiles two programs; one workload is enough for every change.
-OTHERS = {name: pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18_nobn", "resnet18_sgd", *ONE_BLOCK)}
+OTHERS = {name: pytest.param(name, marks=pytest.mark.slow) for name in ("resnet18_nobn", *ONE_BLOCK)}
 
 
 @pytest.fixture(scope="module", params=["resnet18", *OTHERS.values()])
