@@ -162,7 +162,7 @@ def _position(text: str) -> tuple[int, ...]:
 
 def _blocks(text: str) -> tuple[int, ...]:
     try:
-        return tuple(_whole(1, 64)(part) for part in text.split("/"))
+        return tuple(_whole(1)(part) for part in text.split("/"))
     except ValueError:
         raise ValueError("a count for each stage, such as 2/2/2/2") from None
 

@@ -11,7 +11,7 @@ static shapes choose between
 
 Images are [N,H,W,C], kernels [k,l,I,O], depthwise ones [k,l,C,1]; `padding` is that of the
 forward convolution, ((top, bottom), (left, right)).  The choice is measured by benchmarks/convolutions.py
-on ResNet-18's shapes; what other networks gain by it, by benchmarks/step_vs_value_and_grad.py.
+on ResNet-18's shapes.
 """
 
 from functools import partial
@@ -24,8 +24,8 @@ from .isolation import isolated
 
 # For the outermost `jit` on CPUs.  XLA hands convolutions to YNNPACK, which ran a 16×16×64
 # one at 100 GFLOP/s where XLA's own reached 170 (2 cores, JAX 0.10.2), and reductions, which
-# it made five times faster: leave it the reductions.  (Without XLA's fusion emitters everything compiles
-# twice as fast, but the programs with and without fault support then differ in bits: effnet's did.)
+# it made five times faster: leave it the reductions.  (Not without XLA's fusion emitters: the programs with
+# and without fault support then differ in bits, as effnet's did.)
 CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 
 VALID = ((0, 0), (0, 0))

@@ -32,9 +32,12 @@ class Convolution:
 
     stride: int
 
+    fast = staticmethod(formulations.convolution)
+    short = staticmethod(formulations.short_convolution)
+
     def compute(self, x, kernel):
         padding = formulations.same_padding(x.shape[2:4], kernel.shape[:2], self.stride)
-        y = formulations.convolution(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
+        y = self.fast(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
         return y.reshape(*x.shape[:2], *y.shape[1:])
 
     def operands(self, x, kernel, r):
@@ -42,7 +45,7 @@ class Convolution:
 
     def product(self, x, kernel):  # -> [b,h,w,O]
         padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
-        return formulations.short_convolution(x, kernel, self.stride, padding)
+        return self.short(x, kernel, self.stride, padding)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,21 +55,25 @@ class ConvolutionGradIn:
     stride: int
     size: tuple[int, int]  # H, W
 
+    fast = staticmethod(formulations.input_gradient)
+    short = staticmethod(formulations.short_convolution)
+
     def compute(self, dy, kernel):
         padding = formulations.same_padding(self.size, kernel.shape[:2], self.stride)
         shape = (dy.shape[0] * dy.shape[1], *self.size, kernel.shape[2])
-        folded = dy.reshape(-1, *dy.shape[2:])
-        dx = formulations.input_gradient(folded, kernel, self.stride, padding, shape)
+        dx = self.fast(dy.reshape(-1, *dy.shape[2:]), kernel, self.stride, padding, shape)
         return dx.reshape(*dy.shape[:2], *dx.shape[1:])
 
     def operands(self, dy, kernel, r):
         k = kernel.shape[0]
         grad_y = _pad(_dilate(dy[r], self.stride, k), k)  # [b,H',W',O]
-        rotated = kernel[::-1, ::-1].transpose(0, 1, 3, 2)  # [k,k,O,I]
-        return grad_y, rotated
+        return grad_y, self.exchanged(kernel[::-1, ::-1])
+
+    def exchanged(self, kernel):
+        return kernel.transpose(0, 1, 3, 2)  # [k,k,I,O] -> [k,k,O,I]
 
     def product(self, grad_y, rotated):  # -> [b,H,W,I]
-        return formulations.short_convolution(grad_y, rotated, 1, VALID)
+        return self.short(grad_y, rotated, 1, VALID)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,11 +83,13 @@ class ConvolutionGradWt:
     stride: int
     kernel_size: int
 
+    fast = staticmethod(formulations.weight_gradient)
+
     def compute(self, x, dy):
         k = self.kernel_size
         padding = formulations.same_padding(x.shape[2:4], (k, k), self.stride)
         x, dy = (t.reshape(-1, *t.shape[2:]) for t in (x, dy))
-        return formulations.weight_gradient(x, dy, self.stride, padding, k)
+        return self.fast(x, dy, self.stride, padding, k)
 
     def operands(self, x, dy, r):
         k = self.kernel_size
@@ -95,59 +104,27 @@ class ConvolutionGradWt:
         return output.transpose(1, 2, 0, 3)  # [I,k,k,O] -> [k,k,I,O]
 
 
-@dataclasses.dataclass(frozen=True)
-class Depthwise:
+class Depthwise(Convolution):
     """y = x * kernel, channel by channel. x [R,b,H,W,C], kernel [k,k,C,1] -> y [R,b,h,w,C]."""
 
-    stride: int
-
-    def compute(self, x, kernel):
-        padding = formulations.same_padding(x.shape[2:4], kernel.shape[:2], self.stride)
-        y = formulations.depthwise_convolution(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
-        return y.reshape(*x.shape[:2], *y.shape[1:])
-
-    def operands(self, x, kernel, r):
-        return x[r], kernel  # [b,H,W,C], [k,k,C,1]
-
-    def product(self, x, kernel):  # -> [b,h,w,C]
-        padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
-        return formulations.short_depthwise_convolution(x, kernel, self.stride, padding)
+    fast = staticmethod(formulations.depthwise_convolution)
+    short = staticmethod(formulations.short_depthwise_convolution)
 
 
-@dataclasses.dataclass(frozen=True)
-class DepthwiseGradIn:
+class DepthwiseGradIn(ConvolutionGradIn):
     """dx from dy and kernel. dy [R,b,h,w,C], kernel [k,k,C,1] -> dx [R,b,H,W,C]."""
 
-    stride: int
-    size: tuple[int, int]  # H, W
+    fast = staticmethod(formulations.depthwise_input_gradient)
+    short = staticmethod(formulations.short_depthwise_convolution)
 
-    def compute(self, dy, kernel):
-        padding = formulations.same_padding(self.size, kernel.shape[:2], self.stride)
-        shape = (dy.shape[0] * dy.shape[1], *self.size, dy.shape[4])
-        folded = dy.reshape(-1, *dy.shape[2:])
-        dx = formulations.depthwise_input_gradient(folded, kernel, self.stride, padding, shape)
-        return dx.reshape(*dy.shape[:2], *dx.shape[1:])
-
-    def operands(self, dy, kernel, r):
-        k = kernel.shape[0]
-        return _pad(_dilate(dy[r], self.stride, k), k), kernel[::-1, ::-1]  # [b,H',W',C], [k,k,C,1]
-
-    def product(self, grad_y, rotated):  # -> [b,H,W,C]
-        return formulations.short_depthwise_convolution(grad_y, rotated, 1, VALID)
+    def exchanged(self, kernel):
+        return kernel  # [k,k,C,1]: each channel is its own input and output
 
 
-@dataclasses.dataclass(frozen=True)
-class DepthwiseGradWt:
+class DepthwiseGradWt(ConvolutionGradWt):
     """dkernel, summed over the workers. x [R,b,H,W,C], dy [R,b,h,w,C] -> [k,k,C,1]."""
 
-    stride: int
-    kernel_size: int
-
-    def compute(self, x, dy):
-        k = self.kernel_size
-        padding = formulations.same_padding(x.shape[2:4], (k, k), self.stride)
-        x, dy = (t.reshape(-1, *t.shape[2:]) for t in (x, dy))
-        return formulations.depthwise_weight_gradient(x, dy, self.stride, padding, k)
+    fast = staticmethod(formulations.depthwise_weight_gradient)
 
     def operands(self, x, dy, r):
         k = self.kernel_size
@@ -205,8 +182,8 @@ class DenseGradWt:
         return output
 
 
-Summed = ConvolutionGradWt | DepthwiseGradWt | DenseGradWt  # one result for all workers; the others have one for each
-Operation = Convolution | ConvolutionGradIn | Depthwise | DepthwiseGradIn | Dense | DenseGradIn | Summed
+Summed = ConvolutionGradWt | DenseGradWt  # one result for all workers; the others have one for each
+Operation = Convolution | ConvolutionGradIn | Dense | DenseGradIn | Summed
 
 
 def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = True):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import recipe
 from conftest import FIXTURES, HERE
-from write_tensorflow import slot_key, value
+from write_tensorflow import END, slot_key, value
 
 from fault_injection import drive, upstream
 from fault_injection.cli import main
@@ -27,7 +27,6 @@ from fault_injection.tf_checkpoint import mismatches, name_variables, state_name
 from fault_injection.workloads import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]
-END = "/.ATTRIBUTES/VARIABLE_VALUE"
 STEPS = 49  # of an epoch
 
 

@@ -30,32 +30,8 @@ def convolution(
     Raises:
       ValueError: where it is traced, for shapes whose gradients have no published form.
     """
-
-    def init(key, shape):
-        params = {"kernel": glorot_normal(key, name, (size, size, shape[-1], features))}
-        if bias:
-            params["bias"] = filled(0, features)
-        return {name: params}, {}
-
-    def forward(params, stats, x, ctx):
-        _check_shape(name, x.shape[2:4], size, stride)
-        y, observations = perform(Convolution(stride), name, x, params[name]["kernel"], ctx)
-        if bias:
-            y = y + params[name]["bias"]
-        return y, {}, x, observations
-
-    def backward(params, cache, dy, ctx):
-        x = cache  # [R,b,H,W,I]
-        grad_in = ConvolutionGradIn(stride, x.shape[2:4])
-        kernel = params[name]["kernel"]
-        dx, at_in = perform(grad_in, f"{name}_grad_in", dy, kernel, ctx, used=input_gradient)
-        dkernel, at_wt = perform(ConvolutionGradWt(stride, size), f"{name}_grad_wt", x, dy, ctx)
-        dparams = {"kernel": dkernel}
-        if bias:
-            dparams["bias"] = jnp.sum(dy, axis=(0, 1, 2, 3))
-        return dx, {name: dparams}, merge([at_in, at_wt])
-
-    return Layer(init, forward, backward)
+    operations = Convolution, ConvolutionGradIn, ConvolutionGradWt
+    return _layer(operations, name, features, size, stride, bias, input_gradient)
 
 
 def depthwise_convolution(name: str, size: int, stride: int = 1) -> Layer:
@@ -66,21 +42,36 @@ def depthwise_convolution(name: str, size: int, stride: int = 1) -> Layer:
     Raises:
       ValueError: as `convolution`.
     """
+    operations = Depthwise, DepthwiseGradIn, DepthwiseGradWt
+    return _layer(operations, name, 1, size, stride, bias=False, input_gradient=True)
+
+
+def _layer(operations, name, filters, size, stride, bias, input_gradient):
+    """A layer of an operation and its two gradients; its kernel is [size,size,C,filters] for C input channels."""
+    operation, grad_in, grad_wt = operations
 
     def init(key, shape):
-        return {name: {"kernel": glorot_normal(key, name, (size, size, shape[-1], 1))}}, {}
+        params = {"kernel": glorot_normal(key, name, (size, size, shape[-1], filters))}
+        if bias:
+            params["bias"] = filled(0, filters)
+        return {name: params}, {}
 
     def forward(params, stats, x, ctx):
         _check_shape(name, x.shape[2:4], size, stride)
-        y, observations = perform(Depthwise(stride), name, x, params[name]["kernel"], ctx)
+        y, observations = perform(operation(stride), name, x, params[name]["kernel"], ctx)
+        if bias:
+            y = y + params[name]["bias"]
         return y, {}, x, observations
 
     def backward(params, cache, dy, ctx):
-        x = cache  # [R,b,H,W,C]
-        grad_in = DepthwiseGradIn(stride, x.shape[2:4])
-        dx, at_in = perform(grad_in, f"{name}_grad_in", dy, params[name]["kernel"], ctx)
-        dkernel, at_wt = perform(DepthwiseGradWt(stride, size), f"{name}_grad_wt", x, dy, ctx)
-        return dx, {name: {"kernel": dkernel}}, merge([at_in, at_wt])
+        x = cache  # [R,b,H,W,I]
+        kernel = params[name]["kernel"]
+        dx, at_in = perform(grad_in(stride, x.shape[2:4]), f"{name}_grad_in", dy, kernel, ctx, used=input_gradient)
+        dkernel, at_wt = perform(grad_wt(stride, size), f"{name}_grad_wt", x, dy, ctx)
+        dparams = {"kernel": dkernel}
+        if bias:
+            dparams["bias"] = jnp.sum(dy, axis=(0, 1, 2, 3))
+        return dx, {name: dparams}, merge([at_in, at_wt])
 
     return Layer(init, forward, backward)
 
