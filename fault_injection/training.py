@@ -22,6 +22,7 @@ from models.loss import cross_entropy
 from .errors import InputError
 
 AXIS = "workers"
+COPIED = 1 << 16  # elements up to which leaves of one size are copied together to be looked at
 Array = jax.Array | np.ndarray  # on the device, or fetched from it
 
 
@@ -80,43 +81,64 @@ def digest(state: State) -> jax.Array:
     factor is invertible, so a leaf that differs in one element never has the same digest.
     Two states that differ in several elements of one leaf agree by chance once in 2³².
     """
-    return jnp.stack([_leaf_digest(leaf) for leaf in jax.tree.leaves(state)])
+    return _of_each(_digests, jax.tree.leaves(state))
 
 
-@jax.jit  # leaves of equal shape share one trace
-def _leaf_digest(leaf):
-    words = _words(leaf)
-    position = lax.iota(jnp.uint32, words.size)
+@jax.jit
+@isolated("true")
+def _digests(leaves):
+    words = _words(leaves)
+    position = lax.iota(jnp.uint32, words.shape[1])
     return _reduce(words * ((position * jnp.uint32(0x9E3779B1)) | 1), jnp.sum)  # 2³² / golden ratio
 
 
 def magnitude(tree) -> jax.Array:
     """Largest absolute value of each leaf, by its bits, so that no NaN is lost to a comparison."""
-    tops = jnp.stack([_leaf_magnitude(leaf) for leaf in jax.tree.leaves(tree)])
+    tops = _of_each(_magnitudes, jax.tree.leaves(tree))
     return lax.bitcast_convert_type(tops, jnp.float32)
 
 
 @jax.jit
-def _leaf_magnitude(leaf):
-    if not jnp.issubdtype(leaf.dtype, jnp.floating):
-        return jnp.zeros((), jnp.uint32)
-    return _reduce(_words(leaf) & 0x7FFFFFFF, jnp.max)
+@isolated("true")
+def _magnitudes(leaves):
+    if not jnp.issubdtype(leaves.dtype, jnp.floating):
+        return jnp.zeros(leaves.shape[0], jnp.uint32)
+    return _reduce(_words(leaves) & 0x7FFFFFFF, jnp.max)
+
+
+def _of_each(function, leaves):
+    """`function` of each leaf [n].  It takes several of one size at once, [m,size], and gives [m].
+
+    Small leaves are copied together by their size: a network has thousands of them and few
+    sizes, and each call is a piece of program to be compiled and loaded.
+    """
+    groups: dict[Any, list[int]] = {}
+    for i, leaf in enumerate(leaves):
+        alone = i if leaf.size > COPIED else None
+        groups.setdefault((leaf.dtype, leaf.size, alone), []).append(i)
+    found = []
+    for members in groups.values():
+        together = jnp.concatenate([leaves[i].reshape(1, -1) for i in members])
+        with isolated("false"):
+            found.append(function(together))
+    order = np.argsort([i for members in groups.values() for i in members])
+    return jnp.concatenate(found)[order]
 
 
 def _reduce(words, reduce):
-    """Sum (modulo 2³²) or maximum of unsigned integers [n].
+    """Sum (modulo 2³²) or maximum of unsigned integers [m,n] over n.
 
     XLA rewrites a reduction over more than 32 elements of an axis into windows, which on a
     CPU is several times slower than reading a row of 32×32.
     """
-    while words.size > 32:
-        words = jnp.pad(words, (0, -words.size % 1024)).reshape(-1, 32, 32)
-        words = reduce(words, (1, 2))
-    return reduce(words).astype(jnp.uint32)
+    while words.shape[1] > 32:
+        words = jnp.pad(words, ((0, 0), (0, -words.shape[1] % 1024))).reshape(len(words), -1, 32, 32)
+        words = reduce(words, (2, 3))
+    return reduce(words, 1).astype(jnp.uint32)
 
 
-def _words(leaf):
-    return lax.bitcast_convert_type(leaf, jnp.uint32).reshape(-1)
+def _words(leaves):
+    return lax.bitcast_convert_type(leaves, jnp.uint32)
 
 
 def leaf_names(tree) -> list[str]:
