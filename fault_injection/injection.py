@@ -22,7 +22,7 @@ from models.sites import Site, list_sites
 from .data import DATASETS
 from .data.batches import steps_per_epoch
 from .errors import InputError, did_you_mean
-from .fault_models import OPERANDS
+from .fault_models import FAULT_MODELS
 from .files import write_text
 from .workloads import (
     AUGMENTATIONS,
@@ -73,7 +73,7 @@ class Injection:
     @property
     def operand(self) -> Operand:
         """The operand struck."""
-        return OPERANDS[self.fmodel]
+        return FAULT_MODELS[self.fmodel].operand
 
     @property
     def site(self) -> Site:
@@ -180,7 +180,7 @@ def _one_of(names) -> Callable[[str], str]:
 REQUIRED: dict[str, Callable[[str], Any]] = {
     "model": _one_of(WORKLOADS),
     "stage": _one_of(STAGES),
-    "fmodel": _one_of(OPERANDS),
+    "fmodel": _one_of(FAULT_MODELS),
     "target_worker": _whole(0),
     "target_layer": str,
     "target_epoch": _whole(0),

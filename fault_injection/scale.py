@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from .errors import InputError, did_you_mean
-from .fault_models import group
+from .fault_models import FAULT_MODELS
 from .injection import (
     OPTIONS,
     SCALE,
@@ -122,7 +122,8 @@ def _positions(injection, scaled) -> tuple[tuple[tuple[int, ...], ...], list[str
         return tuple(nearest), [f"element: {of([at], old)} -> {of([to], new)}" for to, at in taken.items()]
 
     first = int(np.ravel_multi_index(nearest[0], new))
-    aligned = group(injection.fmodel) if index[0] % group(injection.fmodel) == 0 else 1
+    group = FAULT_MODELS[injection.fmodel].group
+    aligned = group if index[0] % group == 0 else 1
     first -= first % aligned
     run = np.array(np.unravel_index(np.arange(first, min(first + count, math.prod(new))), new)).T
     positions = tuple(map(tuple, run.tolist()))

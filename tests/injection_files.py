@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fault_injection.data import DATASETS
 from fault_injection.data.batches import steps_per_epoch
-from fault_injection.fault_models import OPERANDS
+from fault_injection.fault_models import FAULT_MODELS
 from fault_injection.injection import STAGES, Injection, sites_of
 from fault_injection.workloads import AUGMENTATIONS, WORKLOADS, make_workload
 
@@ -79,8 +79,8 @@ def injections(draw):
     options["blocks"] = tuple(min(most, count) for count in WORKLOADS[name].blocks)
     workload = make_workload(name, **options)
     site = draw(st.sampled_from(list(sites_of(workload).values())))
-    fmodel = draw(st.sampled_from(list(OPERANDS)))
-    shape = site.shapes[OPERANDS[fmodel]]
+    fmodel = draw(st.sampled_from(list(FAULT_MODELS)))
+    shape = site.shapes[FAULT_MODELS[fmodel].operand]
     places = st.tuples(*(st.integers(0, size - 1) for size in shape))
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
     return Injection(

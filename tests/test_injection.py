@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from injection_files import LAW, PUBLISHED, VALID, injections, same, with_row
 
-from fault_injection.fault_models import OPERANDS
+from fault_injection.fault_models import FAULT_MODELS
 from fault_injection.injection import format_injection, parse_injection, read_injection, write_injection
 from fault_injection.workloads import WORKLOADS
 from models.fault import INACTIVE, site_id
@@ -82,7 +82,7 @@ def test_a_fault_sets_the_listed_elements_to_the_listed_float32(injection):
     fault, count = injection.fault(), len(injection.positions)
     assert (fault.site, fault.operand, fault.worker) == (
         site_id(injection.layer),
-        OPERANDS[injection.fmodel],
+        FAULT_MODELS[injection.fmodel].operand,
         injection.worker,
     )
     index = []

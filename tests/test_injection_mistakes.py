@@ -10,7 +10,7 @@ from injection_files import PUBLISHED, ROWS, VALID, same, with_row
 
 from fault_injection.data import DATASETS
 from fault_injection.errors import InputError
-from fault_injection.fault_models import OPERANDS
+from fault_injection.fault_models import FAULT_MODELS
 from fault_injection.injection import OPTIONAL, REQUIRED, STAGES, format_injection, parse_injection, read_injection
 from fault_injection.workloads import AUGMENTATIONS, WORKLOADS
 
@@ -188,7 +188,7 @@ CELLS = [
     *("0/0/0/0", "1/2/3/4", "////", "2147483647/2147483647/2147483647/2147483647", '"', '"a,b"', "a\0b", "\x85"),
     *WORKLOADS,
     *STAGES,
-    *OPERANDS,
+    *FAULT_MODELS,
     *DATASETS,
     *AUGMENTATIONS,
     *REQUIRED,

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from injection_files import LAW, PUBLISHED, VALID, injections, same, with_row
 
 from fault_injection.errors import InputError
-from fault_injection.fault_models import group
+from fault_injection.fault_models import FAULT_MODELS
 from fault_injection.injection import format_injection, parse_injection, read_injection
 from fault_injection.scale import scale
 
@@ -157,7 +157,7 @@ def test_elements_that_would_become_one_are_refused():
     ("fmodel", "size"), {"N64_WT_GLB": 64, "N64_INPUT": 64, "N16_RD": 16, "RD_GLB": 16, "RD": 1, "WT_16": 1}.items()
 )
 def test_the_group_of_a_fault_model(fmodel, size):
-    assert group(fmodel) == size
+    assert FAULT_MODELS[fmodel].group == size
 
 
 # ---- Laws ---------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def scalable(draw):
     """Any valid injection, half of them with a run for their positions."""
     old = dataclasses.replace(draw(injections()), horizon=draw(st.none() | st.integers(0, 100)))
     shape = old.site.shapes[old.operand]
-    size, unit = math.prod(shape), draw(st.sampled_from([1, group(old.fmodel)]))
+    size, unit = math.prod(shape), draw(st.sampled_from([1, FAULT_MODELS[old.fmodel].group]))
     if draw(st.booleans()) or unit >= size:
         return old
     groups = size // unit
@@ -217,9 +217,9 @@ def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, options):
     index, size = flat(new), math.prod(new.site.shapes[new.operand])
     assert (np.diff(index) == 1).all()
     expected = int(np.ravel_multi_index(nearest(old, new)[0], new.site.shapes[new.operand]))
-    if flat(old)[0] % group(old.fmodel) == 0:
-        assert index[0] % group(old.fmodel) == 0
-        assert 0 <= expected - index[0] < group(old.fmodel)
+    if flat(old)[0] % FAULT_MODELS[old.fmodel].group == 0:
+        assert index[0] % FAULT_MODELS[old.fmodel].group == 0
+        assert 0 <= expected - index[0] < FAULT_MODELS[old.fmodel].group
     else:
         assert index[0] == expected
     assert kept == len(old.positions) or index[-1] == size - 1
