@@ -37,7 +37,7 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(folder) if folder else pathlib.Path.home() / ".cache" / "fault_injection"
 
 
-def prepare(threads: int | None = None, precision: str = "float32") -> None:
+def prepare(threads: int | None = None, precision: str = "float32", bind: bool = True) -> None:
     """Set up JAX before its first computation.
 
     Args:
@@ -45,6 +45,7 @@ def prepare(threads: int | None = None, precision: str = "float32") -> None:
         stands for processors: the process is bound to that many of them.
       precision: key of `PRECISIONS`: to what the operands of every matrix product and
         convolution are rounded. `bfloat16` is what TPUs do unless told otherwise.
+      bind: whether to bind it; with one thread a process may as well wander.
 
     Raises:
       InputError: there are not so many.
@@ -53,7 +54,7 @@ def prepare(threads: int | None = None, precision: str = "float32") -> None:
         if threads > available_processors():
             raise InputError(f"--threads {threads}: this process may use {available_processors()} processors")
         os.environ["NPROC"] = str(threads)  # read by XLA
-        if hasattr(os, "sched_setaffinity"):
+        if bind and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
     flags = os.environ.get("XLA_FLAGS", "")
     if "xla_gpu_deterministic_ops" not in flags:

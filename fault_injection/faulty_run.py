@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
-from models.fault import Struck, inactive_fault
+from models.fault import Fault, Struck, inactive_fault
 
 from .errors import Untrustworthy
 from .files import DamagedFile, read_arrays, write_arrays
@@ -101,7 +101,7 @@ class FaultyRun:
             state, report, masked = self._strike(state, epoch, record)
             reports.append(report)
             self._show(bar, epoch, record, injection.step, report)
-            if not _finite(report):
+            if not finite(report):
                 self.first_nonfinite = 0
             elif masked:
                 self.exactly_masked_after = 0
@@ -110,7 +110,7 @@ class FaultyRun:
             for step, state, report in session.steps(state, epoch, first, end):
                 reports.append(report)
                 self._show(bar, epoch, record, step, report)
-                if not _finite(report):
+                if not finite(report):
                     self.first_nonfinite = self._since(epoch, step)
                 elif (report.digest == record["digest"][step]).all() and self._is_golden(state, epoch, step):
                     self.exactly_masked_after = self._since(epoch, step)
@@ -141,7 +141,7 @@ class FaultyRun:
         control, control_report = self.session.faulty_step(state, epoch, injection.step, nothing)
         self.golden.compare(record, epoch, injection.step, control_report.digest)
         state, report = self.session.faulty_step(state, epoch, injection.step, fault)
-        self.struck = check_struck(injection, report.struck)
+        self.struck = check_struck(injection.layer, fault, report.struck)
         return state, report, same_bits(state, control)
 
     def _is_golden(self, state: State, epoch: int, step: int) -> bool:
@@ -185,7 +185,8 @@ class FaultyRun:
         self.run = Run(self.run.first, epochs, ended)
 
 
-def _finite(report: StepReport) -> bool:
+def finite(report: StepReport) -> bool:
+    """Whether the step saw finite values only: loss, gradients and the whole state."""
     return bool(np.isfinite(report.loss) and np.isfinite(report.magnitude).all())
 
 
@@ -195,23 +196,26 @@ def same_bits(one: State, other: State) -> bool:
     return all(a.tobytes() == b.tobytes() for a, b in pairs)
 
 
-def check_struck(injection: Injection, struck: Struck | None) -> Struck:
-    """Hold the step's observations against the fault: exactly the listed elements changed, to the listed bits.
+def check_struck(site: str, fault: Fault, struck: Struck | None) -> Struck:
+    """Hold the step's observations against the fault: exactly the listed elements changed, to the bits asked for.
+
+    Of elements that are copies of others the new bits cannot be told beforehand, and are not looked at.
 
     Raises:
       FaultNotApplied: they contradict it.
     """
     if struck is None:
-        raise FaultNotApplied(f"{injection.layer}: the step has no fault support")
-    count = len(injection.values)
-    wanted = np.array(injection.values, np.float32).view(np.uint32)
-    changed = int(np.sum(struck.old[:count] != struck.new[:count]))
+        raise FaultNotApplied(f"{site}: the step has no fault support")
+    listed = fault.index >= 0
+    known = listed & ((fault.keep == 0) | (fault.source == fault.index))
+    wanted = (struck.old & fault.keep) ^ fault.flip
+    changed = int(np.sum((struck.old != struck.new)[listed]))
     found = {
         "operations struck": (int(struck.hits), 1),
-        "listed elements with the listed bits": (int(np.sum(struck.new[:count] == wanted)), count),
+        "listed elements with the listed bits": (int(np.sum((struck.new == wanted)[known])), int(np.sum(known))),
         "elements of the operand changed": (int(struck.operand_changed), changed),
     }
     for what, (observed, expected) in found.items():
         if observed != expected:
-            raise FaultNotApplied(f"{injection.layer}: {what}: {observed}, expected {expected}")
+            raise FaultNotApplied(f"{site}: {what}: {observed}, expected {expected}")
     return struck

@@ -51,6 +51,7 @@ def replay(
     cache: pathlib.Path | None = None,
     data_dir: pathlib.Path | None = None,
     checkpoints: str = "own",
+    devices: int | None = None,
     command: list[str] | None = None,
 ) -> Replay:
     """Replay `injection` and write its results to the folder `out`.
@@ -61,6 +62,7 @@ def replay(
       data_dir: where the dataset is; by default where its reader looks.
       checkpoints: one of `golden.CHECKPOINTS`: `own` goes from initial weights through the whole golden
         run, `upstream` from the published checkpoint before the fault's epoch, where the golden run starts.
+      devices: how many to use; by default as many as divide the workers.
       command: what to type to repeat it, for the provenance.
 
     Raises:
@@ -69,7 +71,7 @@ def replay(
       FaultNotApplied: the step's observations contradict the fault.
     """
     begun = time.monotonic()
-    session, golden = prepare(injection, cache, data_dir, checkpoints)
+    session, golden = prepare(injection, cache, data_dir, checkpoints, devices)
     epochs = epochs_needed(injection)
     missing = epochs - golden.recorded()
     if missing > 0:
@@ -117,10 +119,14 @@ def _judge(faulty: FaultyRun) -> Replay:
 
 
 def prepare(
-    injection: Injection, cache: pathlib.Path | None, data_dir: pathlib.Path | None = None, checkpoints: str = "own"
+    injection: Injection,
+    cache: pathlib.Path | None,
+    data_dir: pathlib.Path | None = None,
+    checkpoints: str = "own",
+    devices: int | None = None,
 ) -> tuple[Session, Golden]:
     """The session and golden run that a replay needs; nothing but an imported checkpoint is read or computed yet."""
-    session = Session(injection.workload, data_dir=data_dir)
+    session = Session(injection.workload, devices, data_dir)
     start = imported_start(session, injection.epoch, cache) if checkpoints == "upstream" else None
     golden = Golden(session, cache, start=start)
     if golden.disk_bytes(injection.workload.epochs) > KEEP_ALL_BELOW:

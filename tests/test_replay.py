@@ -147,12 +147,12 @@ def test_observations_that_contradict_the_fault_are_refused(cache):
     state = golden.state_before(1)
     other = dataclasses.replace(MILD, values=(0.06,))
     _, report = session.faulty_step(state, 1, 4, other.fault())
-    assert check_struck(other, report.struck) is report.struck
+    assert check_struck(other.layer, other.fault(), report.struck) is report.struck
     with pytest.raises(FaultNotApplied, match="listed bits"):
-        check_struck(MILD, report.struck)
+        check_struck(MILD.layer, MILD.fault(), report.struck)
     changed_elsewhere = report.struck.replace(operand_changed=report.struck.operand_changed + 1)
     with pytest.raises(FaultNotApplied, match="elements of the operand changed"):
-        check_struck(other, changed_elsewhere)
+        check_struck(other.layer, other.fault(), changed_elsewhere)
 
 
 def test_equal_numbers_of_different_bits_are_told_apart():
