@@ -66,6 +66,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
+    from .campaign.commands import add_commands
     from .golden import CHECKPOINTS
     from .injection import SCALE
     from .upstream import DRIVE
@@ -79,8 +80,12 @@ def _parser(program: str) -> argparse.ArgumentParser:
         return sub
 
     sub = command("replay", _replay, "replay one injection file, from fault to verdict")
-    sub.add_argument("--file", required=True, type=pathlib.Path, help="injection file")
-    sub.add_argument("--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file)")
+    sub.add_argument("campaign", nargs="?", type=pathlib.Path, metavar="DIR", help="folder of a campaign, with --id")
+    sub.add_argument("--id", type=_whole, metavar="N", help="number of an experiment of that campaign")
+    sub.add_argument("--file", type=pathlib.Path, help="injection file")
+    sub.add_argument(
+        "--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file, DIR/experiment_N)"
+    )
     sub.add_argument("--check", action="store_true", help="validate, say what would be done, and run nothing")
     sub.add_argument(
         "--checkpoints",
@@ -136,21 +141,27 @@ def _parser(program: str) -> argparse.ArgumentParser:
     )
     sub.add_argument("--epoch", type=_whole, help="before which epoch the one found was taken, if it does not say")
     sub.add_argument("--cache", type=pathlib.Path, help=f"folder that keeps them (default: {cache_folder()})")
+
+    add_commands(command, _place_options, _positive, _whole)
     return parser
 
 
 def _machine_options(parser):
     parser.add_argument("--threads", type=_positive, help="CPU threads to compute with (default: all)")
+    several = parser.add_argument_group("several processes, one run (the same command in each)")
+    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
+    several.add_argument("--processes", type=_positive, metavar="N", help="how many there are")
+    several.add_argument("--process", type=_whole, metavar="I", help="number of this one, from 0")
+    _place_options(parser)
+
+
+def _place_options(parser):
     parser.add_argument(
         "--precision",
         choices=tuple(PRECISIONS),
         default="float32",
         help="to what operands of matrix products and convolutions are rounded (default: %(default)s)",
     )
-    several = parser.add_argument_group("several processes, one run (the same command in each)")
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
-    several.add_argument("--processes", type=_positive, metavar="N", help="how many there are")
-    several.add_argument("--process", type=_whole, metavar="I", help="number of this one, from 0")
     parser.add_argument("--cache", type=pathlib.Path, help=f"folder of golden runs (default: {cache_folder()})")
     parser.add_argument(
         "--data-dir",
@@ -329,9 +340,15 @@ def _say_finals(golden, epochs):
 
 
 def _replay(options) -> None:
+    from .campaign.commands import replay_experiment
     from .injection import read_injection
     from .replay import replay
 
+    if (options.file is None) == (options.campaign is None):
+        raise InputError("expected either --file FILE, or the folder of a campaign and --id N")
+    if options.campaign:
+        replay_experiment(options)
+        return
     injection = agree(lambda: read_injection(options.file))
     if options.check:
         _check(options, injection)

@@ -1,0 +1,1 @@
+"""Campaigns: many injections of one plan, a few steps each."""

@@ -1,0 +1,111 @@
+"""Where a campaign's jobs run: processes of this machine, or an engine behind `concurrent.futures`."""
+
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..errors import InputError
+from . import jobs
+
+# What lets a process see one accelerator only.
+ONE = {
+    "gpu": {"CUDA_VISIBLE_DEVICES": "{}"},
+    "tpu": {"TPU_VISIBLE_CHIPS": "{}", "TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"},
+}
+COUNT = "import jax; print(jax.default_backend(), jax.local_device_count())"
+
+
+@dataclasses.dataclass
+class Slot:
+    """An executor, and how much it is given at a time.
+
+    Attributes:
+      make: makes the executor; called again when it is broken.
+      capacity: tasks it is given, running and waiting.
+      lost: errors that say that a process died and its task with it, not that the task failed.
+      executor: the one in use.
+    """
+
+    make: Callable[[], concurrent.futures.Executor]
+    capacity: int
+    lost: tuple[type[Exception], ...]
+    executor: concurrent.futures.Executor
+
+    def renew(self, broken: concurrent.futures.Executor) -> None:
+        """A new executor in the place of a broken one, if it is still there: each of its tasks says that it broke."""
+        if self.executor is broken:
+            self.executor = self.make()
+            if self.executor is not broken:
+                broken.shutdown(wait=False, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
+    """So many spawned processes, one accelerator or one processor each; by default as many as there are.
+
+    Each is an executor of its own: a process that dies takes no other's experiment with it.
+    """
+    places = list(_places())
+    slots = []
+    for number in range(count or len(places)):
+        make = functools.partial(_process, places[number % len(places)])
+        # Two tasks, so that the process need not wait for the driver.
+        slots.append(Slot(make, 2, (concurrent.futures.BrokenExecutor,), make()))
+    try:
+        yield slots
+    finally:
+        for slot in slots:
+            for process in list((slot.executor._processes or {}).values()):  # type: ignore[attr-defined]
+                process.kill()
+            slot.executor.shutdown(wait=False, cancel_futures=True)
+
+
+def _process(place: dict[str, Any]) -> concurrent.futures.ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    begin = functools.partial(jobs.begin, **place)
+    return concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=begin)
+
+
+def _places() -> Iterator[dict[str, Any]]:
+    """Accelerators of this machine, or else its processors; asked in another process, since asking takes them."""
+    found = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False).stdout.split()
+    kind, count = (found[0], int(found[1])) if len(found) == 2 else ("cpu", 1)
+    if kind in ONE:
+        yield from ({"device": {k: v.format(device) for k, v in ONE[kind].items()}} for device in range(count))
+    else:
+        processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+        yield from ({"processor": processor} for processor in sorted(processors))
+
+
+@contextlib.contextmanager
+def on_a_scheduler(address: str) -> Iterator[list[Slot]]:
+    """The workers of a Dask scheduler, each with one thread.
+
+    Raises:
+      InputError: Dask is not installed, the scheduler does not answer, or has no workers, or some with more threads.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise InputError("--scheduler needs Dask: pip install 'fault-injection[cluster]'") from None
+    try:
+        client = distributed.Client(address, timeout=30)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise InputError(f"--scheduler {address}: {str(error).splitlines()[0]}") from None
+    with client:
+        threads = client.nthreads()
+        if not threads:
+            raise InputError(f"--scheduler {address}: it has no workers yet; start them with --nthreads 1")
+        if set(threads.values()) != {1}:
+            raise InputError(f"--scheduler {address}: experiments take a process each; start workers with --nthreads 1")
+        executor = client.get_executor(pure=False)
+        lost = (distributed.scheduler.KilledWorker, concurrent.futures.CancelledError)
+        # It outlives its workers: what makes a new one gives the same.
+        yield [Slot(lambda: executor, 2 * len(threads), lost, executor)]

@@ -1,0 +1,136 @@
+"""What a campaign's processes do: functions of a plan and a number, run by any `concurrent.futures` executor.
+
+A job is a process that computes.  Each sets itself up once and keeps what experiments share;
+all that it is told is picklable, and a task that an engine runs twice gives the same twice.
+"""
+
+import dataclasses
+import functools
+import multiprocessing
+import os
+import pathlib
+import platform
+import signal
+import threading
+import time
+from typing import Any
+
+from .. import environment
+from ..errors import InputError
+from ..golden import Golden, content_hash
+from ..session import Session
+from .conditions import Conditions
+from .experiment import Laboratory, Result
+from .plan import Plan
+from .walk import Walk
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What all tasks of a campaign need to know.
+
+    Attributes:
+      plan: the campaign's.
+      conditions: parameters of the early verdict.
+      cache: folder of golden runs, the same for all jobs; None is `environment.cache_folder()`.
+      data_dir: where the dataset is; None lets its reader look.
+      precision: key of `environment.PRECISIONS`.
+    """
+
+    plan: Plan
+    conditions: Conditions = dataclasses.field(default_factory=Conditions)
+    cache: pathlib.Path | None = None
+    data_dir: pathlib.Path | None = None
+    precision: str = "float32"
+
+
+@dataclasses.dataclass(frozen=True)
+class Ready:
+    """What the driver learns when the golden run has been made.
+
+    Attributes:
+      plan_key: content hash of all that a verdict depends on.
+      golden_key: of the golden run, which every job must come to as well.
+      folder: of the golden run.
+      steps_per_epoch: of the workload.
+      noise: spread of the golden run and its twins, or None.
+    """
+
+    plan_key: str
+    golden_key: str
+    folder: pathlib.Path
+    steps_per_epoch: int
+    noise: dict[str, Any] | None
+
+
+def begin(processor: int | None = None, device: dict[str, str] | None = None) -> None:
+    """Set up a process of this machine for jobs: one processor, or one accelerator; it ends when its parent does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's business
+    os.environ |= device or {}
+    if processor is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {processor})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent():
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@functools.lru_cache(maxsize=1)
+def laboratory(task: Task) -> Laboratory:
+    """What experiments of a campaign share in this process."""
+    # On CPUs one thread a job; to which processor it is bound, if to one, is whoever started the job's choice.
+    environment.prepare(1, task.precision, bind=False)
+    session = Session(task.plan.workload, devices=1, data_dir=task.data_dir)
+    return Laboratory(task.plan, session, Golden(session, task.cache), task.conditions)
+
+
+def make_golden(task: Task) -> Ready:
+    """Make the golden run, and its twins, as far as the plan's experiments go."""
+    lab = laboratory(task)
+    plan, steps = task.plan, lab.session.steps_per_epoch
+    epochs = plan.workload.epochs
+    if plan.horizon is not None:
+        epochs = min(epochs, max(plan.epochs) + 1 + -(-plan.horizon // steps))
+    lab.golden.ensure(epochs)
+    for twin in range(1, plan.twins + 1):
+        workload = dataclasses.replace(plan.workload, twin=twin)
+        Golden(Session(workload, devices=1, data_dir=task.data_dir), task.cache, keep=()).ensure(epochs)
+    conditions = dataclasses.asdict(task.conditions)
+    key = content_hash([lab.golden.key, plan.identity(), conditions])
+    return Ready(key, lab.golden.key, lab.golden.folder, steps, lab.noise)
+
+
+def walk(task: Task, golden_key: str, epoch: int, steps: tuple[int, ...]) -> tuple[int, float]:
+    """Walk through an epoch for the experiments at `steps`; returns steps computed and seconds."""
+    begun = time.perf_counter()
+    states = {at for step in steps for at in (step, step + 1)}  # after it too, to be held against
+    return Walk(_alike(task, golden_key).golden, epoch).go(states), time.perf_counter() - begun
+
+
+def experiment(task: Task, golden_key: str, number: int) -> tuple[Result, dict[str, Any]]:
+    """One experiment to its verdict, and where it was made."""
+    lab = _alike(task, golden_key)
+    return lab.run(number), described(lab.session)
+
+
+def _alike(task: Task, golden_key: str) -> Laboratory:
+    """The laboratory; raises InputError where this machine does not compute the golden run's bits."""
+    lab = laboratory(task)
+    if lab.golden.key != golden_key:
+        differs = "; ".join(difference for _, difference in lab.golden.elsewhere()) or "another cache, data or code"
+        raise InputError(f"the golden run was made where bits are others than on {platform.node()}: {differs}")
+    return lab
+
+
+def described(session: Session) -> dict[str, Any]:
+    """The environment of a result: arithmetic, libraries, host."""
+    return {**session.arithmetic, **_here()}
+
+
+@functools.cache
+def _here():
+    return {**environment.describe(), "host": platform.node()}

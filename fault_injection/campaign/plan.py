@@ -1,0 +1,334 @@
+"""The plan of a campaign: a TOML file that says what is struck, how often, and when to stop looking.
+
+Everything that can be wrong with it is found before any work starts, and said in one line.
+"""
+
+import dataclasses
+import fnmatch
+import math
+import pathlib
+import re
+import statistics
+import tomllib
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InputError, did_you_mean
+from ..fault_models import FAULT_MODELS, FLOAT32, VALUES, Pattern, Values, read_histogram
+from ..injection import OPTIONAL, OPTIONS, REQUIRED, sites_of
+from ..workloads import WORKLOADS, Workload, contradiction, make_workload
+
+STAGES = ("forward", "backward")
+# How long an experiment is watched, the first the longest (docs/campaign.md, Exit modes).
+EXITS = ("full", "exact", "conditions")
+PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED")
+LARGEST = 10_000_000  # experiments of a plan
+FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
+RUN = ("exit", "horizon", "audit", "twins")
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """A fault model of a plan.
+
+    Attributes:
+      name: key of `FAULT_MODELS`.
+      weight: its share of the experiments, in proportion to the sum of weights.
+      values: key of `VALUES`, what the elements become; the model's own unless told otherwise.
+      options: of the value source, `bits` or `patterns`.
+    """
+
+    name: str
+    weight: float
+    values: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    def source(self) -> Values:
+        """What the elements become."""
+        return VALUES[self.values](**dict(self.options))
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """A campaign, checked.
+
+    Attributes:
+      workload: with all its options.
+      experiments: how many.
+      half_width, confidence: what their number was calculated from, or None.
+      epochs: among which the fault's is drawn.
+      sites: names of the operations struck, of the stages and patterns asked for.
+      models: fault models with their weights.
+      seed: of all that is drawn.
+      exit: one of `EXITS`.
+      horizon: steps to follow a run after its fault; None follows it to the end of the training.
+      audit: share of the masked verdicts by conditions that are run to the end all the same.
+      twins: golden runs one unit in the last place apart, for the tolerance of verdicts.
+    """
+
+    workload: Workload
+    experiments: int
+    half_width: float | None
+    confidence: float
+    epochs: tuple[int, ...]
+    sites: tuple[str, ...]
+    models: tuple[Model, ...]
+    seed: int
+    exit: str
+    horizon: int | None
+    audit: float
+    twins: int
+
+    def identity(self) -> dict[str, Any]:
+        """What determines experiment i and its verdict: everything but how many there are."""
+        known = dataclasses.asdict(self)
+        for extent in ("experiments", "half_width", "confidence"):
+            del known[extent]
+        return known
+
+
+def restore_plan(identity: dict[str, Any], experiments: int) -> Plan:
+    """The plan of which `Plan.identity` was kept as JSON."""
+    known = dict(identity)
+    known["workload"] = Workload(**{**known["workload"], "blocks": tuple(known["workload"]["blocks"])})
+    known["models"] = tuple(
+        Model(**{**model, "options": tuple((name, _restored(name, value)) for name, value in model["options"])})
+        for model in known["models"]
+    )
+    known |= {name: tuple(known[name]) for name in ("epochs", "sites")}
+    return Plan(experiments=experiments, half_width=None, confidence=0.95, **known)
+
+
+def _restored(name, value):
+    return tuple(Pattern(*row) for row in value) if name == "patterns" else tuple(value)
+
+
+def sample_size(half_width: float, confidence: float) -> int:
+    """Experiments for a rate to be known within ± `half_width`, whatever it is: n = z² ¼ / e².
+
+    Reference: Leveugle, Calvez, Maistri, Vanhauwaert, DATE 2009, for a large population and
+    p = ½; 385 for 5 % and 9604 for 1 % at 95 % as printed there, one more than its 16587 for 1 %
+    at 99 %, z being rounded there.
+    """
+    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    return math.ceil(z * z / 4 / half_width**2)
+
+
+def read_plan(path: pathlib.Path) -> Plan:
+    """Read and check a plan.
+
+    Raises:
+      InputError: one line that says where, what was found and what was expected.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"not a text file: byte {error.start} is not UTF-8", path) from None
+    return parse_plan(text, path)
+
+
+def parse_plan(text: str, path: object = "plan") -> Plan:
+    """As `read_plan`, from the file's text; a histogram's path counts from the folder of `path`."""
+    try:
+        document = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise InputError(f"not TOML: {error}", path) from None
+    read = _Reader(text, path)
+    read.keys(document, ("workload", "options", "faults", "run"), "")
+    workload = _workload(document, read)
+    faults, run = read.table(document, "faults"), read.table(document, "run")
+    read.keys(
+        faults, ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models"), "faults."
+    )
+    read.keys(run, ("exit", "horizon", "audit", "twins"), "run.")
+    half_width = read.number(faults, "faults.half_width", None, 1e-4, 0.5)
+    confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
+    if (half_width is None) == ("experiments" not in faults):
+        raise read.wrong("faults", "expected either experiments, or half_width (and confidence)")
+    if half_width is None:
+        experiments = read.whole(faults, "faults.experiments", None, 1, LARGEST)
+    else:
+        experiments = sample_size(half_width, confidence)
+    return Plan(
+        workload=workload,
+        experiments=experiments,
+        half_width=half_width,
+        confidence=confidence,
+        epochs=_epochs(faults, workload, read),
+        sites=_sites(faults, workload, read),
+        models=_models(faults, read),
+        seed=read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
+        exit=read.one_of(run, "run.exit", "conditions", EXITS),
+        horizon=read.whole(run, "run.horizon", None, 2, 10**9),
+        audit=read.number(run, "run.audit", 0.02, 0, 1),
+        twins=read.whole(run, "run.twins", 0, 0, 99),
+    )
+
+
+class _Reader:
+    """Values of a TOML document by their kinds, mistakes named with the line they stand in."""
+
+    def __init__(self, text: str, path: object):
+        self.text, self.path = text, path
+
+    def wrong(self, key: str, message: str) -> InputError:
+        """The mistake at a key, or at a table."""
+        return InputError(f"{key}: {message}", self.path, self._line(key))
+
+    def _line(self, key: str) -> int | None:
+        """Where a key or a table stands, or what it stands in."""
+        table = ""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if (header := re.match(r"\s*\[([^\[\]]+)\]", line)) is not None:
+                table = ".".join(part.strip(" \t\"'") for part in header[1].split("."))
+                if table == key:
+                    return number
+                continue
+            given = re.match(r"\s*[\"']?([\w-]+)[\"']?\s*=", line)
+            if given is not None and ".".join(filter(None, (table, given[1]))) == key:
+                return number
+        return self._line(key.rpartition(".")[0]) if "." in key else None
+
+    def keys(self, table: Mapping[str, Any], known, prefix: str) -> None:
+        """Refuse a key that is not known."""
+        for key in table:
+            if key not in known:
+                raise self.wrong(f"{prefix}{key[:60]}", f"unknown key{did_you_mean(key, known)}")
+
+    def table(self, document, key: str) -> dict[str, Any]:
+        """A table, empty where there is none."""
+        value = document.get(key, {})
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a table, [{key}]")
+        return value
+
+    @staticmethod
+    def _get(table, key, default):
+        return table.get(key.rpartition(".")[2], default)
+
+    def whole(self, table, key, default, low, high) -> Any:
+        """A whole number."""
+        value = self._get(table, key, default)
+        if value is not default and (type(value) is not int or not low <= value <= high):
+            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a whole number from {low} to {high}")
+        return value
+
+    def number(self, table, key, default, low, high) -> Any:
+        """A number."""
+        value = self._get(table, key, default)
+        if value is not default and (type(value) not in (int, float) or not low <= value <= high):
+            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a number from {low} to {high}")
+        return value
+
+    def one_of(self, table, key, default, names) -> str:
+        """A name."""
+        value = self._get(table, key, default)
+        if not isinstance(value, str) or value not in names:
+            raise self.wrong(key, f"{value!r}"[:60] + f" is unknown{did_you_mean(str(value), names)}")
+        return value
+
+    def list_of(self, table, key, default, kind: type, expected: str) -> list:
+        """A list of one kind, not empty."""
+        value = self._get(table, key, default)
+        if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
+            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a list of {expected}")
+        return value
+
+
+def _workload(document, read) -> Workload:
+    if "workload" not in document:
+        raise InputError("no workload = '…'", read.path)
+    name = read.one_of(document, "workload", None, WORKLOADS)
+    rows = (*OPTIONS, "learning_rate", "seed")
+    options = read.table(document, "options")
+    read.keys(options, rows, "options.")
+    values = {}
+    for key, value in options.items():
+        try:
+            values[key] = (OPTIONAL | REQUIRED)[key](str(value))
+        except LookupError as hint:
+            raise read.wrong(f"options.{key}", f"{value!r}"[:60] + f" is unknown{hint.args[0]}") from None
+        except ValueError as expected:
+            raise read.wrong(f"options.{key}", f"{value!r}"[:60] + f"; expected {expected}") from None
+    workload = make_workload(name, **values)
+    if (problem := contradiction(workload)) is not None:
+        raise read.wrong(f"options.{problem[0]}", problem[1])
+    return workload
+
+
+def _epochs(faults, workload, read) -> tuple[int, ...]:
+    epochs = read.list_of(faults, "faults.epochs", list(range(workload.epochs)), int, "epochs, counted from 0")
+    for epoch in epochs:
+        if not 0 <= epoch < workload.epochs:
+            raise read.wrong(
+                "faults.epochs", f"{epoch} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}"
+            )
+    if len(set(epochs)) < len(epochs):
+        raise read.wrong("faults.epochs", "an epoch is listed twice")
+    return tuple(sorted(epochs))
+
+
+def _sites(faults, workload, read) -> tuple[str, ...]:
+    """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
+    stages = read.list_of(faults, "faults.stages", list(STAGES), str, "stages")
+    for stage in stages:
+        if stage not in STAGES:
+            raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, STAGES)}")
+    patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
+    sites = sites_of(workload)
+    chosen: set[str] = set()
+    for pattern in patterns:
+        fits = fnmatch.filter(sites, pattern.removeprefix("!"))
+        if not fits:
+            raise read.wrong(
+                "faults.sites", f"no site of {workload.name} fits {pattern[:60]!r}{did_you_mean(pattern, sites)}"
+            )
+        chosen = chosen - set(fits) if pattern.startswith("!") else chosen | set(fits)
+    found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
+    if not found:
+        raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")
+    return found
+
+
+def _models(faults, read) -> tuple[Model, ...]:
+    given = faults.get("models", dict.fromkeys(PUBLISHED_MODELS, 1))
+    if not isinstance(given, dict) or not given:
+        raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
+    models = []
+    for name, entry in given.items():
+        key = f"faults.models.{name[:60]}"
+        if name not in FAULT_MODELS:
+            raise read.wrong(key, f"unknown fault model{did_you_mean(name, FAULT_MODELS)}")
+        entry = entry if isinstance(entry, dict) else {"weight": entry}
+        read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
+        weight = entry.get("weight", 1)
+        if type(weight) not in (int, float) or not 0 < weight < 1e6:
+            raise read.wrong(key, f"weight {weight!r}"[:60] + "; expected a positive number")
+        values = entry.get("values", FAULT_MODELS[name].values)
+        if not isinstance(values, str) or values not in VALUES:
+            raise read.wrong(key, f"values {values!r}"[:60] + f" are unknown{did_you_mean(str(values), VALUES)}")
+        models.append(Model(name, float(weight), values, _value_options(entry, values, key, read)))
+    return tuple(models)
+
+
+def _value_options(entry, values, key, read) -> tuple[tuple[str, Any], ...]:
+    needed = {"bit_flip": "bits", "histogram": "histogram"}
+    for option in ("bits", "histogram"):
+        if option in entry and needed.get(values) != option:
+            of = next(source for source, taken in needed.items() if taken == option)
+            raise read.wrong(key, f"{option} belongs to the values '{of}', not to '{values}'")
+    if values == "histogram":
+        path = entry.get("histogram")
+        if not isinstance(path, str):
+            raise read.wrong(key, "the values 'histogram' need histogram = 'FILE'")
+        return (("patterns", read_histogram(pathlib.Path(str(read.path)).parent / path)),)
+    if "bits" in entry:
+        bits = read.list_of(entry, f"{key}.bits", None, int, f"bits, from 0 (the lowest) to {FLOAT32 - 1}")
+        if not all(0 <= bit < FLOAT32 for bit in bits) or len(set(bits)) < len(bits):
+            raise read.wrong(
+                key, f"bits {bits!r}"[:60] + f"; expected distinct bits from 0 (the lowest) to {FLOAT32 - 1}"
+            )
+        return (("bits", tuple(bits)),)
+    return ()

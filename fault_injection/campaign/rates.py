@@ -1,0 +1,62 @@
+"""Rates with their intervals."""
+
+import math
+import statistics
+from typing import NamedTuple
+
+
+class Rate(NamedTuple):
+    """A share with its interval: `found` of `total`, all fractions in [0, 1]."""
+
+    found: int
+    total: int
+    share: float
+    low: float
+    high: float
+
+
+def wilson(count: int, total: int, confidence: float = 0.95) -> Rate:
+    """Wilson's score interval of a binomial proportion; of nothing, everything is possible.
+
+    .. math::
+      \\frac{\\hat p + z²/2n ± z\\sqrt{\\hat p(1-\\hat p)/n + z²/4n²}}{1 + z²/n}
+
+    Reference: Wilson, JASA 22 (1927) 209; Brown, Cai, DasGupta, Statistical Science 16 (2001) 101.
+    """
+    if not total:
+        return Rate(0, 0, math.nan, 0.0, 1.0)
+    return _interval(count, total, count / total, total, confidence)
+
+
+def _interval(count: int, total: int, share: float, equivalent: float, confidence: float) -> Rate:
+    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    square = z * z / equivalent
+    middle = (share + square / 2) / (1 + square)
+    half = z * math.sqrt(share * (1 - share) / equivalent + square / (4 * equivalent)) / (1 + square)
+    # Exactly at the ends, whatever the rounding.
+    return Rate(count, total, share, middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
+
+
+def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -> Rate:
+    """The share in a population of strata of known weights, whatever each stratum's share of the sample.
+
+    .. math::
+      \\hat p = Σ w_h \\hat p_h, \\qquad \\hat σ² = Σ w_h² \\hat p_h(1-\\hat p_h)/n_h
+
+    The interval is Wilson's for as many experiments as would give this variance in a plain sample.
+
+    Args:
+      strata: `(count, total, weight)` of each; those without experiments are left out, and the
+        weights of the others brought to a sum of 1.
+
+    Reference: Cochran, Sampling Techniques, 3rd ed., section 5.10; Leveugle et al., DATE 2009.
+    """
+    known = [(count / total, total, weight) for count, total, weight in strata if total]
+    count, size = sum(s[0] for s in strata), sum(s[1] for s in strata)
+    if not known:
+        return wilson(0, 0, confidence)
+    whole = sum(weight for _, _, weight in known)
+    share = sum(p * weight / whole for p, _, weight in known)
+    variance = sum((weight / whole) ** 2 * p * (1 - p) / n for p, n, weight in known)
+    equivalent = share * (1 - share) / variance if variance else size
+    return _interval(count, size, share, equivalent, confidence)

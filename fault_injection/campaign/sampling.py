@@ -1,0 +1,124 @@
+"""Experiment i of a plan: drawn from (seed, i) alone, so that nothing that ran before it matters."""
+
+import dataclasses
+import functools
+import math
+
+import numpy as np
+
+from models.fault import Fault, Operand, make_fault
+from models.sites import Site
+
+from ..data import DATASETS
+from ..data.batches import steps_per_epoch
+from ..fault_models import FAULT_MODELS, Bits
+from ..injection import STAGES, Injection, sites_of
+from .plan import Model, Plan
+
+WHERE, WHAT = 0, 1  # tell an experiment's two random streams apart
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+    """Where a fault strikes.
+
+    Attributes:
+      number: i, from 0.
+      epoch, step, worker: counted from 0.
+      site: name of the operation struck.
+      model: the fault model, which names the operand.
+      audited: whether a masked verdict by conditions is held against the run to the end.
+    """
+
+    number: int
+    epoch: int
+    step: int
+    worker: int
+    site: str
+    model: Model
+    audited: bool
+
+    @property
+    def operand(self) -> Operand:
+        """The operand struck."""
+        return FAULT_MODELS[self.model.name].operand
+
+
+def draw(plan: Plan, number: int) -> Experiment:
+    """Experiment `number`: epoch, step, worker and site each uniform, the model by its weight.
+
+    The streams are NumPy's, whose version is part of a campaign's key.
+    """
+    rng = np.random.default_rng([plan.seed, number, WHERE])
+    w = plan.workload
+    weights = np.array([model.weight for model in plan.models])
+    return Experiment(
+        number=number,
+        epoch=plan.epochs[rng.integers(len(plan.epochs))],
+        step=int(rng.integers(steps_per_epoch(DATASETS[w.dataset].train, w.batch_size))),
+        worker=int(rng.integers(w.workers)),
+        site=plan.sites[rng.integers(len(plan.sites))],
+        model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
+        audited=bool(rng.random() < plan.audit),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """An experiment's fault, drawn.
+
+    Attributes:
+      experiment: where it strikes.
+      site: the operation struck, with its operands' shapes.
+      index: int64 [K], row-major positions in the operand of the one worker.
+      bits: what the elements become.
+    """
+
+    experiment: Experiment
+    site: Site
+    index: np.ndarray
+    bits: Bits
+
+    @functools.cached_property
+    def fault(self) -> Fault:
+        """The fault as the compiled step takes it."""
+        e = self.experiment
+        return make_fault(e.site, e.operand, e.worker, self.index, **self.bits._asdict())
+
+    @property
+    def flipped_bit(self) -> int | None:
+        """The bit that is inverted, 0 the lowest, where it is one bit of one element."""
+        mask = int(self.bits.flip[0])
+        alone = len(self.index) == 1 and self.bits.keep[0] and mask.bit_count() == 1
+        return mask.bit_length() - 1 if alone else None
+
+    def injection(self, plan: Plan, new: np.ndarray) -> Injection:
+        """The same fault by its values, as an injection file has it.
+
+        Args:
+          new: uint32 [K], the bits that the elements became, as the faulty step reported them.
+            Every NaN is one NaN in a file.
+        """
+        e = self.experiment
+        places = np.array(np.unravel_index(self.index, self.site.shapes[e.operand])).T.tolist()
+        return Injection(
+            workload=plan.workload,
+            stage=next(published for published, ours in STAGES.items() if ours == self.site.stage),
+            fmodel=e.model.name,
+            worker=e.worker,
+            layer=e.site,
+            epoch=e.epoch,
+            step=e.step,
+            positions=tuple(map(tuple, places)),
+            values=tuple(new[: len(self.index)].view(np.float32).tolist()),
+            horizon=plan.horizon,
+        )
+
+
+def choose(plan: Plan, experiment: Experiment) -> Choice:
+    """Positions and values of an experiment's fault, by its model."""
+    rng = np.random.default_rng([plan.seed, experiment.number, WHAT])
+    site = sites_of(plan.workload)[experiment.site]
+    size = math.prod(site.shapes[experiment.operand])
+    index = FAULT_MODELS[experiment.model.name].places(rng, size)
+    return Choice(experiment, site, index, experiment.model.source()(rng, index, size))

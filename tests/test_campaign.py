@@ -1,0 +1,234 @@
+"""Experiments, their store and their report: the same verdicts as replays, in a few steps, and nothing lost."""
+
+import dataclasses
+import re
+import sqlite3
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from fault_injection.campaign import report
+from fault_injection.campaign.conditions import Conditions, Seen
+from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory
+from fault_injection.campaign.jobs import described
+from fault_injection.campaign.plan import parse_plan
+from fault_injection.campaign.sampling import choose, draw
+from fault_injection.campaign.store import NAME, VERSION, Store
+from fault_injection.errors import InputError
+from fault_injection.golden import Golden
+from fault_injection.outcome import MASKED, OUTCOMES, UNDECIDED
+from fault_injection.replay import replay
+from fault_injection.session import Session
+
+PLAN = parse_plan("""
+workload = "resnet18"
+[options]
+dataset = "digits"
+width = 2
+batch_size = 128
+workers = 4
+epochs = 4
+[faults]
+experiments = 24
+epochs = [1, 2]
+seed = 3
+[faults.models]
+RD = 2
+INPUT = 1
+N16_RD_CORRECT = 1
+RBFLIP = 1
+[run]
+exit = "full"
+""")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def laboratory(cache):
+    session = Session(PLAN.workload)
+    golden = Golden(session, cache)
+    golden.ensure(PLAN.workload.epochs)
+    return Laboratory(PLAN, session, golden, Conditions())
+
+
+@pytest.fixture(scope="module")
+def results(laboratory):
+    return [laboratory.run(number) for number in range(PLAN.experiments)]
+
+
+def with_plan(laboratory, **changes):
+    return Laboratory(dataclasses.replace(PLAN, **changes), laboratory.session, laboratory.golden, Conditions())
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, laboratory, results):
+    """A campaign's folder with all results in it."""
+    folder = tmp_path_factory.mktemp("campaign")
+    store = Store(folder, write=True)
+    store.begin("a plan's key", PLAN)
+    store.note(experiments=PLAN.experiments, steps_per_epoch=11, confidence=0.95, noise=None, jobs=1)
+    store.note(conditions=dataclasses.asdict(Conditions()))
+    store.event("started")
+    store.add(results, described(laboratory.session), "a plan's key")
+    store.close()
+    return folder
+
+
+@pytest.mark.parametrize("number", [0, 5, 11])
+def test_an_experiment_comes_to_the_verdict_of_its_replay(laboratory, results, cache, tmp_path, number):
+    choice = choose(PLAN, draw(PLAN, number))
+    _, report = laboratory.strike(choice)
+    replayed = replay(choice.injection(PLAN, report.struck.new), "experiment", tmp_path, cache=cache)
+    ours = results[number]
+    if not ours.exactly_masked_after:  # a replay ends there, a full experiment does not
+        assert (ours.outcome, ours.first_nonfinite) == (replayed.outcome.outcome, replayed.outcome.first_nonfinite)
+    accuracy = np.frombuffer(ours.curve, "<f4").reshape(-1, 2)[:, 1]
+    theirs = replayed.faulty.column("accuracy")[choice.experiment.step :]
+    assert (accuracy == theirs).all()
+    if replayed.outcome.worse and not ours.first_nonfinite:
+        assert ours.worse_train == pytest.approx(replayed.outcome.worse["train"], abs=1e-9)
+
+
+def test_exact_experiments_come_to_the_verdicts_of_full_ones_in_fewer_steps(laboratory, results):
+    exact = with_plan(laboratory, exit="exact")
+    ours = [exact.run(number) for number in range(PLAN.experiments)]
+    assert [r.outcome for r in ours] == [r.outcome for r in results]
+    proved = [r for r in ours if r.exit == EXACT]
+    assert proved and all(r.outcome == MASKED and r.steps == r.exactly_masked_after + 1 for r in proved)
+    assert sum(r.steps for r in ours) < sum(r.steps for r in results)
+
+
+def test_conditions_end_most_of_the_others_and_audits_go_on(laboratory, results):
+    lab, audited = (with_plan(laboratory, exit="conditions", audit=audit) for audit in (0.0, 1.0))
+    ours = [lab.run(number) for number in range(PLAN.experiments)]
+    early = [r for r in ours if r.exit == CONDITIONS]
+    assert early and all(r.outcome == MASKED and r.steps == Conditions().steps + 1 for r in early)
+    for r in early[:3]:
+        again = audited.run(r.number)
+        assert (again.exit, again.outcome, again.steps) == (r.exit, r.outcome, r.steps)
+        assert again.audit_outcome == results[r.number].outcome
+        assert again.steps + again.audit_steps == results[r.number].steps
+
+
+def test_at_the_horizon_a_run_is_undecided(laboratory, results):
+    lab = with_plan(laboratory, horizon=3)
+    number = next(r.number for r in results if r.first_nonfinite is None)
+    cut = lab.run(number)
+    assert (cut.outcome, cut.exit, cut.steps) == (UNDECIDED, HORIZON, 4)
+
+
+def test_what_left_the_envelope_does_not_come_back():
+    limits = Conditions()
+    assert Seen(1.0, 1.0, 0.0).hold(limits)
+    for left in (Seen(history=9.0), Seen(variance=np.inf), Seen(loss_gap=1.0), Seen(history=np.nan)):
+        assert not left.hold(limits)
+
+
+def test_a_result_is_kept_once(folder, laboratory, results):
+    store = Store(folder, write=True)
+    assert store.add(results[:3], described(laboratory.session), "a plan's key") == 0
+    assert store.done() == set(range(PLAN.experiments))
+    row = dict(store.query("SELECT * FROM experiments WHERE number = 5")[0])
+    assert {name: row[name] for name in row if hasattr(results[5], name)} == dataclasses.asdict(results[5])
+
+
+def test_another_plan_is_refused_by_what_differs(folder):
+    other = dataclasses.replace(PLAN, seed=4)
+    with pytest.raises(InputError, match=r"another plan \(seed differ\); choose another --out"):
+        Store(folder, write=True).begin("another key", other)
+    with pytest.raises(InputError, match="whose bits are others"):
+        Store(folder, write=True).begin("another key", PLAN)
+
+
+def damaged(tmp_path, folder):
+    copy = tmp_path / NAME
+    copy.write_bytes((folder / NAME).read_bytes())
+    return copy
+
+
+def test_a_folder_without_a_campaign(tmp_path):
+    with pytest.raises(InputError, match="no campaign here"):
+        Store(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("version", [VERSION - 1, VERSION + 1])
+def test_another_schema_is_named_and_left_alone(tmp_path, folder, version):
+    path = damaged(tmp_path, folder)
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=f"schema {version}, expected {VERSION}"):
+        Store(tmp_path, write=True)
+    assert path.read_bytes() == before
+
+
+def test_a_foreign_file_is_named_and_left_alone(tmp_path):
+    for content, message in ((b"model,resnet18\n" * 100, "file is not a database"), (None, "another SQLite file")):
+        path = tmp_path / NAME
+        path.unlink(missing_ok=True)
+        if content is None:
+            with sqlite3.connect(path) as connection:
+                connection.execute("CREATE TABLE theirs (x)")
+            connection.close()
+        else:
+            path.write_bytes(content)
+        before = path.read_bytes()
+        with pytest.raises(InputError, match=message):
+            Store(tmp_path, write=True)
+        assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_truncated_file_is_named_and_left_alone(tmp_path, folder, share):
+    path = damaged(tmp_path, folder)
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+    before = path.read_bytes()
+    with pytest.raises(InputError, match=r"malformed|damaged"):
+        Store(tmp_path, write=True)
+    assert path.read_bytes() == before
+
+
+FILL = """
+import pathlib, resource, signal, sys
+from fault_injection.campaign.store import NAME, Store
+from fault_injection.errors import InputError
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+store = Store(folder, write=True)
+room = (folder / NAME).stat().st_size + 8192
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+try:
+    for i in range(1000):
+        store.event("x" * 300)
+except InputError as error:
+    print(error)
+"""
+
+
+def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path, folder, repository):
+    damaged(tmp_path, folder)
+    done = subprocess.run(
+        [sys.executable, "-c", FILL, tmp_path], cwd=repository, capture_output=True, text=True, check=True
+    )
+    assert re.search(r"campaign.sqlite: (database or disk is full|disk I/O error)", done.stdout), done
+    assert Store(tmp_path).done() == set(range(PLAN.experiments))
+
+
+def test_the_report_says_what_was_found_and_how(folder):
+    page = report.write_report(folder).read_text()
+    store = Store(folder)
+    for outcome in OUTCOMES:
+        (n,) = store.query("SELECT count(*) FROM experiments WHERE outcome = ?", (outcome,))[0]
+        assert f'<td>{outcome}</td><td><a href="#outcomes">{n}</a>' in page
+    assert set(re.findall(r'href="#(\w+)"', page)) <= set(re.findall(r'<h3 id="(\w+)"', page)) == set(report.QUERIES)
+    assert "What is not modelled" in page
+    assert 'src="http' not in page and "<script" not in page
+    assert {path.stem for path in (folder / "figures").iterdir()} >= {"models", "stages", "depth", "bits", "conditions"}

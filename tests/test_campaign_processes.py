@@ -1,0 +1,194 @@
+"""Campaigns as users run them: real processes, really killed, and every experiment once."""
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pyarrow.parquet
+import pytest
+
+from fault_injection.campaign.store import Store
+from fault_injection.errors import InputError
+
+pytestmark = pytest.mark.slow
+
+PLAN = """
+workload = "resnet18"
+[options]
+dataset = "digits"
+width = 2
+batch_size = 128
+workers = 4
+epochs = 3
+[faults]
+experiments = {experiments}
+seed = 5
+[faults.models]
+RD = 1
+RBFLIP = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def start(folder: pathlib.Path, cache, repository, *options, experiments=60):
+    """The command, in a process group of its own."""
+    folder.mkdir(exist_ok=True)
+    plan = folder / "plan.toml"
+    plan.write_text(PLAN.format(experiments=experiments))
+    command = [sys.executable, "-m", "fault_injection", "campaign", plan, "--out", folder / "out", "--cache", cache]
+    with (folder / "log").open("a") as log:
+        return subprocess.Popen([*command, *options], cwd=repository, stdout=log, stderr=log, start_new_session=True)
+
+
+def processes_of(group: int) -> list[int]:
+    """Processes of a process group that compute, the driver among them."""
+    found = []
+    for path in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            command = (path / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[2]) == group and b"resource_tracker" not in command:
+            found.append(int(path.name))
+    return found
+
+
+def verdicts(folder):
+    with contextlib.closing(Store(folder / "out")) as store:
+        rows = store.query("SELECT number, outcome, rule, steps, exit FROM experiments ORDER BY number")
+    return [tuple(row) for row in rows]
+
+
+def wait_for(folder, process, experiments):
+    """Until so many experiments are done."""
+    while True:
+        assert process.poll() is None, (folder / "log").read_text()
+        with contextlib.suppress(InputError):  # there is no file yet
+            if len(verdicts(folder)) >= experiments:
+                return
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, cache, repository):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert start(folder, cache, repository, "--jobs", "1").wait(300) == 0, (folder / "log").read_text()
+    found = verdicts(folder)
+    assert [number for number, *_ in found] == list(range(60))
+    return found
+
+
+def test_twenty_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, undisturbed):
+    rng = random.Random(1)
+    process = start(tmp_path, cache, repository, "--jobs", "2")
+    for _ in range(20):
+        time.sleep(rng.uniform(1, 9))
+        if process.poll() is not None:
+            break
+        group = processes_of(process.pid)
+        os.kill(rng.choice(group), signal.SIGKILL)
+        if process.pid not in group or process.poll() is not None or _gone(process):
+            deadline = time.monotonic() + 20
+            while processes_of(process.pid):  # its jobs end with it
+                assert time.monotonic() < deadline
+                time.sleep(0.1)
+            process = start(tmp_path, cache, repository, "--jobs", "2")
+    while process.poll() is None:
+        time.sleep(0.5)
+    assert process.returncode == 0, (tmp_path / "log").read_text()
+    assert verdicts(tmp_path) == undisturbed
+
+
+def _gone(process):
+    try:
+        process.wait(1)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def test_a_second_driver_is_refused(tmp_path, cache, repository):
+    first = start(tmp_path, cache, repository, "--jobs", "1")
+    while not (tmp_path / "out" / "lock").exists():
+        time.sleep(0.05)
+    time.sleep(0.5)
+    second = start(tmp_path, cache, repository, "--jobs", "1")
+    assert second.wait(60) == 2
+    assert "another process is running a campaign in this folder" in (tmp_path / "log").read_text()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+
+
+def test_interrupted_it_says_so_and_goes_on(tmp_path, cache, repository, undisturbed):
+    process = start(tmp_path, cache, repository, "--jobs", "1")
+    wait_for(tmp_path, process, 3)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert "goes on where it stopped" in (tmp_path / "log").read_text()
+    assert 3 <= len(verdicts(tmp_path)) < 60
+    assert start(tmp_path, cache, repository, "--jobs", "1").wait(300) == 0
+    assert verdicts(tmp_path) == undisturbed
+
+
+@pytest.fixture
+def scheduler(tmp_path, repository):
+    """The address of a Dask scheduler with two workers, and the workers' processes."""
+    file = tmp_path / "dask.json"
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+
+    def run(module, *options):
+        command = [sys.executable, "-m", f"distributed.cli.{module}", "--scheduler-file", file, *options]
+        with (tmp_path / f"{module}.log").open("a") as log:
+            return subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+
+    processes = [run("dask_scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")]
+    try:
+        while not file.exists():
+            time.sleep(0.1)
+        processes += [run("dask_worker", "--nthreads", "1", "--no-nanny", "--no-dashboard") for _ in range(2)]
+        yield json.loads(file.read_text())["address"], processes[1:]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def test_a_scheduler_of_which_a_worker_is_killed(tmp_path, cache, repository, undisturbed, scheduler):
+    address, workers = scheduler
+    process = start(tmp_path, cache, repository, "--scheduler", address)
+    wait_for(tmp_path, process, 10)
+    workers[0].kill()
+    assert process.wait(300) == 0, (tmp_path / "log").read_text()
+    assert verdicts(tmp_path) == undisturbed
+
+
+def test_one_experiment_again_and_the_tables(tmp_path, cache, repository, undisturbed):
+    assert start(tmp_path, cache, repository, "--jobs", "1").wait(300) == 0
+    out = tmp_path / "out"
+    number, outcome = next((n, o) for n, o, _, _, exit in undisturbed if exit == "non-finite")
+    fault_injection = [sys.executable, "-m", "fault_injection"]
+    for command in (
+        ["replay", out, "--id", str(number), "--cache", cache],
+        ["export", out, "--id", str(number), "--cache", cache],
+        ["export", out],
+        ["report", out],
+    ):
+        subprocess.run([*fault_injection, *command], cwd=repository, check=True, capture_output=True)
+    found = json.loads((out / f"experiment_{number}" / "outcome.json").read_text())
+    assert found["outcome"] == outcome
+    file = f"experiment_{number}.csv"
+    assert (out / "export" / file).read_text() == (out / f"experiment_{number}" / file).read_text()
+    table = pyarrow.parquet.read_table(out / "export" / "experiments.parquet")
+    assert sorted(table.column("number").to_pylist()) == list(range(60))
+    assert (out / "report.html").exists()

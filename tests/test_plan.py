@@ -1,0 +1,171 @@
+"""Plans: what they mean, what they refuse, and that experiment i depends on nothing but (seed, i)."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fault_injection.campaign.plan import PUBLISHED_MODELS, parse_plan, read_plan, restore_plan, sample_size
+from fault_injection.campaign.rates import stratified, wilson
+from fault_injection.campaign.sampling import choose, draw
+from fault_injection.errors import InputError
+from fault_injection.injection import format_injection, parse_injection, sites_of
+from models.fault import Operand
+
+PLAN = """\
+workload = "resnet18"
+
+[options]
+dataset = "digits"
+width = 4
+batch_size = 128
+epochs = 6
+
+[faults]
+experiments = 500
+epochs = [2, 4]
+stages = ["backward"]
+sites = ["basicblock_*", "!*_conv2_grad_in"]
+seed = 7
+
+[faults.models]
+RD = { weight = 3, values = "worst_case" }
+INPUT = { bits = [30, 23] }
+N64_WT_GLB = 0.5
+
+[run]
+horizon = 20
+"""
+
+
+def test_the_shipped_plan_is_one(repository):
+    assert read_plan(repository / "injections" / "plans" / "quick.toml").experiments > 0
+
+
+def test_what_is_absent_is_everything():
+    plan = parse_plan('workload = "resnet18"\n[faults]\nhalf_width = 0.05')
+    assert plan.experiments == 385
+    assert plan.epochs == tuple(range(80))
+    assert plan.sites == tuple(sites_of(plan.workload))
+    assert tuple(model.name for model in plan.models) == PUBLISHED_MODELS
+    assert (plan.exit, plan.horizon, plan.audit) == ("conditions", None, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("half_width", "confidence", "published"), [(0.05, 0.95, 385), (0.01, 0.95, 9604), (0.01, 0.99, 16588)]
+)
+def test_the_sample_size(half_width, confidence, published):
+    assert sample_size(half_width, confidence) == published
+
+
+def test_a_plan_survives_being_kept():
+    plan = parse_plan(PLAN)
+    kept = json.loads(json.dumps(plan.identity()))
+    assert restore_plan(kept, plan.experiments) == plan
+
+
+MISTAKES = {
+    'workload = "resnet18"': (
+        'workload = "resnet19"',
+        "plan:1: workload: 'resnet19' is unknown; did you mean 'resnet18'?",
+    ),
+    "experiments = 500": ("experiment = 500", "plan:10: faults.experiment: unknown key; did you mean 'experiments'?"),
+    "width = 4": ("width = 0", "plan:5: options.width: 0; expected a whole number from 1 to 1024"),
+    "[run]": ("[runs]", "plan:21: runs: unknown key; did you mean 'run'?"),
+    "horizon = 20": ('horizon = "20"', "plan:22: run.horizon: '20'; expected a whole number from 2 to 1000000000"),
+    "epochs = [2, 4]": ("epochs = [2, 6]", "plan:11: faults.epochs: 6 is not among the 6 epochs, 0 to 5"),
+    'stages = ["backward"]': ('stages = ["back"]', "plan:12: faults.stages: 'back' is unknown"),
+    '"!*_conv2_grad_in"': ('"!conv9"', "plan:13: faults.sites: no site of resnet18 fits '!conv9'"),
+    "RD = {": ("RDD = {", "plan:17: faults.models.RDD: unknown fault model; did you mean 'RD'?"),
+    "weight = 3": ("weight = -3", "plan:17: faults.models.RD: weight -3; expected a positive number"),
+    '"worst_case"': ('"worst"', "plan:17: faults.models.RD: values 'worst' are unknown; did you mean 'worst_case'?"),
+    "bits = [30, 23]": ("bits = [32]", "plan:18: faults.models.INPUT: bits [32]; expected distinct bits"),
+    "N64_WT_GLB = 0.5": ('N64_WT_GLB = { values = "histogram" }', "the values 'histogram' need histogram = 'FILE'"),
+    "batch_size = 128": ("batch_size = 129", "options.batch_size: batch_size 129 is not a multiple of the 8 workers"),
+    "seed = 7": ("seed = 7\nhalf_width = 0.1", "plan:9: faults: expected either experiments, or half_width"),
+    "width = ": ("width == ", "plan: not TOML:"),
+}
+
+
+@pytest.mark.parametrize("found", MISTAKES)
+def test_a_mistake_is_one_line_that_says_where(found):
+    wrong, message = MISTAKES[found]
+    assert PLAN.count(found) == 1
+    with pytest.raises(InputError) as error:
+        parse_plan(PLAN.replace(found, wrong))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_an_experiment_depends_on_its_number_alone():
+    plan = parse_plan(PLAN)
+    longer = dataclasses.replace(plan, experiments=10**6)
+    for number in (499, 3, 77):
+        again = choose(longer, draw(longer, number))
+        first = choose(plan, draw(plan, number))
+        assert again.experiment == first.experiment
+        assert (again.index == first.index).all()
+        assert all((a == b).all() for a, b in zip(again.bits, first.bits, strict=True))
+    other = dataclasses.replace(plan, seed=8)
+    assert any(draw(plan, number) != dataclasses.replace(draw(other, number)) for number in range(5))
+
+
+def test_experiments_are_drawn_as_the_plan_says():
+    plan = parse_plan(PLAN)
+    drawn = [draw(plan, number) for number in range(4000)]
+
+    def fits(values, names, weights):
+        seen = [sum(value == name for value in values) for name in names]
+        assert sum(seen) == len(values)
+        expected = np.array(weights) / sum(weights) * len(values)
+        return stats.chisquare(seen, expected).pvalue > 1e-6
+
+    assert fits([e.epoch for e in drawn], plan.epochs, [1, 1])
+    assert fits([e.step for e in drawn], range(11), [1] * 11)
+    assert fits([e.worker for e in drawn], range(8), [1] * 8)
+    assert fits([e.site for e in drawn], plan.sites, [1] * len(plan.sites))
+    assert fits([e.model.name for e in drawn], ["RD", "INPUT", "N64_WT_GLB"], [3, 1, 0.5])
+    assert fits([e.audited for e in drawn], [True, False], [0.02, 0.98])
+
+
+def test_an_experiment_is_an_injection_once_its_values_are_known():
+    plan = parse_plan(PLAN)
+    for number in range(12):
+        choice = choose(plan, draw(plan, number))
+        new = np.arange(len(choice.index), dtype=np.float32).view(np.uint32)
+        injection = choice.injection(plan, new)
+        assert parse_injection(format_injection(injection)) == injection
+        fault, theirs = injection.fault(), choice.fault
+        assert (fault.site, fault.operand, fault.worker) == (theirs.site, theirs.operand, theirs.worker)
+        assert (fault.index == theirs.index).all()
+
+
+def test_one_flipped_bit_is_known():
+    plan = parse_plan(PLAN)
+    for number in range(40):
+        choice = choose(plan, draw(plan, number))
+        flips = choice.experiment.model.name == "INPUT"
+        assert (choice.flipped_bit in (30, 23)) if flips else choice.flipped_bit is None
+        assert choice.experiment.operand == {"INPUT": Operand.INPUT, "RD": Operand.OUTPUT}.get(
+            choice.experiment.model.name, Operand.WEIGHT
+        )
+
+
+@pytest.mark.parametrize(("count", "total"), [(0, 7), (7, 7), (3, 10), (1, 2000), (385, 770)])
+def test_wilsons_interval(count, total):
+    expected = stats.binomtest(count, total).proportion_ci(0.99, method="wilson")
+    rate = wilson(count, total, 0.99)
+    assert math.isclose(rate.low, expected.low, abs_tol=1e-12)
+    assert math.isclose(rate.high, expected.high, abs_tol=1e-12)
+
+
+def test_a_stratified_total_weighs_strata_not_experiments():
+    # Half the population is struck always, and was sampled ten times as often as the other half.
+    rate = stratified([(1000, 1000, 1.0), (0, 100, 1.0)])
+    assert rate.share == 0.5
+    proportional = stratified([(30, 100, 1.0), (30, 100, 1.0)])
+    plain = wilson(60, 200)
+    assert math.isclose(proportional.low, plain.low) and math.isclose(proportional.high, plain.high)
