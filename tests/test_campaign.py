@@ -31,13 +31,13 @@ batch_size = 128
 workers = 4
 epochs = 4
 [faults]
-experiments = 24
+experiments = 16
 epochs = [1, 2]
 seed = 3
 [faults.models]
 RD = 2
 INPUT = 1
-N16_RD_CORRECT = 1
+RD_CORRECT = 1
 RBFLIP = 1
 [run]
 exit = "full"

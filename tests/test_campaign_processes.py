@@ -46,7 +46,13 @@ def start(folder: pathlib.Path, cache, repository, *options, experiments=60):
     plan.write_text(PLAN.format(experiments=experiments))
     command = [sys.executable, "-m", "fault_injection", "campaign", plan, "--out", folder / "out", "--cache", cache]
     with (folder / "log").open("a") as log:
-        return subprocess.Popen([*command, *options], cwd=repository, stdout=log, stderr=log, start_new_session=True)
+        places = {"cwd": repository, "stdout": log, "stderr": log}
+        return subprocess.Popen([*command, *options], **places, start_new_session=True, preexec_fn=interruptible)
+
+
+def interruptible():
+    """Of a job that a shell runs in the background, interrupts are ignored, by what it starts too."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def processes_of(group: int) -> list[int]:
