@@ -371,7 +371,7 @@ def _tell(line):
 
 def _check(options, injection):
     """What `--check` prints: the fault as a sentence, and what the run would need."""
-    from .replay import epochs_needed, last_step, prepare
+    from .replay import epochs_needed, last_step_of, prepare
 
     w, epochs = injection.workload, epochs_needed(injection)
     print(injection.sentence())
@@ -382,7 +382,7 @@ def _check(options, injection):
         f"Needs a golden run{start} of {epochs - golden.first} epochs of {injection.steps_per_epoch} steps, "
         f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB on disk; {_made(session, golden)}."
     )
-    steps = last_step(injection) + 1 - injection.epoch * injection.steps_per_epoch
+    steps = last_step_of(injection) + 1 - injection.epoch * injection.steps_per_epoch
     print(f"Then replays {steps} steps from the start of epoch {injection.epoch}, at most.")
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from models.fault import ALL_ONES, Operand
 
 from .errors import InputError
+from .files import read_text
 
 Integers = np.ndarray
 FLOAT32 = 32  # bits of an element of every operand today
@@ -130,12 +131,8 @@ def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
     Raises:
       InputError: it cannot be read, or has another row, or none of positive weight.
     """
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(error.strerror or str(error), path) from None
     patterns = []
-    for line, row in enumerate(text.splitlines(), 1):
+    for line, row in enumerate(read_text(path).splitlines(), 1):
         if not row.strip() or row.lstrip().startswith("#"):
             continue
         found = re.fullmatch(r"\s*(flip|set)\s*,\s*([0-9a-fA-F]{8})\s*,\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*", row)

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from .errors import InputError
+
 CHECKSUM = "sha256"
 
 
@@ -75,6 +77,16 @@ def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None
             if mine:  # else the writer waited for has renamed or removed this file: open a new one
                 yield file
                 return
+
+
+def read_text(path: str | os.PathLike) -> str:
+    """The text of a file that a person wrote; raises InputError where it cannot be read, or is not UTF-8."""
+    try:
+        return pathlib.Path(path).read_bytes().decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"not a text file: byte {error.start} is not UTF-8", path) from None
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:

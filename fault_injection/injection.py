@@ -23,7 +23,7 @@ from .data import DATASETS
 from .data.batches import steps_per_epoch
 from .errors import InputError, did_you_mean
 from .fault_models import FAULT_MODELS
-from .files import write_text
+from .files import read_text, write_text
 from .workloads import (
     AUGMENTATIONS,
     DATASET_OPTIONS,
@@ -210,13 +210,7 @@ def read_injection(path: str | pathlib.Path) -> Injection:
     Raises:
       InputError: one line that says where, what was found and what was expected.
     """
-    try:
-        text = pathlib.Path(path).read_bytes().decode("utf-8-sig")
-    except OSError as error:
-        raise InputError(error.strerror or str(error), path) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"not a text file: byte {error.start} is not UTF-8", path) from None
-    return parse_injection(text, path)
+    return parse_injection(read_text(path), path)
 
 
 def parse_injection(text: str, path: object = "injection") -> Injection:

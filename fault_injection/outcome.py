@@ -97,6 +97,11 @@ class Outcome:
     thresholds: Thresholds
 
 
+def chance(labels: np.ndarray) -> float:
+    """Accuracy of guessing: the share of the commonest label [n]."""
+    return float(np.bincount(labels).max() / len(labels))
+
+
 def classify(
     golden: Trace,
     faulty: Trace,

@@ -14,7 +14,7 @@ from . import environment
 from .faulty_run import FaultyRun
 from .golden import KEEP_ALL_BELOW, Golden, noise_floor
 from .injection import Injection, format_injection
-from .outcome import Outcome, Thresholds, Trace, classify
+from .outcome import Outcome, Thresholds, Trace, chance, classify
 from .processes import say, shared
 from .record import Run, columns, published_log, write_results
 from .session import Session
@@ -84,7 +84,7 @@ def replay(
             f"{golden.folder}, up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
         )
     golden.ensure(epochs)
-    faulty = FaultyRun(injection, session, golden, last_step(injection))
+    faulty = FaultyRun(injection, session, golden, last_step_of(injection))
     with faulty.store.alone():
         faulty.go()
         result = _judge(faulty)
@@ -99,7 +99,6 @@ def _judge(faulty: FaultyRun) -> Replay:
     paired = Run(
         run.first, [cut(golden.record(run.first + i), len(e["step"])) for i, e in enumerate(run.epochs)], run.ended
     )
-    labels = session.images.train_labels
     thresholds = Thresholds()
     # The twins are compared over as many last epochs as the verdict is a mean of.
     window = min(thresholds.final_epochs, run.ended or thresholds.final_epochs)
@@ -110,7 +109,7 @@ def _judge(faulty: FaultyRun) -> Replay:
         first_nonfinite=faulty.first_nonfinite,
         exactly_masked_after=faulty.exactly_masked_after,
         noise=noise_floor(golden, injection.workload.epochs, window),
-        chance=float(np.bincount(labels).max() / len(labels)),
+        chance=chance(session.images.train_labels),
         thresholds=thresholds,
     )
     epochs = epochs_needed(injection)
@@ -134,17 +133,21 @@ def prepare(
     return session, golden
 
 
-def last_step(injection: Injection) -> int:
-    """Number, over all epochs, of the last step to run: the horizon's, or the training's."""
-    end = injection.workload.epochs * injection.steps_per_epoch - 1
-    if injection.horizon is None:
-        return end
-    return min(injection.epoch * injection.steps_per_epoch + injection.step + injection.horizon, end)
+def last_step(epochs: int, steps_per_epoch: int, epoch: int, step: int, horizon: int | None) -> int:
+    """Number, over all epochs, of the last step to run after a fault at (epoch, step): the horizon's, or the end's."""
+    end = epochs * steps_per_epoch - 1
+    return end if horizon is None else min(epoch * steps_per_epoch + step + horizon, end)
+
+
+def last_step_of(injection: Injection) -> int:
+    """`last_step` of an injection."""
+    i = injection
+    return last_step(i.workload.epochs, i.steps_per_epoch, i.epoch, i.step, i.horizon)
 
 
 def epochs_needed(injection: Injection) -> int:
     """How many epochs of the golden run a replay is held against."""
-    return last_step(injection) // injection.steps_per_epoch + 1
+    return last_step_of(injection) // injection.steps_per_epoch + 1
 
 
 def _trace(run: Run, step: int) -> Trace:

@@ -71,9 +71,7 @@ def folder(tmp_path_factory, laboratory, results):
     """A campaign's folder with all results in it."""
     folder = tmp_path_factory.mktemp("campaign")
     store = Store(folder, write=True)
-    store.begin("a plan's key", PLAN)
-    store.note(experiments=PLAN.experiments, steps_per_epoch=11, confidence=0.95, noise=None, jobs=1)
-    store.note(conditions=dataclasses.asdict(Conditions()))
+    store.begin("a plan's key", PLAN, conditions=dataclasses.asdict(Conditions()), jobs=1)
     store.event("started")
     store.add(results, described(laboratory.session), "a plan's key")
     store.close()

@@ -47,12 +47,12 @@ def start(folder: pathlib.Path, cache, repository, *options, experiments=60):
     command = [sys.executable, "-m", "fault_injection", "campaign", plan, "--out", folder / "out", "--cache", cache]
     with (folder / "log").open("a") as log:
         places = {"cwd": repository, "stdout": log, "stderr": log}
-        return subprocess.Popen([*command, *options], **places, start_new_session=True, preexec_fn=interruptible)
-
-
-def interruptible():
-    """Of a job that a shell runs in the background, interrupts are ignored, by what it starts too."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # Of a job that a shell runs in the background, interrupts are ignored, by what it starts too.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            return subprocess.Popen([*command, *options], **places, start_new_session=True)
+        finally:
+            signal.signal(signal.SIGINT, before)
 
 
 def processes_of(group: int) -> list[int]:

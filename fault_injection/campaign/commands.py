@@ -75,12 +75,9 @@ def _task(options, plan: Plan):
 
 
 def _plan_of(store) -> Plan:
-    from .plan import restore_plan
-
-    about = store.about()
-    if "plan" not in about:
-        raise InputError("the campaign has not begun: its golden run was not finished", store.path)
-    return restore_plan(about["plan"], about["experiments"])
+    if (plan := store.plan()) is None:
+        raise InputError("the campaign has not begun", store.path)
+    return plan
 
 
 def describe(plan: Plan) -> str:

@@ -67,7 +67,6 @@ class Envelope:
 
     def __init__(self, golden: Golden, epoch: int, conditions: Conditions):
         names: Names = golden.session.names
-        self.conditions = conditions
         self.moments = list(names.history.values()) or [
             [i for i, name in enumerate(names.magnitude) if name.startswith("gradients/")]
         ]

@@ -4,10 +4,11 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..errors import InputError, Untrustworthy
@@ -16,14 +17,15 @@ from ..processes import say
 from . import jobs
 from .executors import Slot
 from .live import Table
-from .sampling import draw
+from .sampling import Experiment, draw
 from .store import Store
+from .walk import walk_folder
 
-ATTEMPTS = 5  # times that an experiment may lose its process before the campaign stops over it
+ATTEMPTS = 5  # times that an errand may lose its process before the campaign stops over it
 
 
 class JobLost(Untrustworthy):
-    """One and the same task has lost its process several times."""
+    """One and the same errand has lost its process several times."""
 
 
 def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractContextManager[list[Slot]]) -> None:
@@ -31,7 +33,7 @@ def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractC
 
     Args:
       task: its plan, and where things are.
-      out: its folder.
+      out: its folder; where there was none and the campaign could not begin, there is none again.
       executors: where its jobs run.
 
     Raises:
@@ -43,130 +45,137 @@ def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractC
     def taken():
         raise InputError("another process is running a campaign in this folder", out)
 
-    out.mkdir(parents=True, exist_ok=True)
-    with only_writer(out / "lock", taken), contextlib.closing(Store(out, write=True)) as store:
+    new = not out.exists()
+    with executors as slots, only_writer(out / "lock", taken), contextlib.closing(Store(out, write=True)) as store:
         store.expect(task.plan)
         if len(store.done()) >= task.plan.experiments:
             say(f"all {task.plan.experiments} experiments are done; python -m fault_injection report {out}")
             return
-        with executors as slots:
-            store.event("started")
-            try:
-                Driver(task, store, slots).run()
-            except BaseException as error:
-                with contextlib.suppress(InputError):
-                    store.event(f"stopped: {type(error).__name__} {error}"[:300])
-                raise
-            store.event("finished")
+        store.event("started")
+        try:
+            Driver(task, store, slots).run()
+        except BaseException as error:
+            with contextlib.suppress(InputError):
+                store.event(f"stopped: {type(error).__name__} {error}"[:300])
+                if new and store.plan() is None:
+                    shutil.rmtree(out, ignore_errors=True)
+            raise
+        store.event("finished")
 
 
 @dataclasses.dataclass(frozen=True)
-class Walking:
-    """A walk handed out."""
+class Errand:
+    """A function of `jobs` for one of the campaign's processes; handed out again if the process dies over it.
 
-    epoch: int
+    Attributes:
+      name: for people, and to count the processes lost.
+      function, arguments: what to call; the task is its first argument.
+      take: called with what it returned.
+    """
 
-
-GOLDEN = Walking(-1)
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    take: Callable[[Any], None]
 
 
 class Driver:
-    """Hands out tasks and takes in results; see `campaign`."""
+    """Hands out errands and takes in results; see `campaign`."""
 
     def __init__(self, task: jobs.Task, store: Store, slots: list[Slot]):
         self.task, self.store, self.slots = task, store, slots
-        self.running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, int | Walking]] = {}
-        self.attempts: collections.Counter[int | Walking] = collections.Counter()
-        self.ready: collections.deque[int] = collections.deque()  # experiments whose walk is done
-        self.walks: collections.deque[int] = collections.deque()  # epochs to be walked through
-        self.left: dict[int, set[int]] = {}  # experiments without a verdict, by epoch
+        self.ready: collections.deque[Errand] = collections.deque()
+        self.running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, Errand]] = {}
+        self.lost: collections.Counter[str] = collections.Counter()
+        self.walks: dict[int, list[Experiment]] = {}  # experiments of the epochs not walked through, in their order
+        self.walking = False
+        self.left: collections.Counter[int] = collections.Counter()  # experiments without a verdict, by epoch
 
     def run(self) -> None:
         """All that is missing."""
-        self.golden = self._make_golden()
         plan = self.task.plan
-        self.store.begin(self.golden.plan_key, plan)
-        self.store.note(experiments=plan.experiments, steps_per_epoch=self.golden.steps_per_epoch)
-        self.store.note(half_width=plan.half_width, confidence=plan.confidence, noise=self.golden.noise)
-        self.store.note(conditions=dataclasses.asdict(self.task.conditions), jobs=len(self.slots))
+        self.ready.append(Errand("the golden run", jobs.make_golden, (), self._begin))
+        self._work(lambda: None)
         done = self.store.done()
         missing = [draw(plan, number) for number in range(plan.experiments) if number not in done]
         missing.sort(key=lambda e: (e.epoch, e.step, e.number))
-        epochs = {epoch: list(group) for epoch, group in itertools.groupby(missing, key=lambda e: e.epoch)}
-        self.left = {epoch: {e.number for e in group} for epoch, group in epochs.items()}
-        self.walks.extend(epochs)
-        with Table(self.store, plan, len(missing)) as table:
-            while self.walks or self.ready or self.running:
-                for slot in self._free():
-                    walking = any(isinstance(what, Walking) for *_, what in self.running.values())
-                    if self.walks and not walking and len(self.ready) < 2 * len(self.slots):
-                        epoch = self.walks.popleft()
-                        steps = tuple(sorted({e.step for e in epochs[epoch]}))
-                        self._submit(slot, Walking(epoch), jobs.walk, self.golden.golden_key, epoch, steps)
-                    elif self.ready:
-                        number = self.ready.popleft()
-                        self._submit(slot, number, jobs.experiment, self.golden.golden_key, number)
-                for what, value in self._finished(timeout=1.0):
-                    if isinstance(what, Walking):
-                        self.store.walked(what.epoch, *value)
-                        self.ready.extend(e.number for e in epochs[what.epoch])
-                    else:
-                        self._keep(what, *value)
-                        table.done += 1
-                table.show()
+        self.walks = {epoch: list(group) for epoch, group in itertools.groupby(missing, key=lambda e: e.epoch)}
+        self.left.update(e.epoch for e in missing)
+        with Table(self.store, plan) as table:
+            self._work(table.show)
 
-    def _keep(self, number, result, environment):
+    def _begin(self, golden: jobs.Ready) -> None:
+        self.golden = golden
+        known = {"conditions": dataclasses.asdict(golden.conditions), "jobs": sum(slot.jobs for slot in self.slots)}
+        self.store.begin(golden.plan_key, self.task.plan, **known)
+
+    def _walk(self) -> None:
+        """Hand out the walk through the next epoch, before any experiment."""
+        epoch = next(iter(self.walks))
+        experiments = self.walks.pop(epoch)
+        steps = tuple(sorted({e.step for e in experiments}))
+        take = functools.partial(self._walked, epoch, experiments)
+        arguments = (self.golden.golden_key, epoch, steps)
+        self.ready.appendleft(Errand(f"the walk through epoch {epoch}", jobs.walk, arguments, take))
+        self.walking = True
+
+    def _walked(self, epoch, experiments, value):
+        self.walking = False
+        self.store.walked(epoch, *value)
+        for e in experiments:
+            arguments = (self.golden.golden_key, e.number)
+            self.ready.append(Errand(f"experiment {e.number}", jobs.experiment, arguments, self._keep))
+
+    def _keep(self, value):
+        result, environment = value
         self.store.add([result], environment, self.golden.plan_key)
-        self.left[result.epoch].discard(number)
+        self.left[result.epoch] -= 1
         if not self.left[result.epoch]:  # nothing forks from these states any more
-            shutil.rmtree(self.golden.folder / "walks" / f"{result.epoch:04d}", ignore_errors=True)
+            shutil.rmtree(walk_folder(self.golden.folder, result.epoch), ignore_errors=True)
 
-    def _make_golden(self) -> jobs.Ready:
-        slot = self.slots[0]
-        self._submit(slot, GOLDEN, jobs.make_golden)
-        while True:
-            for _, ready in self._finished(timeout=1.0):
-                return ready
-            if not self.running:
-                self._submit(slot, GOLDEN, jobs.make_golden)
+    def _work(self, meanwhile: Callable[[], None]) -> None:
+        """Until nothing is left to hand out or to wait for; one walk at a time, and just ahead of its experiments."""
+        room = sum(slot.capacity for slot in self.slots)
+        while self.ready or self.running or self.walks:
+            if self.walks and not self.walking and len(self.ready) < room:
+                self._walk()
+            for slot in self._free():
+                if self.ready:
+                    self._submit(slot, self.ready.popleft())
+            for errand, value in self._finished(timeout=1.0):
+                errand.take(value)
+            meanwhile()
 
     def _free(self) -> Iterator[Slot]:
-        """A slot for each task that may be handed out now, the idle ones first."""
+        """A slot for each errand that may be handed out now, the idle ones first."""
         load = collections.Counter(id(slot) for slot, *_ in self.running.values())
         for tasks in range(max(slot.capacity for slot in self.slots)):
             yield from (slot for slot in self.slots if load[id(slot)] <= tasks < slot.capacity)
 
-    def _submit(self, slot: Slot, what: int | Walking, function: Any, *arguments: Any) -> None:
+    def _submit(self, slot: Slot, errand: Errand) -> None:
         try:
-            future = slot.executor.submit(function, self.task, *arguments)
+            future = slot.executor.submit(errand.function, self.task, *errand.arguments)
         except slot.lost:
             slot.renew(slot.executor)
-            future = slot.executor.submit(function, self.task, *arguments)
-        self.running[future] = slot, slot.executor, what
+            future = slot.executor.submit(errand.function, self.task, *errand.arguments)
+        self.running[future] = slot, slot.executor, errand
 
-    def _finished(self, timeout: float) -> Iterator[tuple[int | Walking, Any]]:
-        """What has ended, and its value; what lost its process is put back."""
+    def _finished(self, timeout: float) -> Iterator[tuple[Errand, Any]]:
+        """What has ended, and its value; what lost its process is ready again."""
         ended = concurrent.futures.wait(self.running, timeout, concurrent.futures.FIRST_COMPLETED).done
         for future in ended:
-            slot, executor, what = self.running.pop(future)
+            slot, executor, errand = self.running.pop(future)
             try:
                 value = future.result()
             except slot.lost as error:
                 slot.renew(executor)
-                self._lost(what, error)
+                self._lost(errand, error)
             else:
-                yield what, value
+                yield errand, value
 
-    def _lost(self, what: int | Walking, error: Exception) -> None:
-        """A process died: its task is handed out again."""
-        named = f"experiment {what}" if isinstance(what, int) else f"the walk through epoch {what.epoch}"
-        if isinstance(what, Walking) and what.epoch == GOLDEN.epoch:
-            named = "the golden run"
-        self.attempts[what] += 1
-        self.store.event(f"a process died during {named}, attempt {self.attempts[what]}: {error}"[:300])
-        if self.attempts[what] == ATTEMPTS:
-            raise JobLost(f"{named} has lost its process {ATTEMPTS} times; out of memory? the last: {error}")
-        if isinstance(what, int):
-            self.ready.appendleft(what)
-        elif what != GOLDEN:
-            self.walks.appendleft(what.epoch)
+    def _lost(self, errand: Errand, error: Exception) -> None:
+        self.lost[errand.name] += 1
+        self.store.event(f"a process died during {errand.name}, attempt {self.lost[errand.name]}: {error}"[:300])
+        if self.lost[errand.name] == ATTEMPTS:
+            raise JobLost(f"{errand.name} has lost its process {ATTEMPTS} times; out of memory? the last: {error}")
+        self.ready.appendleft(errand)

@@ -28,15 +28,20 @@ class Slot:
 
     Attributes:
       make: makes the executor; called again when it is broken.
-      capacity: tasks it is given, running and waiting.
+      jobs: processes that it has.
       lost: errors that say that a process died and its task with it, not that the task failed.
       executor: the one in use.
     """
 
     make: Callable[[], concurrent.futures.Executor]
-    capacity: int
+    jobs: int
     lost: tuple[type[Exception], ...]
     executor: concurrent.futures.Executor
+
+    @property
+    def capacity(self) -> int:
+        """Tasks it is given: two a job, so that none need wait for the driver."""
+        return 2 * self.jobs
 
     def renew(self, broken: concurrent.futures.Executor) -> None:
         """A new executor in the place of a broken one, if it is still there: each of its tasks says that it broke."""
@@ -56,8 +61,7 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
     slots = []
     for number in range(count or len(places)):
         make = functools.partial(_process, places[number % len(places)])
-        # Two tasks, so that the process need not wait for the driver.
-        slots.append(Slot(make, 2, (concurrent.futures.BrokenExecutor,), make()))
+        slots.append(Slot(make, 1, (concurrent.futures.BrokenExecutor,), make()))
     try:
         yield slots
     finally:
@@ -108,4 +112,4 @@ def on_a_scheduler(address: str) -> Iterator[list[Slot]]:
         executor = client.get_executor(pure=False)
         lost = (distributed.scheduler.KilledWorker, concurrent.futures.CancelledError)
         # It outlives its workers: what makes a new one gives the same.
-        yield [Slot(lambda: executor, 2 * len(threads), lost, executor)]
+        yield [Slot(lambda: executor, len(threads), lost, executor)]

@@ -11,7 +11,7 @@ from models.fault import inactive_fault
 
 from ..faulty_run import check_struck, finite, same_bits
 from ..golden import Golden, noise_floor
-from ..outcome import MASKED, Outcome, Thresholds, Trace, classify
+from ..outcome import MASKED, Outcome, Thresholds, Trace, chance, classify
 from ..session import Session
 from ..training import State, StepReport
 from .conditions import Conditions, Envelope, Seen
@@ -90,8 +90,8 @@ class Course:
 class Laboratory:
     """Where experiments of one plan are made: its session, golden run and walks, kept between them.
 
-    Its memory does not grow with the number of experiments: it keeps one epoch's walk, one
-    state and its envelope.
+    Its memory does not grow with the number of experiments: it keeps the golden record, the
+    state of one step and the envelopes of two epochs.
 
     Args:
       golden: of the plan's workload, made as far as experiments go.
@@ -111,12 +111,6 @@ class Laboratory:
         epochs = self.plan.workload.epochs
         return noise_floor(self.golden, epochs, min(Thresholds().final_epochs, epochs))
 
-    @functools.cached_property
-    def chance(self) -> float:
-        """Accuracy of guessing."""
-        labels = self.session.images.train_labels
-        return float(np.bincount(labels).max() / len(labels))
-
     def run(self, number: int) -> Result:
         """Experiment `number`, to its verdict.
 
@@ -134,9 +128,7 @@ class Laboratory:
     def _follow(self, choice: Choice) -> tuple[Course, str]:
         """The faulty step and those after it, until the plan's exit mode has a verdict."""
         e, spe = choice.experiment, self.session.steps_per_epoch
-        last = self.plan.workload.epochs * spe - 1
-        if self.plan.horizon is not None:
-            last = min(last, e.epoch * spe + e.step + self.plan.horizon)
+        last = self.plan.last_step(e.epoch, e.step)
         course = Course()
         for epoch, step, state, report in self._steps(choice, last):
             course.reports.append(report)
@@ -239,7 +231,7 @@ class Laboratory:
             first_nonfinite=course.first_nonfinite,
             exactly_masked_after=course.exactly_masked_after if ended == EXACT else None,
             noise=self.noise,
-            chance=self.chance,
+            chance=chance(self.session.images.train_labels),
         )
 
     def _conditions_rule(self, course: Course) -> str:

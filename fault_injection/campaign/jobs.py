@@ -31,14 +31,12 @@ class Task:
 
     Attributes:
       plan: the campaign's.
-      conditions: parameters of the early verdict.
       cache: folder of golden runs, the same for all jobs; None is `environment.cache_folder()`.
       data_dir: where the dataset is; None lets its reader look.
       precision: key of `environment.PRECISIONS`.
     """
 
     plan: Plan
-    conditions: Conditions = dataclasses.field(default_factory=Conditions)
     cache: pathlib.Path | None = None
     data_dir: pathlib.Path | None = None
     precision: str = "float32"
@@ -52,15 +50,13 @@ class Ready:
       plan_key: content hash of all that a verdict depends on.
       golden_key: of the golden run, which every job must come to as well.
       folder: of the golden run.
-      steps_per_epoch: of the workload.
-      noise: spread of the golden run and its twins, or None.
+      conditions: what the early verdict depends on.
     """
 
     plan_key: str
     golden_key: str
     folder: pathlib.Path
-    steps_per_epoch: int
-    noise: dict[str, Any] | None
+    conditions: Conditions
 
 
 def begin(processor: int | None = None, device: dict[str, str] | None = None) -> None:
@@ -85,23 +81,20 @@ def laboratory(task: Task) -> Laboratory:
     # On CPUs one thread a job; to which processor it is bound, if to one, is whoever started the job's choice.
     environment.prepare(1, task.precision, bind=False)
     session = Session(task.plan.workload, devices=1, data_dir=task.data_dir)
-    return Laboratory(task.plan, session, Golden(session, task.cache), task.conditions)
+    return Laboratory(task.plan, session, Golden(session, task.cache), Conditions())
 
 
 def make_golden(task: Task) -> Ready:
     """Make the golden run, and its twins, as far as the plan's experiments go."""
     lab = laboratory(task)
-    plan, steps = task.plan, lab.session.steps_per_epoch
-    epochs = plan.workload.epochs
-    if plan.horizon is not None:
-        epochs = min(epochs, max(plan.epochs) + 1 + -(-plan.horizon // steps))
+    plan = task.plan
+    epochs = plan.last_step(max(plan.epochs), plan.steps_per_epoch - 1) // plan.steps_per_epoch + 1
     lab.golden.ensure(epochs)
     for twin in range(1, plan.twins + 1):
         workload = dataclasses.replace(plan.workload, twin=twin)
         Golden(Session(workload, devices=1, data_dir=task.data_dir), task.cache, keep=()).ensure(epochs)
-    conditions = dataclasses.asdict(task.conditions)
-    key = content_hash([lab.golden.key, plan.identity(), conditions])
-    return Ready(key, lab.golden.key, lab.golden.folder, steps, lab.noise)
+    key = content_hash([lab.golden.key, plan.identity(), dataclasses.asdict(lab.conditions)])
+    return Ready(key, lab.golden.key, lab.golden.folder, lab.conditions)
 
 
 def walk(task: Task, golden_key: str, epoch: int, steps: tuple[int, ...]) -> tuple[int, float]:

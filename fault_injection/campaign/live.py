@@ -5,6 +5,7 @@ import time
 
 from ..outcome import OUTCOMES
 from .plan import Plan
+from .queries import QUERIES
 from .rates import wilson
 from .store import Store
 
@@ -13,18 +14,11 @@ UP, CLEAR = "\x1b[{}A", "\x1b[J"
 
 
 class Table:
-    """A table on standard error, redrawn in place on a terminal.
+    """A table on standard error, redrawn in place on a terminal."""
 
-    Args:
-      missing: experiments to be done from now on.
-
-    Attributes:
-      done: how many of them are.
-    """
-
-    def __init__(self, store: Store, plan: Plan, missing: int):
-        self.store, self.plan, self.missing = store, plan, missing
-        self.done = 0
+    def __init__(self, store: Store, plan: Plan):
+        self.store, self.plan = store, plan
+        self._before = len(store.done())
         self._begun = time.monotonic()
         self._shown = 0.0
         self._lines = 0
@@ -47,19 +41,17 @@ class Table:
         self._lines = len(lines)
 
     def _text(self, seconds: float) -> list[str]:
-        counts = {row["outcome"]: row["n"] for row in self.store.query(BY_OUTCOME)}
+        counts = {row["outcome"]: row["n"] for row in self.store.query(QUERIES["outcomes"])}
         total = sum(counts.values())
-        speed = f"{self.done / seconds * 3600:.0f} an hour" if self.done else "starting"
-        left = (self.missing - self.done) * seconds / self.done if self.done else 0
-        lines = [f"{total} of {self.plan.experiments} experiments, {speed}, {_clock(left)} left"]
+        done = total - self._before
+        speed = f"{done / seconds * 3600:.0f} an hour, " if done else ""
+        left = f"{_clock((self.plan.experiments - total) * seconds / done)} left" if done else "starting"
+        lines = [f"{total} of {self.plan.experiments} experiments, {speed}{left}"]
         for outcome in OUTCOMES:
             if outcome in counts:
                 rate = wilson(counts[outcome], total, self.plan.confidence)
                 lines.append(f"  {outcome:22s} {rate.found:7d}  {rate.share:7.2%}  [{rate.low:.2%}, {rate.high:.2%}]")
         return lines
-
-
-BY_OUTCOME = "SELECT outcome, count(*) AS n FROM experiments GROUP BY outcome"
 
 
 def _clock(seconds: float) -> str:

@@ -13,13 +13,16 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from ..data import DATASETS
+from ..data.batches import steps_per_epoch
 from ..errors import InputError, did_you_mean
 from ..fault_models import FAULT_MODELS, FLOAT32, VALUES, Pattern, Values, read_histogram
-from ..injection import OPTIONAL, OPTIONS, REQUIRED, sites_of
+from ..files import read_text
+from ..injection import OPTIONAL, OPTIONS, REQUIRED, STAGES, sites_of
+from ..replay import last_step
 from ..workloads import WORKLOADS, Workload, contradiction, make_workload
 
-STAGES = ("forward", "backward")
-# How long an experiment is watched, the first the longest (docs/campaign.md, Exit modes).
+# How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")
 PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED")
 LARGEST = 10_000_000  # experiments of a plan
@@ -79,6 +82,15 @@ class Plan:
     audit: float
     twins: int
 
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in each epoch of the workload."""
+        return steps_per_epoch(DATASETS[self.workload.dataset].train, self.workload.batch_size)
+
+    def last_step(self, epoch: int, step: int) -> int:
+        """Number, over all epochs, of the last step that an experiment at (epoch, step) may run."""
+        return last_step(self.workload.epochs, self.steps_per_epoch, epoch, step, self.horizon)
+
     def identity(self) -> dict[str, Any]:
         """What determines experiment i and its verdict: everything but how many there are."""
         known = dataclasses.asdict(self)
@@ -87,16 +99,16 @@ class Plan:
         return known
 
 
-def restore_plan(identity: dict[str, Any], experiments: int) -> Plan:
-    """The plan of which `Plan.identity` was kept as JSON."""
-    known = dict(identity)
+def restore_plan(kept: dict[str, Any]) -> Plan:
+    """The plan whose fields were kept as JSON."""
+    known = dict(kept)
     known["workload"] = Workload(**{**known["workload"], "blocks": tuple(known["workload"]["blocks"])})
     known["models"] = tuple(
         Model(**{**model, "options": tuple((name, _restored(name, value)) for name, value in model["options"])})
         for model in known["models"]
     )
     known |= {name: tuple(known[name]) for name in ("epochs", "sites")}
-    return Plan(experiments=experiments, half_width=None, confidence=0.95, **known)
+    return Plan(**known)
 
 
 def _restored(name, value):
@@ -120,13 +132,7 @@ def read_plan(path: pathlib.Path) -> Plan:
     Raises:
       InputError: one line that says where, what was found and what was expected.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(error.strerror or str(error), path) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"not a text file: byte {error.start} is not UTF-8", path) from None
-    return parse_plan(text, path)
+    return parse_plan(read_text(path), path)
 
 
 def parse_plan(text: str, path: object = "plan") -> Plan:
@@ -139,10 +145,8 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     read.keys(document, ("workload", "options", "faults", "run"), "")
     workload = _workload(document, read)
     faults, run = read.table(document, "faults"), read.table(document, "run")
-    read.keys(
-        faults, ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models"), "faults."
-    )
-    read.keys(run, ("exit", "horizon", "audit", "twins"), "run.")
+    read.keys(faults, FAULTS, "faults.")
+    read.keys(run, RUN, "run.")
     half_width = read.number(faults, "faults.half_width", None, 1e-4, 0.5)
     confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
     if (half_width is None) == ("experiments" not in faults):
@@ -272,10 +276,11 @@ def _epochs(faults, workload, read) -> tuple[int, ...]:
 
 def _sites(faults, workload, read) -> tuple[str, ...]:
     """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
-    stages = read.list_of(faults, "faults.stages", list(STAGES), str, "stages")
+    known = list(STAGES.values())
+    stages = read.list_of(faults, "faults.stages", known, str, "stages")
     for stage in stages:
-        if stage not in STAGES:
-            raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, STAGES)}")
+        if stage not in known:
+            raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
     patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
     sites = sites_of(workload)
     chosen: set[str] = set()

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import InputError
 from ..files import write_atomically, write_text
 from ..injection import sites_of
 from ..outcome import MASKED, OUTCOMES, UNDECIDED
 from . import figures
 from .page import Section, Table, page
-from .plan import restore_plan
 from .queries import QUERIES
 from .rates import Rate, stratified, wilson
 from .store import Store
@@ -56,9 +56,10 @@ class Facts:
     def __init__(self, store: Store):
         self.store = store
         self.about = store.about()
-        self.plan = restore_plan(self.about["plan"], self.about["experiments"])
-        self.confidence: float = self.about["confidence"]
-        self.steps_per_epoch: int = self.about["steps_per_epoch"]
+        plan = store.plan()
+        if plan is None:
+            raise InputError("the campaign has not begun", store.path)
+        self.plan, self.confidence, self.steps_per_epoch = plan, plan.confidence, plan.steps_per_epoch
 
     def rows(self, query: str, **parameters: Any):
         """Rows of a query of `QUERIES`."""

@@ -9,8 +9,6 @@ import numpy as np
 from models.fault import Fault, Operand, make_fault
 from models.sites import Site
 
-from ..data import DATASETS
-from ..data.batches import steps_per_epoch
 from ..fault_models import FAULT_MODELS, Bits
 from ..injection import STAGES, Injection, sites_of
 from .plan import Model, Plan
@@ -50,13 +48,12 @@ def draw(plan: Plan, number: int) -> Experiment:
     The streams are NumPy's, whose version is part of a campaign's key.
     """
     rng = np.random.default_rng([plan.seed, number, WHERE])
-    w = plan.workload
     weights = np.array([model.weight for model in plan.models])
     return Experiment(
         number=number,
         epoch=plan.epochs[rng.integers(len(plan.epochs))],
-        step=int(rng.integers(steps_per_epoch(DATASETS[w.dataset].train, w.batch_size))),
-        worker=int(rng.integers(w.workers)),
+        step=int(rng.integers(plan.steps_per_epoch)),
+        worker=int(rng.integers(plan.workload.workers)),
         site=plan.sites[rng.integers(len(plan.sites))],
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),

@@ -1,7 +1,7 @@
 """What a campaign knows: an SQLite file with one row an experiment.
 
 One process writes.  The rollback journal is kept (no write-ahead log), so that a network file
-system is as good as a local disk; a transaction is a few experiments, and what was committed
+system is as good as a local disk; a transaction is an experiment, and what was committed
 survives any kill.  The tables are documented in docs/campaign.md, Store.
 """
 
@@ -19,7 +19,7 @@ from typing import Any
 from ..errors import InputError
 from ..golden import content_hash
 from .experiment import Result
-from .plan import Plan
+from .plan import Plan, restore_plan
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"
 VERSION = 1
@@ -126,36 +126,35 @@ class Store:
         """Close the file."""
         self.connection.close()
 
+    def plan(self) -> Plan | None:
+        """The campaign's plan, None before it has begun."""
+        kept = self.about().get("plan")
+        return restore_plan(kept) if kept else None
+
     def expect(self, plan: Plan) -> None:
         """See that this is a plan's campaign, if it is one yet; raises InputError if it is another plan's."""
-        known, ours = self.about().get("plan"), json.loads(json.dumps(plan.identity()))
-        differing = [name for name in ours if known and known.get(name) != ours[name]]
-        if differing:
-            what = f"the campaign of another plan ({', '.join(differing)} differ)"
-            raise InputError(f"{what}; choose another --out", self.path)
+        if (known := self.plan()) is not None:
+            theirs, ours = known.identity(), plan.identity()
+            differing = ", ".join(name for name in ours if theirs[name] != ours[name])
+            if differing:
+                raise InputError(f"the campaign of another plan ({differing} differ); choose another --out", self.path)
 
-    def begin(self, plan_key: str, plan: Plan) -> None:
-        """Make this the campaign of a plan, or see that it is.
+    def begin(self, plan_key: str, plan: Plan, **known: Any) -> None:
+        """Make this the campaign of a plan, or see that it is; the plan's extent may be another than before.
 
         Args:
           plan_key: hash of the plan and of what else verdicts depend on.
+          known: what else to keep, by name.
 
         Raises:
           InputError: it is another plan's, or was begun on another machine or by other code.
         """
         self.expect(plan)
         with self.transaction():
-            known = self.about().get("plan_key")
-            if known is None:
-                self._set({"plan_key": plan_key, "plan": plan.identity()})
-            elif known != plan_key:
+            if self.about().get("plan_key", plan_key) != plan_key:
                 what = "begun on a machine, or by code, whose bits are others: its results do not mix with new ones"
                 raise InputError(f"{what}; choose another --out", self.path)
-
-    def note(self, **values: Any) -> None:
-        """Set what is known of the campaign as a whole."""
-        with self.transaction():
-            self._set(values)
+            self._set({"plan_key": plan_key, "plan": dataclasses.asdict(plan), **known})
 
     def _set(self, values):
         rows = [(name, json.dumps(value)) for name, value in values.items()]

@@ -2,13 +2,17 @@
 
 import dataclasses
 import pathlib
-import shutil
 from collections.abc import Iterable
 
 from ..files import DamagedFile
 from ..golden import Golden
 from ..store import RunStore
 from ..training import State
+
+
+def walk_folder(golden: pathlib.Path, epoch: int) -> pathlib.Path:
+    """Where the states within an epoch are, of the golden run in a folder; removed when no experiment needs them."""
+    return golden / "walks" / f"{epoch:04d}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,13 +28,8 @@ class Walk:
     epoch: int
 
     @property
-    def folder(self) -> pathlib.Path:
-        """Where the states are."""
-        return self.golden.folder / "walks" / f"{self.epoch:04d}"
-
-    @property
     def _store(self) -> RunStore:
-        return RunStore(self.folder, self.golden.session.program.abstract)
+        return RunStore(walk_folder(self.golden.folder, self.epoch), self.golden.session.program.abstract)
 
     def go(self, steps: Iterable[int]) -> int:
         """Leave the state before each of `steps`, where it is not there; returns how many steps it computed.
@@ -66,7 +65,3 @@ class Walk:
             self.go([step])
             state = self._store.read_checkpoint(step)
         return self.golden.session.program.replicate(state)
-
-    def forget(self) -> None:
-        """Remove the states."""
-        shutil.rmtree(self.folder, ignore_errors=True)
