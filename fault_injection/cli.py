@@ -8,7 +8,8 @@ import pathlib
 import re
 import sys
 
-from .environment import PRECISIONS, ROOT, cache_folder, prepare, use_huge_pages
+from .arguments import epoch_list, given, machine_options, positive, whole, workload_options
+from .environment import ROOT, cache_folder, prepare, use_huge_pages
 from .errors import InputError, Untrustworthy
 from .processes import agree, broke_off, join, leading, leave, say
 
@@ -81,7 +82,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
 
     sub = command("replay", _replay, "replay one injection file, from fault to verdict")
     sub.add_argument("campaign", nargs="?", type=pathlib.Path, metavar="DIR", help="folder of a campaign, with --id")
-    sub.add_argument("--id", type=_whole, metavar="N", help="number of an experiment of that campaign")
+    sub.add_argument("--id", type=whole, metavar="N", help="number of an experiment of that campaign")
     sub.add_argument("--file", type=pathlib.Path, help="injection file")
     sub.add_argument(
         "--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file, DIR/experiment_N)"
@@ -90,39 +91,38 @@ def _parser(program: str) -> argparse.ArgumentParser:
     sub.add_argument(
         "--checkpoints",
         choices=CHECKPOINTS,
-        default="own",
         help="where the golden run starts: initial weights, or the published checkpoint before the fault's epoch, "
-        "once fetch-checkpoints has imported it (default: %(default)s)",
+        "once fetch-checkpoints has imported it (default: own)",
     )
-    _machine_options(sub)
+    machine_options(sub)
 
     sub = command("golden", _golden, "make a fault-free run, and its twins")
     sub.add_argument("workload", help="name of a workload")
-    _workload_options(sub, "the embedded default")
+    workload_options(sub, "the embedded default")
     sub.add_argument(
         "--twins",
-        type=_positive,
+        type=positive,
         default=0,
         metavar="N",
         help="also N runs whose start differs by one unit in the last place",
     )
     sub.add_argument(
         "--keep-epochs",
-        type=_epochs,
+        type=epoch_list,
         metavar="LIST",
         help="keep checkpoints before these epochs only, such as 7,19,30-33, besides the newest (default: all)",
     )
-    _machine_options(sub)
+    machine_options(sub)
 
     sub = command("sites", _sites, "list the sites of a workload with their operands; runs nothing")
     sub.add_argument("workload", help="name of a workload")
     sub.add_argument("--stage", choices=("forward", "backward"), help="only this pass")
     sub.add_argument("--json", action="store_true", help="as JSON")
-    _workload_options(sub, "the published set-up")
+    workload_options(sub, "the published set-up")
 
     sub = command("scale", _scale, "write an injection file for another scale, and say the mapping; runs nothing")
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
-    _workload_options(sub, "as in FILE", SCALE)
+    workload_options(sub, "as in FILE", SCALE)
     sub.add_argument("--out", type=pathlib.Path, help="the new file (default: NAME_width8_epochs20.csv or the like)")
     sub.add_argument("--force", action="store_true", help="overwrite the new file, if it exists")
 
@@ -139,35 +139,11 @@ def _parser(program: str) -> argparse.ArgumentParser:
         metavar="PATH",
         help="download nothing: a folder of TensorFlow checkpoints, or one of them without its .index",
     )
-    sub.add_argument("--epoch", type=_whole, help="before which epoch the one found was taken, if it does not say")
+    sub.add_argument("--epoch", type=whole, help="before which epoch the one found was taken, if it does not say")
     sub.add_argument("--cache", type=pathlib.Path, help=f"folder that keeps them (default: {cache_folder()})")
 
-    add_commands(command, _place_options, _positive, _whole)
+    add_commands(command)
     return parser
-
-
-def _machine_options(parser):
-    parser.add_argument("--threads", type=_positive, help="CPU threads to compute with (default: all)")
-    several = parser.add_argument_group("several processes, one run (the same command in each)")
-    several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
-    several.add_argument("--processes", type=_positive, metavar="N", help="how many there are")
-    several.add_argument("--process", type=_whole, metavar="I", help="number of this one, from 0")
-    _place_options(parser)
-
-
-def _place_options(parser):
-    parser.add_argument(
-        "--precision",
-        choices=tuple(PRECISIONS),
-        default="float32",
-        help="to what operands of matrix products and convolutions are rounded (default: %(default)s)",
-    )
-    parser.add_argument("--cache", type=pathlib.Path, help=f"folder of golden runs (default: {cache_folder()})")
-    parser.add_argument(
-        "--data-dir",
-        type=pathlib.Path,
-        help="folder of CIFAR-10 (default: $FAULT_INJECTION_DATA, the cache, ~/tensorflow_datasets, a download)",
-    )
 
 
 def _set_up(options):
@@ -188,55 +164,6 @@ def _set_up(options):
         join(options.coordinator, *explicit)
 
 
-def _workload_options(parser, default, names=()):
-    """Options named as rows of an injection file (all that a workload has), read by the same rules."""
-    from .injection import OPTIONAL, OPTIONS, REQUIRED
-
-    names = names or (*OPTIONS, "learning_rate", "seed")
-    for name in names:
-        read = (OPTIONAL | REQUIRED)[name]
-        parser.add_argument(f"--{name.replace('_', '-')}", type=_as_argument(name, read), help=f"default: {default}")
-    parser.set_defaults(rows=names)
-
-
-def _given(options) -> dict[str, object]:
-    """The options of `_workload_options` that were given, by name."""
-    return {name: getattr(options, name) for name in options.rows if getattr(options, name) is not None}
-
-
-def _as_argument(name, read):
-    def convert(text):
-        try:
-            return read(text)
-        except LookupError as hint:
-            raise argparse.ArgumentTypeError(f"{text!r} is unknown{hint.args[0]}") from None
-        except ValueError as expected:
-            raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}") from None
-
-    return convert
-
-
-def _positive(text):
-    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
-    return int(text)
-
-
-def _whole(text):
-    return 0 if text == "0" else _positive(text)
-
-
-def _epochs(text):
-    """Epochs from a list such as 7,19,30-33."""
-    epochs = set()
-    for part in text.split(","):
-        first, _, last = part.partition("-")
-        if not re.fullmatch(r"\d{1,6}(-\d{1,6})?", part, re.ASCII) or int(last or first) < int(first):
-            raise argparse.ArgumentTypeError(f"{part!r}; expected epochs such as 7,19,30-33")
-        epochs |= set(range(int(first), int(last or first) + 1))
-    return epochs
-
-
 def _known_workload(name):
     from .errors import did_you_mean
     from .workloads import WORKLOADS
@@ -249,7 +176,7 @@ def _workload(options, defaults=lambda name: {}):
     from .workloads import contradiction, make_workload
 
     _known_workload(options.workload)
-    workload = make_workload(options.workload, **(defaults(options.workload) | _given(options)))
+    workload = make_workload(options.workload, **(defaults(options.workload) | given(options)))
     if (problem := contradiction(workload)) is not None:
         raise InputError(problem[1])
     return workload
@@ -284,12 +211,12 @@ def _scale(options) -> None:
     from .injection import read_injection, write_injection
     from .scale import scale, scaled_name
 
-    given = _given(options)
-    if not given:
+    changes = given(options)
+    if not changes:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in options.rows)
         raise InputError(f"scale to what? give at least one of {flags}")
-    injection, mapping = scale(read_injection(options.file), **given)
-    out = options.out or pathlib.Path(scaled_name(options.file.stem, given))
+    injection, mapping = scale(read_injection(options.file), **changes)
+    out = options.out or pathlib.Path(scaled_name(options.file.stem, changes))
     if out.is_dir():
         raise InputError("--out is a folder, expected a file", out)
     if out.exists() and not options.force:
@@ -346,6 +273,10 @@ def _replay(options) -> None:
 
     if (options.file is None) == (options.campaign is None):
         raise InputError("expected either --file FILE, or the folder of a campaign and --id N")
+    for name in ("id",) if options.file else ("check", "checkpoints", "threads", "coordinator"):
+        if getattr(options, name) not in (None, False):
+            belongs = "to the folder of a campaign" if options.file else "to --file FILE"
+            raise InputError(f"--{name} belongs {belongs}")
     if options.campaign:
         replay_experiment(options)
         return
@@ -357,7 +288,7 @@ def _replay(options) -> None:
     if agree(lambda: out.exists() and not out.is_dir()):
         raise InputError("--out is a file, expected a folder", out)
     command = ["python", "reproduce_injections.py", *options.arguments[1:]]
-    places = {"cache": options.cache, "data_dir": options.data_dir, "checkpoints": options.checkpoints}
+    places = {"cache": options.cache, "data_dir": options.data_dir, "checkpoints": options.checkpoints or "own"}
     result = replay(injection, options.file.stem, out, **places, command=command)
     _tell(f"{result.outcome.outcome}: {result.outcome.rule}")
     _tell(f"written to {out}/")
@@ -376,7 +307,7 @@ def _check(options, injection):
     w, epochs = injection.workload, epochs_needed(injection)
     print(injection.sentence())
     print(f"Workload: {_shown(w)}")
-    session, golden = prepare(injection, options.cache, options.data_dir, options.checkpoints)
+    session, golden = prepare(injection, options.cache, options.data_dir, options.checkpoints or "own")
     start = f" from the published checkpoint before epoch {golden.first}" if golden.start else ""
     print(
         f"Needs a golden run{start} of {epochs - golden.first} epochs of {injection.steps_per_epoch} steps, "

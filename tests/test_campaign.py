@@ -16,6 +16,7 @@ from fault_injection.campaign.jobs import described
 from fault_injection.campaign.plan import parse_plan
 from fault_injection.campaign.sampling import choose, draw
 from fault_injection.campaign.store import NAME, VERSION, Store
+from fault_injection.cli import main
 from fault_injection.errors import InputError
 from fault_injection.golden import Golden
 from fault_injection.outcome import MASKED, OUTCOMES, UNDECIDED
@@ -197,6 +198,7 @@ def test_a_truncated_file_is_named_and_left_alone(tmp_path, folder, share):
 FILL = """
 import pathlib, resource, signal, sys
 from fault_injection.campaign.store import NAME, Store
+from fault_injection.cli import main
 from fault_injection.errors import InputError
 folder = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -218,6 +220,24 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path, folder, repositor
     )
     assert re.search(r"campaign.sqlite: (database or disk is full|disk I/O error)", done.stdout), done
     assert Store(tmp_path).done() == set(range(PLAN.experiments))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--check"], "expected either --file FILE, or the folder of a campaign and --id N"),
+        (["here"], "which experiment? give its --id"),
+        (["here", "--id", "3", "--check"], "--check belongs to --file FILE"),
+        (["here", "--id", "3", "--checkpoints", "own"], "--checkpoints belongs to --file FILE"),
+        (["--file", "inj.csv", "--id", "3"], "--id belongs to the folder of a campaign"),
+        (["here", "--id", "16"], "experiment 16 is not of this campaign; expected 0 to 15"),
+    ],
+)
+def test_what_cannot_be_repeated_is_one_line(folder, capsys, arguments, message):
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["replay", *(str(folder) if word == "here" else word for word in arguments)]) == 2
+    assert capsys.readouterr().err == f"{message}\n"
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
 
 
 def test_the_report_says_what_was_found_and_how(folder):

@@ -279,7 +279,8 @@ def test_optimizer(case, trained):
     # Adam turns the noise of gradients that are zero in exact arithmetic into ±rate, which moves
     # running means a little in the second step; and so densenet's smallest gradients, which a ReLU moves.
     noise = LOOSE if case["workload"] == "densenet" else 0
-    for step, (before, params, stats) in enumerate([(1e-5, 2e-4, 1e-4), (5e-3, 5e-3, 1e-2)]):
+    moved = 1e-2 if case["workload"] == "effnet" else 5e-3
+    for step, (before, params, stats) in enumerate([(1e-5, 2e-4, 1e-4), (5e-3, 5e-3, moved)]):
         stored = case["optimizer"]["steps"][step]
         np.testing.assert_allclose(losses[step], stored["loss_before"], rtol=before)
         assert not all_mismatches(named(states[step].params), stored["params"], max(noise, params), skip)

@@ -1,7 +1,10 @@
 """The commands of campaigns: `campaign`, `report`, `export`, and `replay` of one experiment."""
 
+import argparse
 import pathlib
+from collections.abc import Callable
 
+from ..arguments import place_options, positive, whole
 from ..errors import InputError
 from .plan import Plan
 
@@ -94,14 +97,8 @@ def describe(plan: Plan) -> str:
     )
 
 
-def add_commands(command, place_options, positive, whole) -> None:
-    """Add the campaign's commands to the parser's.
-
-    Args:
-      command: `(name, run, text)`, makes a subparser.
-      place_options: `(parser)`, adds where things are and how precisely they are computed.
-      positive, whole: types of arguments.
-    """
+def add_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
+    """Add the campaign's commands; `command(name, run, text)` makes the parser of one."""
     text = "run a campaign: many injections of one plan, with their statistics; goes on where it stopped"
     sub = command("campaign", run_campaign, text)
     sub.add_argument("plan", type=pathlib.Path, metavar="PLAN", help="TOML file")
