@@ -71,11 +71,10 @@ def with_plan(laboratory, **changes):
 def folder(tmp_path_factory, laboratory, results):
     """A campaign's folder with all results in it."""
     folder = tmp_path_factory.mktemp("campaign")
-    store = Store(folder, write=True)
-    store.begin("a plan's key", PLAN, conditions=dataclasses.asdict(Conditions()), jobs=1)
-    store.event("started")
-    store.add(results, described(laboratory.session), "a plan's key")
-    store.close()
+    with Store(folder, write=True) as store:
+        store.begin("a plan's key", PLAN, conditions=dataclasses.asdict(Conditions()), jobs=1)
+        store.event("started")
+        store.add(results, described(laboratory.session), "a plan's key")
     return folder
 
 
@@ -130,19 +129,20 @@ def test_what_left_the_envelope_does_not_come_back():
 
 
 def test_a_result_is_kept_once(folder, laboratory, results):
-    store = Store(folder, write=True)
-    assert store.add(results[:3], described(laboratory.session), "a plan's key") == 0
-    assert store.done() == set(range(PLAN.experiments))
-    row = dict(store.query("SELECT * FROM experiments WHERE number = 5")[0])
+    with Store(folder, write=True) as store:
+        assert store.add(results[:3], described(laboratory.session), "a plan's key") == 0
+        assert store.done() == set(range(PLAN.experiments))
+        row = dict(store.query("SELECT * FROM experiments WHERE number = 5")[0])
     assert {name: row[name] for name in row if hasattr(results[5], name)} == dataclasses.asdict(results[5])
 
 
 def test_another_plan_is_refused_by_what_differs(folder):
     other = dataclasses.replace(PLAN, seed=4)
-    with pytest.raises(InputError, match=r"another plan \(seed differ\); choose another --out"):
-        Store(folder, write=True).begin("another key", other)
-    with pytest.raises(InputError, match="whose bits are others"):
-        Store(folder, write=True).begin("another key", PLAN)
+    with Store(folder, write=True) as store:
+        with pytest.raises(InputError, match=r"another plan \(seed differ\); choose another --out"):
+            store.begin("another key", other)
+        with pytest.raises(InputError, match="whose bits are others"):
+            store.begin("another key", PLAN)
 
 
 def damaged(tmp_path, folder):
@@ -219,7 +219,8 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path, folder, repositor
         [sys.executable, "-c", FILL, tmp_path], cwd=repository, capture_output=True, text=True, check=True
     )
     assert re.search(r"campaign.sqlite: (database or disk is full|disk I/O error)", done.stdout), done
-    assert Store(tmp_path).done() == set(range(PLAN.experiments))
+    with Store(tmp_path) as store:
+        assert store.done() == set(range(PLAN.experiments))
 
 
 @pytest.mark.parametrize(
@@ -242,10 +243,10 @@ def test_what_cannot_be_repeated_is_one_line(folder, capsys, arguments, message)
 
 def test_the_report_says_what_was_found_and_how(folder):
     page = report.write_report(folder).read_text()
-    store = Store(folder)
+    with Store(folder) as store:
+        counts = dict(store.query("SELECT outcome, count(*) FROM experiments GROUP BY outcome"))
     for outcome in OUTCOMES:
-        (n,) = store.query("SELECT count(*) FROM experiments WHERE outcome = ?", (outcome,))[0]
-        assert f'<td>{outcome}</td><td><a href="#outcomes">{n}</a>' in page
+        assert f'<td>{outcome}</td><td><a href="#outcomes">{counts.get(outcome, 0)}</a>' in page
     assert set(re.findall(r'href="#(\w+)"', page)) <= set(re.findall(r'<h3 id="(\w+)"', page)) == set(report.QUERIES)
     assert "What is not modelled" in page
     assert 'src="http' not in page and "<script" not in page

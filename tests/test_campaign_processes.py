@@ -70,7 +70,7 @@ def processes_of(group: int) -> list[int]:
 
 
 def verdicts(folder):
-    with contextlib.closing(Store(folder / "out")) as store:
+    with Store(folder / "out") as store:
         rows = store.query("SELECT number, outcome, rule, steps, exit FROM experiments ORDER BY number")
     return [tuple(row) for row in rows]
 

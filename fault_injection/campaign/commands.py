@@ -46,13 +46,14 @@ def run_export(options) -> None:
     from .repeat import as_injection, export_tables
     from .store import Store
 
-    store = Store(options.campaign)
     out = options.out or options.campaign / "export"
-    if not options.id:
-        print(*export_tables(store, out), sep="\n")
+    with Store(options.campaign) as store:
+        plan = _plan_of(store)
+        if not options.id:
+            print(*export_tables(store, out), sep="\n")
     for number in options.id or ():
         path = out / f"experiment_{number}.csv"
-        write_injection(path, as_injection(_task(options, _plan_of(store)), number))
+        write_injection(path, as_injection(_task(options, plan), number))
         print(path)
 
 
@@ -63,7 +64,8 @@ def replay_experiment(options) -> None:
 
     if options.id is None:
         raise InputError("which experiment? give its --id")
-    task = _task(options, _plan_of(Store(options.campaign)))
+    with Store(options.campaign) as store:
+        task = _task(options, _plan_of(store))
     out = options.out or options.campaign / f"experiment_{options.id}"
     command = ["python", "-m", "fault_injection", *options.arguments]
     result = repeat.replay_experiment(task, options.id, out, command)

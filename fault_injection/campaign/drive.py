@@ -46,7 +46,7 @@ def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractC
         raise InputError("another process is running a campaign in this folder", out)
 
     new = not out.exists()
-    with executors as slots, only_writer(out / "lock", taken), contextlib.closing(Store(out, write=True)) as store:
+    with executors as slots, only_writer(out / "lock", taken), Store(out, write=True) as store:
         store.expect(task.plan)
         if len(store.done()) >= task.plan.experiments:
             say(f"all {task.plan.experiments} experiments are done; python -m fault_injection report {out}")

@@ -35,14 +35,14 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
     Raises:
       InputError: there is no campaign, or it cannot be read.
     """
-    facts = Facts(Store(folder))
+    with Store(folder) as store:
+        facts = Facts(store)
+        sections = [section(facts) for section in SECTIONS]
     w = facts.plan.workload
-    sections = [section(facts) for section in SECTIONS]
     for section in sections:
         for name, _, picture in section.pictures:
             write_atomically(folder / "figures" / f"{name}.png", functools.partial(_put, picture))
     write_text(folder / "report.html", page(f"Campaign: {w.name} on {w.dataset}", sections, QUERIES))
-    facts.store.close()
     return folder / "report.html"
 
 

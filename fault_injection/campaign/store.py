@@ -54,7 +54,7 @@ FIELDS = [field.name for field in dataclasses.fields(Result)]
 
 
 class Store:
-    """A campaign's file.
+    """A campaign's file, open; a context that closes it.
 
     Args:
       folder: of the campaign.
@@ -72,12 +72,14 @@ class Store:
         if write:
             folder.mkdir(parents=True, exist_ok=True)
         uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if write else 'ro'}"
-        with self._explained():
+        with self._explained(), contextlib.ExitStack() as refused:
             self.connection = sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None)
+            refused.callback(self.connection.close)
             self.connection.row_factory = sqlite3.Row
             if new:
                 self._make()
             self._check()
+            refused.pop_all()
 
     def _make(self):
         with self.transaction():
@@ -122,8 +124,10 @@ class Store:
                     self.connection.execute("ROLLBACK")
                 raise
 
-    def close(self) -> None:
-        """Close the file."""
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
         self.connection.close()
 
     def plan(self) -> Plan | None:
