@@ -5,6 +5,8 @@ import functools
 import time
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from models.fault import inactive_fault
@@ -60,6 +62,7 @@ class Result:
     audit_steps: int
     seconds: float
     outside_seconds: float
+    setup_seconds: float
     curve: bytes
 
 
@@ -87,11 +90,16 @@ class Course:
         return len(self.reports) - 1
 
 
+def _copy(state: State) -> State:
+    """The same on the device, for steps to consume."""
+    return jax.tree.map(jnp.copy, state)
+
+
 class Laboratory:
     """Where experiments of one plan are made: its session, golden run and walks, kept between them.
 
     Its memory does not grow with the number of experiments: it keeps the golden record, the
-    state of one step and the envelopes of two epochs.
+    states before and after one step, and the envelopes of two epochs.
 
     Args:
       golden: of the plan's workload, made as far as experiments go.
@@ -101,9 +109,9 @@ class Laboratory:
         self.plan, self.session, self.golden, self.conditions = plan, session, golden, conditions
         self.record = functools.cache(golden.record)
         self.envelope = functools.lru_cache(maxsize=2)(lambda epoch: Envelope(golden, epoch, conditions))
-        self.start = functools.lru_cache(maxsize=1)(lambda epoch, step: Walk(golden, epoch).state_before(step))
+        self.state = functools.lru_cache(maxsize=2)(lambda epoch, step: Walk(golden, epoch).state_before(step))
         self.controlled: set[int] = set()
-        self.stepping = 0.0
+        self.stepping = self.setting_up = 0.0
 
     @functools.cached_property
     def noise(self) -> dict[str, Any] | None:
@@ -119,7 +127,7 @@ class Laboratory:
           FaultNotApplied: the step's observations contradict the fault.
         """
         begun = time.perf_counter()
-        self.stepping = 0.0
+        self.stepping = self.setting_up = 0.0
         choice = choose(self.plan, draw(self.plan, number))
         course, ended = self._follow(choice)
         seconds = time.perf_counter() - begun
@@ -176,8 +184,9 @@ class Laboratory:
           FaultNotApplied: the step's observations contradict the fault.
         """
         e, fault = choice.experiment, choice.fault
-        start = self.start(e.epoch, e.step)
-        self._control(start, choice)
+        start = self.state(e.epoch, e.step)
+        if len(fault.index) not in self.controlled:
+            self._control(start, choice)
         state, report = self._timed(self.session.faulty_step, start, e.epoch, e.step, fault)
         check_struck(e.site, fault, report.struck)
         return state, report
@@ -189,17 +198,20 @@ class Laboratory:
         return value
 
     def _control(self, start: State, choice: Choice) -> None:
-        """Once a size of fault: the executable that strikes gives the golden bits when it does not."""
+        """Once a size of fault: the executables give the golden bits, also the one that strikes when it does not."""
+        begun = time.perf_counter()
         e, size = choice.experiment, len(choice.fault.index)
-        if size not in self.controlled:
-            _, report = self.session.faulty_step(start, e.epoch, e.step, inactive_fault(size))
+        _, control = self.session.faulty_step(start, e.epoch, e.step, inactive_fault(size))
+        ((_, _, plain),) = self.session.steps(_copy(start), e.epoch, e.step, e.step + 1)
+        for report in (control, plain):
             self.golden.compare(self.record(e.epoch), e.epoch, e.step, report.digest)
-            self.controlled.add(size)
+        self.controlled.add(size)
+        self.setting_up += time.perf_counter() - begun
 
     def _is_golden(self, choice: Choice, state: State, epoch: int, step: int) -> bool:
         """Confirm on every bit what equal digests suggest: that this is the golden state after the step."""
         e = choice.experiment
-        golden = Walk(self.golden, e.epoch).state_before(e.step + 1)
+        golden = _copy(self.state(e.epoch, e.step + 1))
         at = (e.epoch, e.step + 1)
         while at <= (epoch, step):
             end = step + 1 if at[0] == epoch else self.session.steps_per_epoch
@@ -289,6 +301,7 @@ class Laboratory:
             audit_rule=audit_rule,
             audit_steps=audit_steps,
             seconds=seconds,
-            outside_seconds=seconds - self.stepping,
+            outside_seconds=seconds - self.stepping - self.setting_up,
+            setup_seconds=self.setting_up,
             curve=curve.tobytes(),
         )

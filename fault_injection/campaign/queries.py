@@ -19,13 +19,16 @@ QUERIES = {
     "exits": "SELECT exit, count(*) AS n, sum(steps) AS steps, sum(audit_steps) AS audit_steps FROM experiments "
     "GROUP BY exit",
     "published": "SELECT sum(CASE WHEN first_nonfinite IS NULL THEN (:epochs - epoch) * :steps_per_epoch "
-    "ELSE step + first_nonfinite + 1 END) AS steps FROM experiments",
+    "ELSE step + first_nonfinite + 1 END) AS steps, "
+    "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours "
+    "FROM experiments",
     "walks": "SELECT count(*) AS n, coalesce(sum(steps), 0) AS steps FROM walks",
     "audit": "SELECT outcome, audit_outcome, count(*) AS n FROM experiments WHERE audit_outcome IS NOT NULL "
     "GROUP BY outcome, audit_outcome",
     "disagreeing": "SELECT number, site, model, audit_outcome, audit_rule FROM experiments "
     "WHERE audit_outcome IS NOT NULL AND audit_outcome <> outcome ORDER BY number",
-    "time": "SELECT sum(seconds) AS seconds, sum(outside_seconds) AS outside FROM experiments",
+    "time": "SELECT sum(seconds) AS seconds, sum(outside_seconds) AS outside, "
+    "sum(setup_seconds) AS setup FROM experiments",
     "environments": "SELECT description, count(*) AS n FROM environments JOIN experiments "
     "ON environments.id = experiments.environment GROUP BY environments.id",
     "events": "SELECT at, what FROM events ORDER BY at",

@@ -231,27 +231,22 @@ def _accounting(facts: Facts) -> Section:
     compared = []
     for epochs in sorted({own, PUBLISHED_EPOCHS}):
         (row,) = facts.rows("published", epochs=epochs, steps_per_epoch=facts.steps_per_epoch)
-        published = row["steps"] or 0
-        share = steps / published if published else float("nan")
-        compared.append(
-            (
-                f"{epochs} epochs",
-                str(published),
-                f"{published / max(1, number):.1f}",
-                f"{share:.4f}",
-                f"1/{1 / share:.1f}",
-            )
-        )
+        published, ours = row["steps"] or 0, row["ours"] or 0
+        each = (f"{steps / max(1, number):.1f}" for steps in (published, ours))
+        compared.append((f"{epochs} epochs", *each, f"1/{published / ours:.1f}" if ours else ""))
     (time,) = facts.rows("time")
-    outside = (time["outside"] or 0) / (time["seconds"] or 1)
+    seconds, setup = time["seconds"] or 1, time["setup"] or 0
+    outside = (time["outside"] or 0) / (seconds - setup)
     text = (
         "What ended the experiments, and the steps run from the faulty one on, it included. The published procedure "
-        "runs from the start of the fault's epoch to the end of the training, or to the first non-finite value. "
+        "runs from the start of the fault's epoch to the end of the training, or to the first non-finite value; "
+        "in a longer schedule than this one, an experiment that was followed to the end would be to that one's. "
         f"Besides, {walks['steps']} steps of the golden run were walked through, once for all experiments of an epoch "
         f"({walks['n']} walks), and {sum(row['audit_steps'] for row in exits)} steps audited. Time of the jobs outside "
-        f"training steps (drawing faults, reading states, verdicts): {outside:.1%}."
+        f"training steps (drawing faults, reading states, verdicts): {outside:.1%}; setting up for a size of fault, "
+        f"once a job, took {setup:.0f} s of {seconds:.0f} s."
     )
-    head = ("published procedure", "its steps", "an experiment", "ours / published", "")
+    head = ("schedule", "published procedure: steps an experiment", "this campaign: steps an experiment", "share")
     return Section(
         "Accounting",
         text,
