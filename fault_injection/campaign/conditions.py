@@ -81,7 +81,7 @@ class Envelope:
 
     def after(self, seen: Seen, report: StepReport, golden_loss: float, faulty: bool) -> Seen:
         """What has been seen after one more step; the faulty step's own loss is not judged."""
-        value = np.asarray(report.magnitude)
+        value = np.asarray(report.magnitude, np.float64)  # a quotient of two float32 may exceed the largest
         outside = np.where(value > 0, np.inf, 0)  # where the golden run has nothing but zeros
         ratio = np.divide(value, self.largest, out=outside, where=self.largest > 0)
         history = max(_worst(ratio[leaves]) for leaves in self.moments)
