@@ -7,13 +7,14 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from ..outcome import IMMEDIATE, LOW_TEST, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
 from .rates import Rate
 
 # Told apart by the colour-blind; masked is pale, so that what is not stands out.
 COLOURS = {
-    MASKED: "#d9d9d9",
+    MASKED: "#cccccc",
     IMMEDIATE: "#d55e00",
     SHORT_TERM: "#e69f00",
     SLOW: "#0072b2",
@@ -49,11 +50,18 @@ def bars(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
     axes.legend(fontsize=7, ncols=4, frameon=False, loc="lower center", bbox_to_anchor=(0.4, 1.0))
 
 
-def rates(axes: Axes, places: Sequence[float], found: Sequence[Rate], label: str) -> None:
-    """Rates with their intervals over a number."""
-    share = np.array([rate.share for rate in found])
-    error = np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found]).T
-    axes.errorbar(places, share, yerr=np.maximum(error, 0), fmt="o", ms=3, lw=0.8, capsize=1.5, color=COLOURS[SLOW])
+def rates(axes: Axes, series: Mapping[str, Mapping[int, Rate]], label: str) -> None:
+    """Rates with their intervals over a whole number, series side by side."""
+    for i, (name, found) in enumerate(series.items()):
+        places = np.array(list(found)) + 0.24 * (i - (len(series) - 1) / 2)
+        share = np.array([rate.share for rate in found.values()])
+        error = np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found.values()]).T
+        colour = (COLOURS[SLOW], COLOURS[IMMEDIATE])[i]
+        error = np.maximum(error, 0)
+        axes.errorbar(places, share, yerr=error, fmt="o", ms=3, lw=0.8, capsize=1.5, color=colour, label=name)
+    if len(series) > 1:
+        axes.legend(fontsize=7, ncols=2, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylim(0, 1.02)
     axes.set_ylabel("not masked")
     axes.set_xlabel(label)
@@ -65,6 +73,8 @@ def latencies(axes: Axes, steps: Sequence[int], counts: Sequence[int]) -> None:
     axes.bar(steps, counts, width=0.8, color=COLOURS[IMMEDIATE])
     axes.set_yscale("log")
     axes.set_ylim(0.7)
+    axes.set_xlim(-0.7, max(5, *steps) + 0.7)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("steps from the fault to the first non-finite value")
     axes.set_ylabel("experiments")
 

@@ -13,6 +13,7 @@ QUERIES = {
     "cells": "SELECT model, stage, site, bit, outcome, count(*) AS n FROM experiments GROUP BY 1, 2, 3, 4, 5",
     "latency": "SELECT first_nonfinite AS steps, count(*) AS n FROM experiments WHERE first_nonfinite IS NOT NULL "
     "GROUP BY first_nonfinite ORDER BY first_nonfinite",
+    "nonfinite": "SELECT curve FROM experiments WHERE first_nonfinite IS NOT NULL",
     "conditions": "SELECT outcome, history_excess, variance_excess, loss_gap FROM experiments",
     "worst": "SELECT number, epoch, step, worker, site, operand, model, elements, outcome, rule, worse_train, curve "
     f"FROM experiments WHERE worse_train IS NOT NULL ORDER BY worse_train DESC LIMIT {WORST}",

@@ -109,7 +109,7 @@ def _outcomes(facts: Facts) -> Section:
 
 def _by(query: str, title: str, text: str):
     def section(facts: Facts) -> Section:
-        found = dict(sorted(facts.by(query).items(), key=lambda item: str(item[0]).zfill(8)))
+        found = dict(sorted(facts.by(query).items()))
         seen = [outcome for outcome in OUTCOMES if any(counts[outcome] for counts in found.values())]
         rows = [
             (str(group), str(sum(counts.values())), *(str(counts[o]) for o in seen), _said(facts.rate(counts)))
@@ -131,15 +131,18 @@ def _depth(facts: Facts) -> Section:
         of = layers.setdefault(layer, {})
         stage = "forward" if name == layer else "backward"
         of[stage] = of.get(stage, collections.Counter()) + found.get(name, collections.Counter())
-    rows, places, rates = [], [], []
+    rows: list[tuple[str, ...]] = []
+    series: dict[str, dict[int, Rate]] = {"forward": {}, "backward": {}}
     for depth, (layer, of) in enumerate(layers.items()):
         both = sum(of.values(), collections.Counter())
-        if sum(both.values()):
-            places.append(depth)
-            rates.append(facts.rate(both))
-            cells = [_said(facts.rate(of.get(stage, collections.Counter()))) for stage in ("forward", "backward")]
-            rows.append((layer, str(depth), str(sum(both.values())), *cells))
-    picture = figures.draw(figures.rates, places, rates, "depth: layers from the images on")
+        if not both:
+            continue
+        rates = {stage: facts.rate(of.get(stage, collections.Counter())) for stage in series}
+        rows.append((layer, str(depth), str(sum(both.values())), *map(_said, rates.values())))
+        for stage, rate in rates.items():
+            if rate.total:
+                series[stage][depth] = rate
+    picture = figures.draw(figures.rates, series, "depth: layers from the images on")
     table = Table("sites", ("layer", "depth", "experiments", "not masked, forward", "not masked, backward"), rows)
     text = "Layers in the order of the forward pass. The three operations of a layer are one forward and two backward."
     return Section("Depth", text, [table], [("depth", "Share not masked by depth", picture)])
@@ -153,9 +156,9 @@ def _bits(facts: Facts) -> Section:
     )
     if not found:
         return Section("Bits", text + " There are none in this campaign.")
-    rates = [facts.rate(counts) for counts in found.values()]
-    rows = [(str(bit), str(rate.total), _said(rate)) for bit, rate in zip(found, rates, strict=True)]
-    picture = figures.draw(figures.rates, list(found), rates, "bit inverted, 0 the lowest")
+    rates = {bit: facts.rate(counts) for bit, counts in found.items()}
+    rows = [(str(bit), str(rate.total), _said(rate)) for bit, rate in rates.items()]
+    picture = figures.draw(figures.rates, {"all": rates}, "bit inverted, 0 the lowest")
     table = Table("bits", ("bit", "experiments", "not masked"), rows)
     return Section("Bits", text, [table], [("bits", "Share not masked by the bit inverted", picture)])
 
@@ -165,12 +168,22 @@ def _latency(facts: Facts) -> Section:
     text = "Steps from the faulty one to the first non-finite value, of the experiments that met one."
     if not found:
         return Section("Latency", text + " There are none.")
+    last = [np.frombuffer(row["curve"], "<f4")[-2] for row in facts.rows("nonfinite")]
+    finite = int(np.isfinite(last).sum())
+    text += (
+        f" In {finite} of {len(last)} the loss of that step was finite still: what was not was a gradient, a "
+        "parameter, a moment of the optimizer (Adam's second one is a square, and overflows from 1.8e19 on), a "
+        "running statistic or the test loss."
+    )
     rows = [(str(steps), str(n)) for steps, n in found]
     picture = figures.draw(figures.latencies, [row["steps"] for row in found], [row["n"] for row in found])
     return Section(
         "Latency",
         text,
-        [Table("latency", ("steps", "experiments"), rows)],
+        [
+            Table("latency", ("steps", "experiments"), rows),
+            Table("nonfinite", ("loss", "experiments"), [("finite", str(finite)), ("not", str(len(last) - finite))]),
+        ],
         [("latency", "Steps to the first non-finite value", picture)],
     )
 
