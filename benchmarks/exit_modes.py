@@ -1,7 +1,8 @@
 """Verdicts of campaigns that end experiments early against those of one that runs each to the end.
 
 The campaigns are of plans that differ in `exit` and in the number of experiments only, so that experiment i is the
-same in all of them.  The claims are about those that both have; every difference is listed.
+same in all of them.  The claims are about those that both have; every difference is listed with the rules of both,
+which state the tolerance, and the twins of the golden run that it is from.
 """
 
 import argparse
@@ -33,6 +34,8 @@ def compare(folder, full_plan, full):
     if plan != full_plan:
         raise SystemExit(f"{folder}: another plan than the full campaign's")
     common = sorted(full.keys() & found.keys())
+    if not common:
+        raise SystemExit(f"{folder}: no experiment is in the full campaign too")
     decided = [i for i in common if found[i]["outcome"] != UNDECIDED]
     differing = [i for i in decided if found[i]["outcome"] != full[i]["outcome"]]
     agreeing = wilson(len(decided) - len(differing), len(decided), pairs.CONFIDENCE)
@@ -45,8 +48,9 @@ def compare(folder, full_plan, full):
         f"{MOST_UNDECIDED:.0%}: {'met' if met else 'not met'}; steps an experiment {steps[0]:.1f}, full {steps[1]:.1f}"
     )
     for i in differing:
-        where = f"{found[i]['model']} at {found[i]['site']}"
-        print(f"  {i}: {where}: {found[i]['outcome']} ({found[i]['rule']}); full: {full[i]['outcome']}")
+        of, reference = found[i], full[i]
+        print(f"  {i}: {of['model']} at {of['site']}: {of['outcome']} ({of['rule']})")
+        print(f"    full: {reference['outcome']} ({reference['rule']})")
     numbers = {"common": len(common), "decided": len(decided), "differing": differing, "met": met}
     return {"mode": mode, "steps": steps[0], "steps_full": steps[1], **numbers}
 

@@ -10,14 +10,18 @@ from .environment import PRECISIONS, cache_folder
 
 def positive(text: str) -> int:
     """A whole number from 1."""
-    if not re.fullmatch(r"[1-9]\d{0,5}", text, re.ASCII):
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from 1")
-    return int(text)
+    return _number(text, 1)
 
 
 def whole(text: str) -> int:
     """A whole number from 0."""
-    return 0 if text == "0" else positive(text)
+    return _number(text, 0)
+
+
+def _number(text, least):
+    if not re.fullmatch(r"0|[1-9]\d{0,7}", text, re.ASCII) or int(text) < least:
+        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from {least}")
+    return int(text)
 
 
 def epoch_list(text: str) -> set[int]:

@@ -255,12 +255,13 @@ def final_accuracies(records: list[Epoch]) -> tuple[float, float]:
     return train, test
 
 
-def noise_floor(golden: Golden, epochs: int, window: int) -> dict | None:
+def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = None) -> dict | None:
     """How far the final accuracies of the golden run and its twins spread, where twins were run.
 
     Args:
       epochs: length of the runs.
       window: the final accuracy is a mean over so many last epochs.
+      twins: how many are looked at; None for all that there are.
 
     Returns:
       None without twins; else their number `twins`, and `train`, `test`: the standard
@@ -268,7 +269,7 @@ def noise_floor(golden: Golden, epochs: int, window: int) -> dict | None:
     """
     finals = []
     last = range(max(0, epochs - window), epochs)
-    for run in [golden.folder, *twin_folders(golden)]:
+    for run in [golden.folder, *twin_folders(golden)[:twins]]:
         store = RunStore(run, golden.session.program.abstract)
         with contextlib.suppress(FileNotFoundError, DamagedFile):
             finals.append(final_accuracies([store.read_record(epoch) for epoch in last]))

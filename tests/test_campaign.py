@@ -55,7 +55,7 @@ def laboratory(cache):
     session = Session(PLAN.workload)
     golden = Golden(session, cache)
     golden.ensure(PLAN.workload.epochs)
-    return Laboratory(PLAN, session, golden, Conditions())
+    return Laboratory(PLAN, session, golden, Conditions(), golden.folder / "walks" / "tests")
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,8 @@ def results(laboratory):
 
 
 def with_plan(laboratory, **changes):
-    return Laboratory(dataclasses.replace(PLAN, **changes), laboratory.session, laboratory.golden, Conditions())
+    plan = dataclasses.replace(PLAN, **changes)
+    return Laboratory(plan, laboratory.session, laboratory.golden, Conditions(), laboratory.walks)
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +104,10 @@ def test_exact_experiments_come_to_the_verdicts_of_full_ones_in_fewer_steps(labo
 
 
 def test_conditions_end_most_of_the_others_and_audits_go_on(laboratory, results):
-    lab, audited = (with_plan(laboratory, exit="conditions", audit=audit) for audit in (0.0, 1.0))
+    lab, audited = (
+        with_plan(laboratory, exit="conditions", audit=audit, horizon=horizon)
+        for audit, horizon in ((0.0, None), (1.0, 3))  # an audit runs to the end, whatever the horizon
+    )
     ours = [lab.run(number) for number in range(PLAN.experiments)]
     early = [r for r in ours if r.exit == CONDITIONS]
     assert early and all(r.outcome == MASKED and r.steps == Conditions().steps + 1 for r in early)
@@ -115,8 +119,8 @@ def test_conditions_end_most_of_the_others_and_audits_go_on(laboratory, results)
 
 
 def test_at_the_horizon_a_run_is_undecided(laboratory, results):
-    lab = with_plan(laboratory, horizon=3)
-    number = next(r.number for r in results if r.first_nonfinite is None)
+    lab = with_plan(laboratory, exit="exact", horizon=3)
+    number = next(r.number for r in results if r.first_nonfinite is None and not r.exactly_masked_after)
     cut = lab.run(number)
     assert (cut.outcome, cut.exit, cut.steps) == (UNDECIDED, HORIZON, 4)
 
@@ -223,6 +227,30 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path, folder, repositor
         assert store.done() == set(range(PLAN.experiments))
 
 
+KILLED = """
+import os, pathlib, signal, sqlite3, sys
+from fault_injection.campaign.store import NAME
+connection = sqlite3.connect(pathlib.Path(sys.argv[1]) / NAME, isolation_level=None)
+connection.execute("PRAGMA cache_size = 1")
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("CREATE TABLE IF NOT EXISTS events (at, what)")
+for i in range(1000):
+    connection.execute("INSERT INTO events VALUES ('', ?)", ("x" * 1000,))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_a_killed_writer_left_half_done_is_taken_back(tmp_path, folder, repository, begun):
+    if begun:
+        damaged(tmp_path, folder)
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path], cwd=repository, check=False)
+    assert (tmp_path / NAME).stat().st_size > 10**5 and (tmp_path / f"{NAME}-journal").exists()
+    with Store(tmp_path, write=not begun) as store:
+        assert store.done() == (set(range(PLAN.experiments)) if begun else set())
+        assert not store.query("SELECT * FROM events WHERE what LIKE 'xx%'")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -250,4 +278,4 @@ def test_the_report_says_what_was_found_and_how(folder):
     assert set(re.findall(r'href="#(\w+)"', page)) <= set(re.findall(r'<h3 id="(\w+)"', page)) == set(report.QUERIES)
     assert "What is not modelled" in page
     assert 'src="http' not in page and "<script" not in page
-    assert {path.stem for path in (folder / "figures").iterdir()} >= {"models", "stages", "depth", "bits", "conditions"}
+    assert {path.stem for path in (folder / "figures").iterdir()} >= {"models", "stages", "sites", "bits", "conditions"}

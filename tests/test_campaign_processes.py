@@ -34,6 +34,9 @@ RBFLIP = 1
 """
 
 
+LONGER = 400  # experiments, so many that twenty kills fall into them
+
+
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
@@ -86,21 +89,27 @@ def wait_for(folder, process, experiments):
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory, cache, repository):
+def longer(tmp_path_factory, cache, repository):
+    """Verdicts of a campaign that nothing disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert start(folder, cache, repository, "--jobs", "1").wait(300) == 0, (folder / "log").read_text()
+    assert start(folder, cache, repository, "--jobs", "2", experiments=LONGER).wait(600) == 0
     found = verdicts(folder)
-    assert [number for number, *_ in found] == list(range(60))
+    assert [number for number, *_ in found] == list(range(LONGER))
     return found
 
 
-def test_twenty_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, undisturbed):
+@pytest.fixture(scope="module")
+def undisturbed(longer):
+    """Of the shorter plan, whose experiments are the same."""
+    return longer[:60]
+
+
+def test_twenty_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
     rng = random.Random(1)
-    process = start(tmp_path, cache, repository, "--jobs", "2")
+    process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     for _ in range(20):
         time.sleep(rng.uniform(1, 9))
-        if process.poll() is not None:
-            break
+        assert process.poll() is None, (tmp_path / "log").read_text()
         group = processes_of(process.pid)
         os.kill(rng.choice(group), signal.SIGKILL)
         if process.pid not in group or process.poll() is not None or _gone(process):
@@ -108,11 +117,11 @@ def test_twenty_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, reposit
             while processes_of(process.pid):  # its jobs end with it
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
-            process = start(tmp_path, cache, repository, "--jobs", "2")
+            process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     while process.poll() is None:
         time.sleep(0.5)
     assert process.returncode == 0, (tmp_path / "log").read_text()
-    assert verdicts(tmp_path) == undisturbed
+    assert verdicts(tmp_path) == longer
 
 
 def _gone(process):

@@ -38,6 +38,7 @@ N64_WT_GLB = 0.5
 
 [run]
 horizon = 20
+twins = 2
 """
 
 
@@ -75,6 +76,13 @@ MISTAKES = {
     "width = 4": ("width = 0", "plan:5: options.width: 0; expected a whole number from 1 to 1024"),
     "[run]": ("[runs]", "plan:21: runs: unknown key; did you mean 'run'?"),
     "horizon = 20": ('horizon = "20"', "plan:22: run.horizon: '20'; expected a whole number from 2 to 1000000000"),
+    "twins = 2": ("twins = 1", "plan:23: run.twins: 1; a spread needs two at least"),
+    "[run]\n": ('[run]\nexit = "full"\n', "plan:23: run.horizon: the exit mode 'full' follows every run to the end"),
+    "experiments = 500\n": (
+        "half_width = 0.0001\nconfidence = 0.9999\n",
+        "plan:10: faults.half_width: takes 378417631 experiments, more than 10000000",
+    ),
+    "epochs = 6": (f"epochs = {'9' * 5000}", "plan: not TOML:"),
     "epochs = [2, 4]": ("epochs = [2, 6]", "plan:11: faults.epochs: 6 is not among the 6 epochs, 0 to 5"),
     'stages = ["backward"]': ('stages = ["back"]', "plan:12: faults.stages: 'back' is unknown"),
     '"!*_conv2_grad_in"': ('"!conv9"', "plan:13: faults.sites: no site of resnet18 fits '!conv9'"),
@@ -167,4 +175,7 @@ def test_a_stratified_total_weighs_strata_not_experiments():
     assert rate.share == 0.5
     proportional = stratified([(30, 100, 1.0), (30, 100, 1.0)])
     plain = wilson(60, 200)
-    assert math.isclose(proportional.low, plain.low) and math.isclose(proportional.high, plain.high)
+    assert math.isclose(proportional.low, plain.low, rel_tol=0.01)
+    assert math.isclose(proportional.high, plain.high, rel_tol=0.01)
+    alone = stratified([(5, 1000, 1.0), (1, 1, 1.0)])  # half of it rests on one experiment
+    assert alone.low < 0.3 and alone.high > 0.7

@@ -48,12 +48,12 @@ def run_export(options) -> None:
 
     out = options.out or options.campaign / "export"
     with Store(options.campaign) as store:
-        plan = _plan_of(store)
+        plan, key = _plan_of(store)
         if not options.id:
             print(*export_tables(store, out), sep="\n")
     for number in options.id or ():
         path = out / f"experiment_{number}.csv"
-        write_injection(path, as_injection(_task(options, plan), number))
+        write_injection(path, as_injection(_task(options, plan), number, key))
         print(path)
 
 
@@ -65,10 +65,10 @@ def replay_experiment(options) -> None:
     if options.id is None:
         raise InputError("which experiment? give its --id")
     with Store(options.campaign) as store:
-        task = _task(options, _plan_of(store))
+        plan, key = _plan_of(store)
     out = options.out or options.campaign / f"experiment_{options.id}"
     command = ["python", "-m", "fault_injection", *options.arguments]
-    result = repeat.replay_experiment(task, options.id, out, command)
+    result = repeat.replay_experiment(_task(options, plan), options.id, key, out, command)
     print(f"{result.outcome.outcome}: {result.outcome.rule}")
     print(f"written to {out}/")
 
@@ -79,10 +79,11 @@ def _task(options, plan: Plan):
     return Task(plan, cache=options.cache, data_dir=options.data_dir, precision=options.precision)
 
 
-def _plan_of(store) -> Plan:
+def _plan_of(store) -> tuple[Plan, str]:
+    """A campaign's plan and key."""
     if (plan := store.plan()) is None:
         raise InputError("the campaign has not begun", store.path)
-    return plan
+    return plan, store.about()["plan_key"]
 
 
 def describe(plan: Plan) -> str:

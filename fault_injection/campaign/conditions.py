@@ -61,18 +61,19 @@ class Envelope:
     """The golden run's largest values around one epoch.
 
     Args:
-      golden: the run; epochs that it does not have yet are not looked at.
+      golden: the run.
+      epochs: how many of it are looked at, at most.
       epoch: that of the fault.
     """
 
-    def __init__(self, golden: Golden, epoch: int, conditions: Conditions):
+    def __init__(self, golden: Golden, epochs: int, epoch: int, conditions: Conditions):
         names: Names = golden.session.names
         self.moments = list(names.history.values()) or [
             [i for i, name in enumerate(names.magnitude) if name.startswith("gradients/")]
         ]
         self.variance = names.running_variance
         first = max(golden.first, epoch - conditions.neighbours)
-        last = min(golden.recorded(), epoch + conditions.neighbours + 1)
+        last = min(epochs, epoch + conditions.neighbours + 1)
         largest = np.max([golden.record(e)["magnitude"].max(axis=0) for e in range(first, last)], axis=0)
         for leaves in (*self.moments, self.variance):
             if leaves:

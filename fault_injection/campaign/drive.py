@@ -13,7 +13,8 @@ from typing import Any
 
 from ..errors import InputError, Untrustworthy
 from ..files import only_writer
-from ..processes import say
+from ..golden import content_hash
+from ..processes import broke_off, say
 from . import jobs
 from .executors import Slot
 from .live import Table
@@ -25,7 +26,7 @@ ATTEMPTS = 5  # times that an errand may lose its process before the campaign st
 
 
 class JobLost(Untrustworthy):
-    """One and the same errand has lost its process several times."""
+    """Processes died over the same errands again and again."""
 
 
 def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractContextManager[list[Slot]]) -> None:
@@ -39,16 +40,20 @@ def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractC
     Raises:
       InputError: another campaign is in `out`, or runs there.
       NotRepeated, FaultNotApplied: a result was not to be trusted; what was done before is kept.
-      JobLost: the process of one experiment died again and again.
+      JobLost: the processes of some experiments died again and again; all others are done.
     """
 
     def taken():
         raise InputError("another process is running a campaign in this folder", out)
 
+    task = dataclasses.replace(task, name=content_hash(str(out.absolute())))
     new = not out.exists()
     with executors as slots, only_writer(out / "lock", taken), Store(out, write=True) as store:
         store.expect(task.plan)
-        if len(store.done()) >= task.plan.experiments:
+        done, wanted = store.done(), set(range(task.plan.experiments))
+        if done - wanted:
+            raise InputError(f"{len(done)} experiments are here, up to number {max(done)}: a plan can only grow", out)
+        if done == wanted:
             say(f"all {task.plan.experiments} experiments are done; python -m fault_injection report {out}")
             return
         store.event("started")
@@ -87,6 +92,7 @@ class Driver:
         self.ready: collections.deque[Errand] = collections.deque()
         self.running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, Errand]] = {}
         self.lost: collections.Counter[str] = collections.Counter()
+        self.given_up: list[str] = []
         self.walks: dict[int, list[Experiment]] = {}  # experiments of the epochs not walked through, in their order
         self.walking = False
         self.left: collections.Counter[int] = collections.Counter()  # experiments without a verdict, by epoch
@@ -103,10 +109,16 @@ class Driver:
         self.left.update(e.epoch for e in missing)
         with Table(self.store, plan) as table:
             self._work(table.show)
+        shutil.rmtree(self.golden.walks, ignore_errors=True)
+        if self.given_up:
+            named = f"{len(self.given_up)} experiments lost their process {ATTEMPTS} times and have no verdict"
+            raise JobLost(
+                f"{named}: {', '.join(self.given_up)}"[:300] + "; out of memory? The same command tries again"
+            )
 
     def _begin(self, golden: jobs.Ready) -> None:
         self.golden = golden
-        known = {"conditions": dataclasses.asdict(golden.conditions), "jobs": sum(slot.jobs for slot in self.slots)}
+        known = {"conditions": dataclasses.asdict(golden.conditions), "jobs": sum(slot.jobs() for slot in self.slots)}
         self.store.begin(golden.plan_key, self.task.plan, **known)
 
     def _walk(self) -> None:
@@ -131,7 +143,7 @@ class Driver:
         self.store.add([result], environment, self.golden.plan_key)
         self.left[result.epoch] -= 1
         if not self.left[result.epoch]:  # nothing forks from these states any more
-            shutil.rmtree(walk_folder(self.golden.folder, result.epoch), ignore_errors=True)
+            shutil.rmtree(walk_folder(self.golden.walks, result.epoch), ignore_errors=True)
 
     def _work(self, meanwhile: Callable[[], None]) -> None:
         """Until nothing is left to hand out or to wait for; one walk at a time, and just ahead of its experiments."""
@@ -163,19 +175,32 @@ class Driver:
     def _finished(self, timeout: float) -> Iterator[tuple[Errand, Any]]:
         """What has ended, and its value; what lost its process is ready again."""
         ended = concurrent.futures.wait(self.running, timeout, concurrent.futures.FIRST_COMPLETED).done
-        for future in ended:
+        broken = set()
+        for future in [future for future in self.running if future in ended]:  # in the order of their submission
             slot, executor, errand = self.running.pop(future)
             try:
                 value = future.result()
             except slot.lost as error:
                 slot.renew(executor)
-                self._lost(errand, error)
+                if executor in broken:  # waited behind the one that lost the process
+                    self.ready.appendleft(errand)
+                else:
+                    broken.add(executor)
+                    self._lost(errand, error)
+            except Exception as error:
+                if not broke_off(error):
+                    raise
+                self._lost(errand, error)  # out of memory, or the device is gone
             else:
                 yield errand, value
 
     def _lost(self, errand: Errand, error: Exception) -> None:
+        """The errand again, but not for ever: of an experiment the others do not depend."""
         self.lost[errand.name] += 1
         self.store.event(f"a process died during {errand.name}, attempt {self.lost[errand.name]}: {error}"[:300])
-        if self.lost[errand.name] == ATTEMPTS:
+        if self.lost[errand.name] < ATTEMPTS:
+            self.ready.appendleft(errand)
+        elif errand.function is jobs.experiment:
+            self.given_up.append(errand.name)
+        else:
             raise JobLost(f"{errand.name} has lost its process {ATTEMPTS} times; out of memory? the last: {error}")
-        self.ready.appendleft(errand)

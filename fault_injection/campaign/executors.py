@@ -19,7 +19,13 @@ ONE = {
     "gpu": {"CUDA_VISIBLE_DEVICES": "{}"},
     "tpu": {"TPU_VISIBLE_CHIPS": "{}", "TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"},
 }
-COUNT = "import jax; print(jax.default_backend(), jax.local_device_count())"
+# Cores of one TPU chip have its coordinates.
+COUNT = (
+    "import jax; chips = {str(getattr(d, 'coords', d.id)) for d in jax.local_devices()}; "
+    "print(jax.default_backend(), len(chips))"
+)
+
+WAIT = 60  # seconds for a scheduler's first worker
 
 
 @dataclasses.dataclass
@@ -28,20 +34,20 @@ class Slot:
 
     Attributes:
       make: makes the executor; called again when it is broken.
-      jobs: processes that it has.
+      jobs: says how many processes it has.
       lost: errors that say that a process died and its task with it, not that the task failed.
       executor: the one in use.
     """
 
     make: Callable[[], concurrent.futures.Executor]
-    jobs: int
+    jobs: Callable[[], int]
     lost: tuple[type[Exception], ...]
     executor: concurrent.futures.Executor
 
     @property
     def capacity(self) -> int:
         """Tasks it is given: two a job, so that none need wait for the driver."""
-        return 2 * self.jobs
+        return 2 * self.jobs()
 
     def renew(self, broken: concurrent.futures.Executor) -> None:
         """A new executor in the place of a broken one, if it is still there: each of its tasks says that it broke."""
@@ -56,12 +62,17 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
     """So many spawned processes, one accelerator or one processor each; by default as many as there are.
 
     Each is an executor of its own: a process that dies takes no other's experiment with it.
+
+    Raises:
+      InputError: more than one to an accelerator.
     """
     places = list(_places())
+    if count and count > len(places) and "device" in places[0]:
+        raise InputError(f"--jobs {count}: a job takes an accelerator, and there are {len(places)}")
     slots = []
     for number in range(count or len(places)):
         make = functools.partial(_process, places[number % len(places)])
-        slots.append(Slot(make, 1, (concurrent.futures.BrokenExecutor,), make()))
+        slots.append(Slot(make, lambda: 1, (concurrent.futures.BrokenExecutor,), make()))
     try:
         yield slots
     finally:
@@ -82,7 +93,9 @@ def _places() -> Iterator[dict[str, Any]]:
     found = subprocess.run([sys.executable, "-c", COUNT], capture_output=True, text=True, check=False).stdout.split()
     kind, count = (found[0], int(found[1])) if len(found) == 2 else ("cpu", 1)
     if kind in ONE:
-        yield from ({"device": {k: v.format(device) for k, v in ONE[kind].items()}} for device in range(count))
+        given = os.environ.get(next(iter(ONE[kind])))  # those that this process may use
+        names = given.split(",") if given else range(count)
+        yield from ({"device": {k: v.format(name) for k, v in ONE[kind].items()}} for name in names)
     else:
         processors = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
         yield from ({"processor": processor} for processor in sorted(processors))
@@ -104,12 +117,18 @@ def on_a_scheduler(address: str) -> Iterator[list[Slot]]:
     except (OSError, ValueError, TimeoutError) as error:
         raise InputError(f"--scheduler {address}: {str(error).splitlines()[0]}") from None
     with client:
+        try:
+            client.wait_for_workers(1, timeout=WAIT)
+        except TimeoutError:
+            what = f"it has had no workers for {WAIT} s; start them with --nthreads 1"
+            raise InputError(f"--scheduler {address}: {what}") from None
         threads = client.nthreads()
-        if not threads:
-            raise InputError(f"--scheduler {address}: it has no workers yet; start them with --nthreads 1")
         if set(threads.values()) != {1}:
             raise InputError(f"--scheduler {address}: experiments take a process each; start workers with --nthreads 1")
         executor = client.get_executor(pure=False)
         lost = (distributed.scheduler.KilledWorker, concurrent.futures.CancelledError)
         # It outlives its workers: what makes a new one gives the same.
-        yield [Slot(lambda: executor, len(threads), lost, executor)]
+        try:
+            yield [Slot(lambda: executor, lambda: len(client.nthreads()), lost, executor)]
+        except distributed.client.ClosedClientError as error:
+            raise InputError(f"--scheduler {address}: {error}; the same command goes on where it stopped") from None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 import time
 from typing import Any
 
@@ -103,21 +104,22 @@ class Laboratory:
 
     Args:
       golden: of the plan's workload, made as far as experiments go.
+      walks: folder of the states that experiments fork from, which are made where they are missing.
     """
 
-    def __init__(self, plan: Plan, session: Session, golden: Golden, conditions: Conditions):
+    def __init__(
+        self, plan: Plan, session: Session, golden: Golden, conditions: Conditions, walks: pathlib.Path
+    ) -> None:
         self.plan, self.session, self.golden, self.conditions = plan, session, golden, conditions
+        self.walks = walks
         self.record = functools.cache(golden.record)
-        self.envelope = functools.lru_cache(maxsize=2)(lambda epoch: Envelope(golden, epoch, conditions))
-        self.state = functools.lru_cache(maxsize=2)(lambda epoch, step: Walk(golden, epoch).state_before(step))
+        self.envelope = functools.lru_cache(maxsize=2)(
+            lambda epoch: Envelope(golden, plan.golden_epochs, epoch, conditions)
+        )
+        self.state = functools.lru_cache(maxsize=2)(lambda epoch, step: Walk(golden, walks, epoch).state_before(step))
+        self.noise = functools.cache(lambda window: noise_floor(golden, plan.workload.epochs, window, plan.twins))
         self.controlled: set[int] = set()
         self.stepping = self.setting_up = 0.0
-
-    @functools.cached_property
-    def noise(self) -> dict[str, Any] | None:
-        """Spread of the golden run and its twins."""
-        epochs = self.plan.workload.epochs
-        return noise_floor(self.golden, epochs, min(Thresholds().final_epochs, epochs))
 
     def run(self, number: int) -> Result:
         """Experiment `number`, to its verdict.
@@ -136,9 +138,10 @@ class Laboratory:
     def _follow(self, choice: Choice) -> tuple[Course, str]:
         """The faulty step and those after it, until the plan's exit mode has a verdict."""
         e, spe = choice.experiment, self.session.steps_per_epoch
+        end = self.plan.workload.epochs * spe - 1
         last = self.plan.last_step(e.epoch, e.step)
         course = Course()
-        for epoch, step, state, report in self._steps(choice, last):
+        for epoch, step, state, report in self._steps(choice):
             course.reports.append(report)
             if not finite(report):
                 course.first_nonfinite = course.since
@@ -153,28 +156,31 @@ class Laboratory:
                 course.seen = self.envelope(e.epoch).after(course.seen, report, golden["loss"][step], not course.since)
             if course.since == self.conditions.steps and course.seen.hold(self.conditions):
                 course.conditions_after = course.since
-                if self.plan.exit == "conditions" and not e.audited:
-                    return course, CONDITIONS
+                if self.plan.exit == "conditions":
+                    if not e.audited:
+                        return course, CONDITIONS
+                    last = end
             if step == spe - 1:
                 course.evaluations.append(self._timed(self.session.evaluate, state))
-                if not np.isfinite(course.evaluations[-1][0]):
-                    course.first_nonfinite = course.since
+                if not np.isfinite(course.evaluations[-1][0]):  # it sees what the next step would have seen
+                    course.first_nonfinite = course.since + 1
                     return course, NONFINITE
-        return course, END if last == self.plan.workload.epochs * spe - 1 else HORIZON
+            if epoch * spe + step == last:
+                break
+        return course, END if last == end else HORIZON
 
-    def _steps(self, choice: Choice, last: int):
-        """Yields (epoch, step, state, report) from the faulty step on."""
+    def _steps(self, choice: Choice):
+        """Yields (epoch, step, state, report) from the faulty step to the end of the training."""
         e, session = choice.experiment, self.session
         state, report = self.strike(choice)
         yield e.epoch, e.step, state, report
-        epoch, step = e.epoch, e.step + 1
-        while (first := epoch * session.steps_per_epoch + step) <= last:
-            end = min(session.steps_per_epoch, step + last + 1 - first)
-            steps = session.steps(state, epoch, step, end)
+        first = e.step + 1
+        for epoch in range(e.epoch, self.plan.workload.epochs):
+            steps = session.steps(state, epoch, first)
             while (now := self._timed(next, steps, None)) is not None:
                 yield epoch, *now
                 state = now[1]
-            epoch, step = epoch + 1, 0
+            first = 0
 
     def strike(self, choice: Choice) -> tuple[State, StepReport]:
         """The faulty step, from the golden state before it.
@@ -227,7 +233,9 @@ class Laboratory:
         records = [self.record(epoch) for epoch in range(e.epoch, e.epoch + 1 + (e.step + course.since) // spe)]
         golden = np.concatenate([record["accuracy"] for record in records])
         whole = np.concatenate([golden[: e.step], accuracy])  # from the start of the fault's epoch
-        epochs = range(len(course.evaluations))
+        epochs, thresholds = range(len(course.evaluations)), Thresholds()
+        # The twins are compared over as many last epochs as the verdict is a mean of.
+        window = min(thresholds.final_epochs, len(epochs) or thresholds.final_epochs)
         return classify(
             Trace(
                 golden[e.step : len(whole)],
@@ -242,8 +250,9 @@ class Laboratory:
             finished=ended == END,
             first_nonfinite=course.first_nonfinite,
             exactly_masked_after=course.exactly_masked_after if ended == EXACT else None,
-            noise=self.noise,
+            noise=self.noise(window),
             chance=chance(self.session.images.train_labels),
+            thresholds=thresholds,
         )
 
     def _conditions_rule(self, course: Course) -> str:

@@ -13,16 +13,27 @@ import platform
 import signal
 import threading
 import time
+import uuid
 from typing import Any
 
 from .. import environment
 from ..errors import InputError
-from ..golden import Golden, content_hash
+from ..golden import KEEP_ALL_BELOW, Golden, content_hash
+from ..processes import say
 from ..session import Session
 from .conditions import Conditions
 from .experiment import Laboratory, Result
 from .plan import Plan
 from .walk import Walk
+
+# What a verdict depends on besides the golden run.
+SOURCES = (
+    "fault_injection/campaign/conditions.py",
+    "fault_injection/campaign/experiment.py",
+    "fault_injection/campaign/sampling.py",
+    "fault_injection/fault_models.py",
+    "fault_injection/outcome.py",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,12 +45,14 @@ class Task:
       cache: folder of golden runs, the same for all jobs; None is `environment.cache_folder()`.
       data_dir: where the dataset is; None lets its reader look.
       precision: key of `environment.PRECISIONS`.
+      name: of its states in the golden run's folder; by default no other task's.
     """
 
     plan: Plan
     cache: pathlib.Path | None = None
     data_dir: pathlib.Path | None = None
     precision: str = "float32"
+    name: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,13 +62,13 @@ class Ready:
     Attributes:
       plan_key: content hash of all that a verdict depends on.
       golden_key: of the golden run, which every job must come to as well.
-      folder: of the golden run.
+      walks: folder of the states that experiments fork from.
       conditions: what the early verdict depends on.
     """
 
     plan_key: str
     golden_key: str
-    folder: pathlib.Path
+    walks: pathlib.Path
     conditions: Conditions
 
 
@@ -81,27 +94,37 @@ def laboratory(task: Task) -> Laboratory:
     # On CPUs one thread a job; to which processor it is bound, if to one, is whoever started the job's choice.
     environment.prepare(1, task.precision, bind=False)
     session = Session(task.plan.workload, devices=1, data_dir=task.data_dir)
-    return Laboratory(task.plan, session, Golden(session, task.cache), Conditions())
+    golden = Golden(session, task.cache)
+    if golden.disk_bytes(task.plan.golden_epochs) > KEEP_ALL_BELOW:
+        golden.keep = set(task.plan.epochs)
+    return Laboratory(task.plan, session, golden, Conditions(), golden.folder / "walks" / task.name)
 
 
 def make_golden(task: Task) -> Ready:
     """Make the golden run, and its twins, as far as the plan's experiments go."""
     lab = laboratory(task)
-    plan = task.plan
-    epochs = plan.last_step(max(plan.epochs), plan.steps_per_epoch - 1) // plan.steps_per_epoch + 1
+    plan, epochs = task.plan, task.plan.golden_epochs
+    states = (plan.steps_per_epoch + 1) * lab.golden.disk_bytes(1)  # of two epochs, each as large as a checkpoint
+    megabytes = (lab.golden.disk_bytes(epochs) + states) / 1e6
+    say(f"{lab.golden.folder}: up to {megabytes:.0f} MB, with the states that experiments fork from")
     lab.golden.ensure(epochs)
     for twin in range(1, plan.twins + 1):
         workload = dataclasses.replace(plan.workload, twin=twin)
         Golden(Session(workload, devices=1, data_dir=task.data_dir), task.cache, keep=()).ensure(epochs)
-    key = content_hash([lab.golden.key, plan.identity(), dataclasses.asdict(lab.conditions)])
-    return Ready(key, lab.golden.key, lab.golden.folder, lab.conditions)
+    return Ready(plan_key(lab), lab.golden.key, lab.walks, lab.conditions)
+
+
+def plan_key(lab: Laboratory) -> str:
+    """Content hash of all that verdicts depend on: the golden run, the plan, and the code that strikes and judges."""
+    return content_hash([lab.golden.key, lab.plan.identity(), environment.source_hash(SOURCES)])
 
 
 def walk(task: Task, golden_key: str, epoch: int, steps: tuple[int, ...]) -> tuple[int, float]:
     """Walk through an epoch for the experiments at `steps`; returns steps computed and seconds."""
     begun = time.perf_counter()
     states = {at for step in steps for at in (step, step + 1)}  # after it too, to be held against
-    return Walk(_alike(task, golden_key).golden, epoch).go(states), time.perf_counter() - begun
+    lab = _alike(task, golden_key)
+    return Walk(lab.golden, lab.walks, epoch).go(states), time.perf_counter() - begun
 
 
 def experiment(task: Task, golden_key: str, number: int) -> tuple[Result, dict[str, Any]]:

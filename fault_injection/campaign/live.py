@@ -47,6 +47,8 @@ class Table:
         speed = f"{done / seconds * 3600:.0f} an hour, " if done else ""
         left = f"{_clock((self.plan.experiments - total) * seconds / done)} left" if done else "starting"
         lines = [f"{total} of {self.plan.experiments} experiments, {speed}{left}"]
+        if 0 < total < self.plan.experiments and len(self.plan.epochs) > 1:
+            lines.append("  (epoch after epoch: rates so far are not those of the whole plan)")
         for outcome in OUTCOMES:
             if outcome in counts:
                 rate = wilson(counts[outcome], total, self.plan.confidence)

@@ -28,7 +28,7 @@ class Section:
     Attributes:
       title, text: its heading, and what to know before looking.
       tables: what it counts.
-      pictures: PNG by name, with captions.
+      pictures: query that they show, caption, PNG.
     """
 
     title: str
@@ -56,9 +56,9 @@ def page(title: str, sections: Sequence[Section], queries: Mapping[str, str]) ->
     parts = [f"<h1>{html.escape(title)}</h1>"]
     for section in sections:
         parts += [f"<h2>{html.escape(section.title)}</h2>", f"<p>{html.escape(section.text)}</p>"]
-        parts += [_figure(caption, picture) for _, caption, picture in section.pictures]
+        parts += [_figure(*picture) for picture in section.pictures]
         parts += map(_table, section.tables)
-    parts.append("<h2>Queries</h2><p>Every number above links to the query on campaign.sqlite that made it.</p>")
+    parts.append("<h2>Queries</h2><p>What tables and figures above show links to its query on campaign.sqlite.</p>")
     parts += [f'<h3 id="{name}">{name}</h3><pre>{html.escape(sql)}</pre>' for name, sql in queries.items()]
     body = "\n".join(parts)
     return (
@@ -67,10 +67,10 @@ def page(title: str, sections: Sequence[Section], queries: Mapping[str, str]) ->
     )
 
 
-def _figure(caption: str, picture: bytes) -> str:
+def _figure(query: str, caption: str, picture: bytes) -> str:
     data, text = base64.b64encode(picture).decode(), html.escape(caption)
     image = f'<img alt="{text}" src="data:image/png;base64,{data}">'
-    return f"<figure>{image}<figcaption>{text}</figcaption></figure>"
+    return f"<figure>{image}<figcaption><a href="  # {query}">{text}</a></figcaption></figure>"
 
 
 def _table(table: Table) -> str:

@@ -91,6 +91,13 @@ class Plan:
         """Number, over all epochs, of the last step that an experiment at (epoch, step) may run."""
         return last_step(self.workload.epochs, self.steps_per_epoch, epoch, step, self.horizon)
 
+    @property
+    def golden_epochs(self) -> int:
+        """Epochs of the golden run that its experiments are held against."""
+        if self.horizon is None or self.twins or (self.exit == "conditions" and self.audit):
+            return self.workload.epochs
+        return self.last_step(max(self.epochs), self.steps_per_epoch - 1) // self.steps_per_epoch + 1
+
     def identity(self) -> dict[str, Any]:
         """What determines experiment i and its verdict: everything but how many there are."""
         known = dataclasses.asdict(self)
@@ -139,7 +146,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     """As `read_plan`, from the file's text; a histogram's path counts from the folder of `path`."""
     try:
         document = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
         raise InputError(f"not TOML: {error}", path) from None
     read = _Reader(text, path)
     read.keys(document, ("workload", "options", "faults", "run"), "")
@@ -155,6 +162,15 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         experiments = read.whole(faults, "faults.experiments", None, 1, LARGEST)
     else:
         experiments = sample_size(half_width, confidence)
+        if experiments > LARGEST:
+            raise read.wrong("faults.half_width", f"takes {experiments} experiments, more than {LARGEST}")
+    exit = read.one_of(run, "run.exit", "conditions", EXITS)
+    horizon = read.whole(run, "run.horizon", None, 2, 10**9)
+    if exit == "full" and horizon is not None:
+        raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
+    twins = read.whole(run, "run.twins", 0, 0, 99)
+    if twins == 1:
+        raise read.wrong("run.twins", "1; a spread needs two at least")
     return Plan(
         workload=workload,
         experiments=experiments,
@@ -164,10 +180,10 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         sites=_sites(faults, workload, read),
         models=_models(faults, read),
         seed=read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
-        exit=read.one_of(run, "run.exit", "conditions", EXITS),
-        horizon=read.whole(run, "run.horizon", None, 2, 10**9),
+        exit=exit,
+        horizon=horizon,
         audit=read.number(run, "run.audit", 0.02, 0, 1),
-        twins=read.whole(run, "run.twins", 0, 0, 99),
+        twins=twins,
     )
 
 
@@ -283,7 +299,7 @@ def _sites(faults, workload, read) -> tuple[str, ...]:
             raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
     patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
     sites = sites_of(workload)
-    chosen: set[str] = set()
+    chosen = set(sites) if patterns[0].startswith("!") else set()
     for pattern in patterns:
         fits = fnmatch.filter(sites, pattern.removeprefix("!"))
         if not fits:

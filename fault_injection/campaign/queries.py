@@ -14,16 +14,17 @@ QUERIES = {
     "latency": "SELECT first_nonfinite AS steps, count(*) AS n FROM experiments WHERE first_nonfinite IS NOT NULL "
     "GROUP BY first_nonfinite ORDER BY first_nonfinite",
     "nonfinite": "SELECT curve FROM experiments WHERE first_nonfinite IS NOT NULL",
-    "conditions": "SELECT outcome, history_excess, variance_excess, loss_gap FROM experiments",
+    "conditions": "SELECT coalesce(audit_outcome, outcome) AS outcome, history_excess, variance_excess "
+    "FROM experiments",
     "worst": "SELECT number, epoch, step, worker, site, operand, model, elements, outcome, rule, worse_train, curve "
     f"FROM experiments WHERE worse_train IS NOT NULL ORDER BY worse_train DESC LIMIT {WORST}",
-    "exits": "SELECT exit, count(*) AS n, sum(steps) AS steps, sum(audit_steps) AS audit_steps FROM experiments "
-    "GROUP BY exit",
+    "exits": "SELECT exit, count(*) AS n, sum(steps) AS steps FROM experiments GROUP BY exit",
     "published": "SELECT sum(CASE WHEN first_nonfinite IS NULL THEN (:epochs - epoch) * :steps_per_epoch "
     "ELSE step + first_nonfinite + 1 END) AS steps, "
     "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours "
     "FROM experiments",
     "walks": "SELECT count(*) AS n, coalesce(sum(steps), 0) AS steps FROM walks",
+    "audited": "SELECT coalesce(sum(audit_steps), 0) AS steps FROM experiments",
     "audit": "SELECT outcome, audit_outcome, count(*) AS n FROM experiments WHERE audit_outcome IS NOT NULL "
     "GROUP BY outcome, audit_outcome",
     "disagreeing": "SELECT number, site, model, audit_outcome, audit_rule FROM experiments "

@@ -41,9 +41,11 @@ def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -
     """The share in a population of strata of known weights, whatever each stratum's share of the sample.
 
     .. math::
-      \\hat p = Σ w_h \\hat p_h, \\qquad \\hat σ² = Σ w_h² \\hat p_h(1-\\hat p_h)/n_h
+      \\hat p = Σ w_h \\hat p_h, \\qquad \\hat σ² = Σ w_h² \\tilde p_h(1-\\tilde p_h)/n_h,
+      \\qquad \\tilde p_h = (x_h + 1)/(n_h + 2)
 
-    The interval is Wilson's for as many experiments as would give this variance in a plain sample.
+    The interval is Wilson's for as many experiments as would give this variance in a plain
+    sample.  p̃ in place of p̂, so that a stratum whose few experiments all agree is not taken as certain, is ours.
 
     Args:
       strata: `(count, total, weight)` of each; those without experiments are left out, and the
@@ -51,12 +53,12 @@ def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -
 
     Reference: Cochran, Sampling Techniques, 3rd ed., section 5.10; Leveugle et al., DATE 2009.
     """
-    known = [(count / total, total, weight) for count, total, weight in strata if total]
+    known = [(count, total, weight) for count, total, weight in strata if total]
     count, size = sum(s[0] for s in strata), sum(s[1] for s in strata)
     if not known:
         return wilson(0, 0, confidence)
     whole = sum(weight for _, _, weight in known)
-    share = sum(p * weight / whole for p, _, weight in known)
-    variance = sum((weight / whole) ** 2 * p * (1 - p) / n for p, n, weight in known)
-    equivalent = share * (1 - share) / variance if variance else size
+    share = sum(x / n * weight / whole for x, n, weight in known)
+    variance = sum((weight / whole) ** 2 * (p := (x + 1) / (n + 2)) * (1 - p) / n for x, n, weight in known)
+    equivalent = share * (1 - share) / variance if 0 < share < 1 else size
     return _interval(count, size, share, equivalent, confidence)

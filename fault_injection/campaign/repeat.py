@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import shutil
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,20 @@ import numpy as np
 from ..errors import InputError
 from ..files import write_atomically
 from ..injection import Injection, write_injection
+from ..processes import say
 from ..replay import Replay, replay
-from .jobs import Task, laboratory
+from .jobs import Task, laboratory, plan_key
 from .sampling import choose, draw
 from .store import Store
 
 TABLES = ("experiments", "environments", "events", "walks")
 
 
-def as_injection(task: Task, number: int) -> Injection:
+def as_injection(task: Task, number: int, expected: str) -> Injection:
     """Experiment `number` by its values, for which its faulty step is run.
+
+    Args:
+      expected: the campaign's key; where this process would not come to it, that is said.
 
     Raises:
       InputError: the plan has no such experiment.
@@ -26,16 +31,21 @@ def as_injection(task: Task, number: int) -> Injection:
     if not 0 <= number < task.plan.experiments:
         raise InputError(f"experiment {number} is not of this campaign; expected 0 to {task.plan.experiments - 1}")
     lab = laboratory(task)
-    lab.golden.ensure(draw(task.plan, number).epoch + 1)
+    if plan_key(lab) != expected:
+        say("note: the campaign was made with another precision, by other code or where bits are others; so is this")
     choice = choose(task.plan, draw(task.plan, number))
-    struck = lab.strike(choice)[1].struck
+    lab.golden.ensure(choice.experiment.epoch + 1)
+    try:
+        struck = lab.strike(choice)[1].struck
+    finally:
+        shutil.rmtree(lab.walks, ignore_errors=True)
     assert struck is not None  # a faulty step's
     return choice.injection(task.plan, np.asarray(struck.new))
 
 
-def replay_experiment(task: Task, number: int, out: pathlib.Path, command: list[str]) -> Replay:
+def replay_experiment(task: Task, number: int, expected: str, out: pathlib.Path, command: list[str]) -> Replay:
     """Replay experiment `number` to the end, with everything that a replay writes, its injection file too."""
-    injection = as_injection(task, number)
+    injection = as_injection(task, number, expected)
     write_injection(out / f"experiment_{number}.csv", injection)
     places: dict[str, Any] = {"cache": task.cache, "data_dir": task.data_dir}
     return replay(injection, f"experiment_{number}", out, **places, devices=1, command=command)

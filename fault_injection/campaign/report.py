@@ -13,6 +13,7 @@ from ..files import write_atomically, write_text
 from ..injection import sites_of
 from ..outcome import MASKED, OUTCOMES, UNDECIDED
 from . import figures
+from .experiment import CONDITIONS
 from .page import Section, Table, page
 from .queries import QUERIES
 from .rates import Rate, stratified, wilson
@@ -73,8 +74,8 @@ class Facts:
         return found
 
     def rate(self, counts: collections.Counter[str]) -> Rate:
-        """The share that was not masked."""
-        total = sum(counts.values())
+        """The share of the decided that was not masked."""
+        total = sum(counts.values()) - counts[UNDECIDED]
         return wilson(total - counts[MASKED], total, self.confidence)
 
 
@@ -91,20 +92,25 @@ def _outcomes(facts: Facts) -> Section:
     ]
     models = facts.by("models")
     weights = {model.name: model.weight for model in plan.models}
-    strata = [
-        (sum(counts.values()) - counts[MASKED], sum(counts.values()), weights[name]) for name, counts in models.items()
-    ]
-    whole = stratified(strata, facts.confidence)
+    rates = {name: facts.rate(counts) for name, counts in models.items()}
+    whole = stratified([(rate.found, rate.total, weights[name]) for name, rate in rates.items()], facts.confidence)
     w = plan.workload
     text = (
         f"{total} of {plan.experiments} experiments on {w.name} with {w.dataset} (width {w.width}, batch "
         f"{w.batch_size} on {w.workers} workers, {w.epochs} epochs of {facts.steps_per_epoch} steps), exit mode "
-        f"'{plan.exit}', seed {plan.seed}. Intervals are Wilson's at {facts.confidence:.0%}. Not masked, stratified "
-        f"by fault model with the plan's weights: {_said(whole)}."
+        f"'{plan.exit}', seed {plan.seed}. Intervals are Wilson's at {facts.confidence:.0%}; the last line is "
+        "stratified by fault model with the plan's weights."
     )
-    if plan.exit != "full":
-        text += f" {UNDECIDED} means followed to the horizon and not judged; it is never counted as masked."
-    return Section("Outcomes", text, [Table("outcomes", ("outcome", "experiments", "rate"), rows)])
+    if total < plan.experiments:
+        text += " Experiments run epoch after epoch: so far their rates are not those of the whole plan."
+    if plan.horizon is not None:
+        text += f" {UNDECIDED} means followed to the horizon and not judged: neither masked nor not, below."
+    totals = [("not masked, of the decided", _said(whole))]
+    return Section(
+        "Outcomes",
+        text,
+        [Table("outcomes", ("outcome", "experiments", "rate"), rows), Table("models", ("in total", "rate"), totals)],
+    )
 
 
 def _by(query: str, title: str, text: str):
@@ -145,7 +151,7 @@ def _depth(facts: Facts) -> Section:
     picture = figures.draw(figures.rates, series, "depth: layers from the images on")
     table = Table("sites", ("layer", "depth", "experiments", "not masked, forward", "not masked, backward"), rows)
     text = "Layers in the order of the forward pass. The three operations of a layer are one forward and two backward."
-    return Section("Depth", text, [table], [("depth", "Share not masked by depth", picture)])
+    return Section("Depth", text, [table], [("sites", "Share not masked by depth", picture)])
 
 
 def _bits(facts: Facts) -> Section:
@@ -171,9 +177,9 @@ def _latency(facts: Facts) -> Section:
     last = [np.frombuffer(row["curve"], "<f4")[-2] for row in facts.rows("nonfinite")]
     finite = int(np.isfinite(last).sum())
     text += (
-        f" In {finite} of {len(last)} the loss of that step was finite still: what was not was a gradient, a "
-        "parameter, a moment of the optimizer (Adam's second one is a square, and overflows from 1.8e19 on), a "
-        "running statistic or the test loss."
+        " Where the loss of that step was finite still, what was not was a gradient, a parameter, a moment of the "
+        "optimizer (Adam's second one is a square, and overflows from 1.8e19 on), a running statistic or the test "
+        "loss: a procedure that looks at losses only would have gone on."
     )
     rows = [(str(steps), str(n)) for steps, n in found]
     picture = figures.draw(figures.latencies, [row["steps"] for row in found], [row["n"] for row in found])
@@ -197,6 +203,8 @@ def _conditions(facts: Facts) -> Section:
         "of both, in units of the golden run's largest around that epoch; dashed, what counts as large. Experiments "
         "that met a non-finite value, or were the golden run again, in the faulty step itself are not shown."
     )
+    if facts.plan.exit == "conditions":
+        text += " What is not large is masked here by this very rule, but for the audited: the audit tests the rule."
     if not found:
         return Section("Necessary condition", text)
     history, variance = (np.array([row[name] for row in found]) for name in ("history_excess", "variance_excess"))
@@ -236,13 +244,13 @@ def _worst(facts: Facts) -> Section:
 
 
 def _accounting(facts: Facts) -> Section:
-    exits, (walks,) = facts.rows("exits"), facts.rows("walks")
+    exits, (walks,), (audited,) = facts.rows("exits"), facts.rows("walks"), facts.rows("audited")
     number, steps = sum(row["n"] for row in exits), sum(row["steps"] for row in exits)
     rows = [(row["exit"], str(row["n"]), str(row["steps"]), f"{row['steps'] / row['n']:.1f}") for row in exits]
     rows.append(("all", str(number), str(steps), f"{steps / max(1, number):.1f}"))
     own = facts.plan.workload.epochs
     compared = []
-    for epochs in sorted({own, PUBLISHED_EPOCHS}):
+    for epochs in sorted({own, max(own, PUBLISHED_EPOCHS)}):
         (row,) = facts.rows("published", epochs=epochs, steps_per_epoch=facts.steps_per_epoch)
         published, ours = row["steps"] or 0, row["ours"] or 0
         each = (f"{steps / max(1, number):.1f}" for steps in (published, ours))
@@ -252,12 +260,11 @@ def _accounting(facts: Facts) -> Section:
     outside = (time["outside"] or 0) / (seconds - setup)
     text = (
         "What ended the experiments, and the steps run from the faulty one on, it included. The published procedure "
-        "runs from the start of the fault's epoch to the end of the training, or to the first non-finite value; "
-        "in a longer schedule than this one, an experiment that was followed to the end would be to that one's. "
-        f"Besides, {walks['steps']} steps of the golden run were walked through, once for all experiments of an epoch "
-        f"({walks['n']} walks), and {sum(row['audit_steps'] for row in exits)} steps audited. Time of the jobs outside "
-        f"training steps (drawing faults, reading states, verdicts): {outside:.1%}; setting up for a size of fault, "
-        f"once a job, took {setup:.0f} s of {seconds:.0f} s."
+        "runs from the start of the fault's epoch to the end of the training, or to the first non-finite loss (here: "
+        "non-finite value, so that it is counted short); in a longer schedule than this one, an experiment that was "
+        "followed to the end would be to that one's. Audits are counted apart, and so are the steps of the golden run "
+        "that were walked through, once for all experiments of an epoch. Time of the jobs outside training steps "
+        "is for drawing faults, reading states and verdicts; setting up for a size of fault happens once a job."
     )
     head = ("schedule", "published procedure: steps an experiment", "this campaign: steps an experiment", "share")
     return Section(
@@ -266,6 +273,17 @@ def _accounting(facts: Facts) -> Section:
         [
             Table("exits", ("ended by", "experiments", "steps", "an experiment"), rows),
             Table("published", head, compared),
+            Table("walks", ("walks", "steps"), [("all", f"{walks['n']} walks, {walks['steps']} steps")]),
+            Table("audited", ("audits", "steps"), [("all", str(audited["steps"]))]),
+            Table(
+                "time",
+                ("time of the jobs", ""),
+                [
+                    ("all, seconds", f"{seconds:.0f}"),
+                    ("of it setting up, seconds", f"{setup:.0f}"),
+                    ("outside training steps, share of the rest", f"{outside:.1%}"),
+                ],
+            ),
         ],
     )
 
@@ -274,12 +292,17 @@ def _audit(facts: Facts) -> Section:
     found = facts.rows("audit")
     total = sum(row["n"] for row in found)
     wrong = sum(row["n"] for row in found if row["audit_outcome"] != row["outcome"])
+    rate = wilson(wrong, total, facts.confidence)
+    exits = {row["exit"]: row["n"] for row in facts.rows("exits")}
+    early = exits.get(CONDITIONS, 0) / max(1, sum(exits.values()))
     text = (
         f"Of the verdicts that ended early by conditions a random share, {facts.plan.audit:.1%}, was run to the end. "
-        f"They disagree in {wrong} of {total}: {_said(wilson(wrong, total, facts.confidence))}."
+        "An early verdict stands as it is in all counts above; how many of all experiments could be of another outcome "
+        "for that is the disagreement times the share of early verdicts."
     )
     rows = [(row["outcome"], row["audit_outcome"], str(row["n"])) for row in found]
-    tables = [Table("audit", ("early verdict", "at the end", "experiments"), rows)]
+    shares = [("disagree, of the audited", _said(rate)), ("of all experiments, at most", f"{early * rate.high:.2%}")]
+    tables = [Table("audit", ("early verdict", "at the end", "experiments"), rows), Table("exits", ("", ""), shares)]
     if wrong:
         listed = [tuple(str(cell) for cell in row) for row in facts.rows("disagreeing")]
         tables.append(Table("disagreeing", ("number", "site", "model", "at the end", "rule"), listed))

@@ -66,18 +66,23 @@ class Store:
 
     def __init__(self, folder: pathlib.Path, write: bool = False):
         self.path = folder / NAME
-        new = not self.path.exists() or not self.path.stat().st_size
-        if new and not write:
-            raise InputError(f"no campaign here: there is no {NAME}", folder)
         if write:
             folder.mkdir(parents=True, exist_ok=True)
-        uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if write else 'ro'}"
+        elif not self.path.exists():
+            raise InputError(f"no campaign here: there is no {NAME}", folder)
+        # A reader too takes back what a killed writer left half done, if the system lets it.
+        uri = f"{self.path.absolute().as_uri()}?mode={'rwc' if write else 'rw'}"
         with self._explained(), contextlib.ExitStack() as refused:
             self.connection = sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None)
             refused.callback(self.connection.close)
             self.connection.row_factory = sqlite3.Row
-            if new:
+            (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
+            if not pages and not write:
+                raise InputError("the campaign has not begun", self.path)
+            if not pages:
                 self._make()
+            if not write:
+                self.connection.execute("PRAGMA query_only = ON")
             self._check()
             refused.pop_all()
 

@@ -10,9 +10,9 @@ from ..store import RunStore
 from ..training import State
 
 
-def walk_folder(golden: pathlib.Path, epoch: int) -> pathlib.Path:
-    """Where the states within an epoch are, of the golden run in a folder; removed when no experiment needs them."""
-    return golden / "walks" / f"{epoch:04d}"
+def walk_folder(walks: pathlib.Path, epoch: int) -> pathlib.Path:
+    """Where the states within an epoch are, of a campaign's walks; removed when no experiment needs them."""
+    return walks / f"{epoch:04d}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,15 +21,17 @@ class Walk:
 
     Attributes:
       golden: the run, made as far as the epoch.
+      walks: folder of the states of one campaign.
       epoch: the one walked through.
     """
 
     golden: Golden
+    walks: pathlib.Path
     epoch: int
 
     @property
     def _store(self) -> RunStore:
-        return RunStore(walk_folder(self.golden.folder, self.epoch), self.golden.session.program.abstract)
+        return RunStore(walk_folder(self.walks, self.epoch), self.golden.session.program.abstract)
 
     def go(self, steps: Iterable[int]) -> int:
         """Leave the state before each of `steps`, where it is not there; returns how many steps it computed.
