@@ -1,5 +1,7 @@
 """Experiments, their store and their report: the same verdicts as replays, in a few steps, and nothing lost."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import re
 import sqlite3
@@ -9,10 +11,12 @@ import sys
 import numpy as np
 import pytest
 
-from fault_injection.campaign import report
+from fault_injection.campaign import jobs, report
 from fault_injection.campaign.conditions import Conditions, Seen
+from fault_injection.campaign.drive import JobLost, campaign
+from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory
-from fault_injection.campaign.jobs import described
+from fault_injection.campaign.jobs import Ready, Task, described
 from fault_injection.campaign.plan import parse_plan
 from fault_injection.campaign.sampling import choose, draw
 from fault_injection.campaign.store import NAME, VERSION, Store
@@ -147,6 +151,54 @@ def test_another_plan_is_refused_by_what_differs(folder):
             store.begin("another key", other)
         with pytest.raises(InputError, match="whose bits are others"):
             store.begin("another key", PLAN)
+
+
+class Inline(concurrent.futures.Executor):
+    """Runs what it is given in this process."""
+
+    def submit(self, function, /, *arguments):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def run_inline(out, monkeypatch, results, make_golden, fails):
+    """A campaign whose experiments' results are there already, but for those over which a process dies."""
+
+    def experiment(task, golden_key, number):
+        if number in fails:
+            raise concurrent.futures.BrokenExecutor
+        return results[number], {"host": "here"}
+
+    monkeypatch.setattr(jobs, "make_golden", make_golden)
+    monkeypatch.setattr(jobs, "walk", lambda *arguments: (0, 0.0))
+    monkeypatch.setattr(jobs, "experiment", experiment)
+    slot = Slot(Inline, lambda: 1, (concurrent.futures.BrokenExecutor,), Inline())
+    campaign(Task(PLAN), out, contextlib.nullcontext([slot]))
+
+
+def test_an_experiment_that_kills_its_process_costs_no_other(tmp_path, monkeypatch, results):
+    ready = Ready("a plan's key", "a golden run's key", tmp_path / "walks", Conditions())
+    with pytest.raises(JobLost, match=r"1 experiments lost their process 5 times and have no verdict: experiment 3;"):
+        run_inline(tmp_path / "out", monkeypatch, results, lambda task: ready, {3})
+    everything = set(range(PLAN.experiments))
+    with Store(tmp_path / "out") as store:
+        assert store.done() == everything - {3}
+    run_inline(tmp_path / "out", monkeypatch, results, lambda task: ready, set())
+    with Store(tmp_path / "out") as store:
+        assert store.done() == everything
+
+
+def test_a_campaign_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, results):
+    def make_golden(task):
+        raise InputError("no such data")
+
+    with pytest.raises(InputError, match="no such data"):
+        run_inline(tmp_path / "out", monkeypatch, results, make_golden, set())
+    assert not list(tmp_path.iterdir())
 
 
 def damaged(tmp_path, folder):

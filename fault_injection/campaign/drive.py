@@ -8,6 +8,7 @@ import functools
 import itertools
 import pathlib
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -174,6 +175,8 @@ class Driver:
 
     def _finished(self, timeout: float) -> Iterator[tuple[Errand, Any]]:
         """What has ended, and its value; what lost its process is ready again."""
+        if not self.running:  # an engine has lost all its workers, and may get others
+            time.sleep(timeout)
         ended = concurrent.futures.wait(self.running, timeout, concurrent.futures.FIRST_COMPLETED).done
         broken = set()
         for future in [future for future in self.running if future in ended]:  # in the order of their submission
