@@ -16,6 +16,8 @@ import time
 import uuid
 from typing import Any
 
+from tqdm import tqdm
+
 from .. import environment
 from ..errors import InputError
 from ..golden import KEEP_ALL_BELOW, Golden, content_hash
@@ -75,6 +77,7 @@ class Ready:
 def begin(processor: int | None = None, device: dict[str, str] | None = None) -> None:
     """Set up a process of this machine for jobs: one processor, or one accelerator; it ends when its parent does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's business
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a killed process would leave
     os.environ |= device or {}
     if processor is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {processor})
