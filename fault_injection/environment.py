@@ -45,7 +45,8 @@ def prepare(threads: int | None = None, precision: str = "float32", bind: bool =
         stands for processors: the process is bound to that many of them.
       precision: key of `PRECISIONS`: to what the operands of every matrix product and
         convolution are rounded. `bfloat16` is what TPUs do unless told otherwise.
-      bind: whether to bind it; with one thread a process may as well wander.
+      bind: whether to bind it; with one thread a process may as well wander, its bits being the
+        same as long as this is called before JAX's backend is made, which tracing does too.
 
     Raises:
       InputError: there are not so many.

@@ -51,9 +51,10 @@ def run_export(options) -> None:
         plan, key = _plan_of(store)
         if not options.id:
             print(*export_tables(store, out), sep="\n")
+    task = _task(options, plan)  # one for all, so that its laboratory is set up once
     for number in options.id or ():
         path = out / f"experiment_{number}.csv"
-        write_injection(path, as_injection(_task(options, plan), number, key))
+        write_injection(path, as_injection(task, number, key))
         print(path)
 
 

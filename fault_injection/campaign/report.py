@@ -250,7 +250,7 @@ def _accounting(facts: Facts) -> Section:
     rows.append(("all", str(number), str(steps), f"{steps / max(1, number):.1f}"))
     own = facts.plan.workload.epochs
     compared = []
-    for epochs in sorted({own, max(own, PUBLISHED_EPOCHS)}):
+    for epochs in dict.fromkeys((own, max(own, PUBLISHED_EPOCHS))):
         (row,) = facts.rows("published", epochs=epochs, steps_per_epoch=facts.steps_per_epoch)
         published, ours = row["steps"] or 0, row["ours"] or 0
         each = (f"{steps / max(1, number):.1f}" for steps in (published, ours))
