@@ -12,8 +12,8 @@ import pairs
 
 from fault_injection.campaign.rates import wilson
 from fault_injection.campaign.store import Store
-from fault_injection.files import write_json
-from fault_injection.outcome import UNDECIDED
+from fault_injection.machine.files import write_json
+from fault_injection.runs.outcome import UNDECIDED
 
 BOUNDS = {"exact": 1.0, "conditions": 0.99}  # share of the decided verdicts that agree, at least
 MOST_UNDECIDED = 0.1

@@ -12,7 +12,7 @@ import functools
 import ours
 import pairs
 
-from fault_injection.injection import sites_of
+from fault_injection.faults.injection import sites_of
 from models.fault import Operand, inactive_fault, make_fault
 
 BOUND = 1.25

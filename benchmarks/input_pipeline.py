@@ -17,8 +17,8 @@ import numpy as np
 import ours
 import pairs
 
-from fault_injection.session import Session
-from fault_injection.workloads import embedded, make_workload
+from fault_injection.training.session import Session
+from fault_injection.training.workloads import embedded, make_workload
 
 BOUND = 0.05
 STEPS = 2  # at a time

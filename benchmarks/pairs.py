@@ -51,7 +51,7 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
     Returns:
       The machine: processor, cores, threads, versions, load.
     """
-    from fault_injection.environment import arithmetic, describe, prepare, use_huge_pages
+    from fault_injection.machine.environment import arithmetic, describe, prepare, use_huge_pages
 
     use_huge_pages()
     prepare(options.threads)
@@ -167,7 +167,7 @@ def write(options: argparse.Namespace, found: Mapping[str, Any], claims: list[di
     """Write everything to `--out`, if given; `more` holds further numbers, such as the times."""
     if options.out is None:
         return
-    from fault_injection.files import write_json
+    from fault_injection.machine.files import write_json
 
     def without_arrays(value):
         if isinstance(value, Mapping):

@@ -19,7 +19,7 @@ import numpy as np
 import ours
 import pairs
 
-from fault_injection.environment import number_of_threads
+from fault_injection.machine.environment import number_of_threads
 
 try:
     import torch

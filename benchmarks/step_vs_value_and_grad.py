@@ -16,7 +16,7 @@ import optax
 import ours
 import pairs
 
-from fault_injection.workloads import make_optimizer
+from fault_injection.training.workloads import make_optimizer
 
 BOUNDS = {("resnet18", 64): 0.25}
 BOUND = 0.85  # of the others

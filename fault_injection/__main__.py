@@ -1,5 +1,5 @@
 """`python -m fault_injection`."""
 
-from .cli import run
+from .commands.main import run
 
 run()

@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 from cifar10_copies import copies, images  # noqa: F401
 
-from fault_injection.environment import prepare
+from fault_injection.machine.environment import prepare
 
 HERE = pathlib.Path(__file__).parent
 FIXTURES = pytest.StashKey[pathlib.Path]()

@@ -15,7 +15,6 @@ jax.config.update("jax_enable_x64", True)
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from models import NETWORKS  # noqa: E402
 from models.combinators import chain, concatenated, gated, residual  # noqa: E402
 from models.fault import inactive_fault  # noqa: E402
 from models.layer import Context, Layer  # noqa: E402
@@ -28,6 +27,7 @@ from models.layers.normalisation import batch_norm  # noqa: E402
 from models.layers.pooling import global_average  # noqa: E402
 from models.layers.standardisation import standardised_convolution  # noqa: E402
 from models.loss import cross_entropy  # noqa: E402
+from models.networks import NETWORKS  # noqa: E402
 
 
 def shrunk(layer, factor=1e-4):

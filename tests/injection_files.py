@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from fault_injection.data import DATASETS
 from fault_injection.data.batches import steps_per_epoch
-from fault_injection.fault_models import FAULT_MODELS
-from fault_injection.injection import STAGES, Injection, sites_of
-from fault_injection.workloads import AUGMENTATIONS, WORKLOADS, make_workload
+from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.injection import STAGES, Injection, sites_of
+from fault_injection.training.workloads import AUGMENTATIONS, WORKLOADS, make_workload
 
 PUBLISHED = pathlib.Path(__file__).parent.parent / "injections" / "published"
 

@@ -11,9 +11,9 @@ import pathlib
 import sys
 import tempfile
 
-from fault_injection.environment import prepare
-from fault_injection.injection import read_injection
-from fault_injection.replay import replay
+from fault_injection.faults.injection import read_injection
+from fault_injection.machine.environment import prepare
+from fault_injection.runs.replay_run import replay
 
 
 def main(threads: str, cache: str, seeds: str, *files: str) -> None:

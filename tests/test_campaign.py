@@ -11,21 +11,22 @@ import sys
 import numpy as np
 import pytest
 
-from fault_injection.campaign import jobs, report
+from fault_injection.campaign import jobs
 from fault_injection.campaign.conditions import Conditions, Seen
-from fault_injection.campaign.drive import JobLost, campaign
+from fault_injection.campaign.driver import JobLost, campaign
 from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory
 from fault_injection.campaign.jobs import Ready, Task, described
 from fault_injection.campaign.plan import parse_plan
+from fault_injection.campaign.report import sections as report
 from fault_injection.campaign.sampling import choose, draw
 from fault_injection.campaign.store import NAME, VERSION, Store
-from fault_injection.cli import main
-from fault_injection.errors import InputError
-from fault_injection.golden import Golden
-from fault_injection.outcome import MASKED, OUTCOMES, UNDECIDED
-from fault_injection.replay import replay
-from fault_injection.session import Session
+from fault_injection.commands.main import main
+from fault_injection.machine.errors import InputError
+from fault_injection.runs.golden_run import Golden
+from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
+from fault_injection.runs.replay_run import replay
+from fault_injection.training.session import Session
 
 PLAN = parse_plan("""
 workload = "resnet18"
@@ -254,8 +255,8 @@ def test_a_truncated_file_is_named_and_left_alone(tmp_path, folder, share):
 FILL = """
 import pathlib, resource, signal, sys
 from fault_injection.campaign.store import NAME, Store
-from fault_injection.cli import main
-from fault_injection.errors import InputError
+from fault_injection.commands.main import main
+from fault_injection.machine.errors import InputError
 folder = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = Store(folder, write=True)

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from fault_injection.campaign.store import Store
-from fault_injection.errors import InputError
+from fault_injection.machine.errors import InputError
 
 pytestmark = pytest.mark.slow
 

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from cifar10_copies import RECORD
 
-from fault_injection.cli import main
+from fault_injection.commands.main import main
 from fault_injection.data import cifar10
 from fault_injection.data.cifar10 import find_cifar10, load_cifar10
 from fault_injection.data.pickles import as_bytes, as_pixels, read_pickle
-from fault_injection.errors import InputError
+from fault_injection.machine.errors import InputError
 
 
 @pytest.fixture

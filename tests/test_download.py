@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fault_injection.data import download
-from fault_injection.errors import InputError
+from fault_injection.machine.errors import InputError
 
 CONTENT = np.random.default_rng(1).integers(0, 256, 3 * download.CHUNK + 12_345, np.uint8).tobytes()
 MD5 = hashlib.md5(CONTENT).hexdigest()

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fault_injection.errors import InputError
-from fault_injection.fault_models import FAULT_MODELS, VALUES, bit_flip, histogram, measured, read_histogram
+from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, bit_flip, histogram, measured, read_histogram
+from fault_injection.machine.errors import InputError
 from models.fault import ALL_ONES, Operand
 
 DRAWS = 4000

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fault_injection.files import DamagedFile, read_arrays, write_arrays, write_atomically, write_json
+from fault_injection.machine.files import DamagedFile, read_arrays, write_arrays, write_atomically, write_json
 
 ARRAYS = {"params/conv1/kernel": np.array([[1.5, -0.0, np.nan]], np.float32), "count": np.int32(7)}
 
@@ -124,7 +124,7 @@ def test_what_numpy_would_pickle_is_not_written(tmp_path):
 
 WRITER = """
 import itertools, sys
-from fault_injection.files import write_atomically
+from fault_injection.machine.files import write_atomically
 
 def content(file):
     for _ in range(64):
@@ -170,7 +170,7 @@ def test_what_a_killed_writer_left_is_replaced_by_the_next_write(tmp_path):
 
 SEVERAL_WRITERS = """
 import sys
-from fault_injection.files import write_atomically
+from fault_injection.machine.files import write_atomically
 
 def content(file):
     for _ in range(16):

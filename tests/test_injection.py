@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from injection_files import LAW, PUBLISHED, VALID, injections, same, with_row
 
-from fault_injection.fault_models import FAULT_MODELS
-from fault_injection.injection import format_injection, parse_injection, read_injection, write_injection
-from fault_injection.workloads import WORKLOADS
+from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.injection import format_injection, parse_injection, read_injection, write_injection
+from fault_injection.training.workloads import WORKLOADS
 from models.fault import INACTIVE, site_id
 
 # ---- The published injections -------------------------------------------------------------

@@ -9,10 +9,17 @@ import pytest
 from injection_files import PUBLISHED, ROWS, VALID, same, with_row
 
 from fault_injection.data import DATASETS
-from fault_injection.errors import InputError
-from fault_injection.fault_models import FAULT_MODELS
-from fault_injection.injection import OPTIONAL, REQUIRED, STAGES, format_injection, parse_injection, read_injection
-from fault_injection.workloads import AUGMENTATIONS, WORKLOADS
+from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.injection import (
+    OPTIONAL,
+    REQUIRED,
+    STAGES,
+    format_injection,
+    parse_injection,
+    read_injection,
+)
+from fault_injection.machine.errors import InputError
+from fault_injection.training.workloads import AUGMENTATIONS, WORKLOADS
 
 MISTAKES = {
     # name: (key of the row replaced, the row instead, what the message must name)

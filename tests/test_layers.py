@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import NETWORKS
 from models.combinators import chain, residual
 from models.layer import Context
 from models.layers.convolution import convolution
 from models.layers.normalisation import batch_norm
+from models.networks import NETWORKS
 
 
 def in_float64(repository, *names):

@@ -6,8 +6,8 @@ import numpy as np
 import optax
 import pytest
 
-from fault_injection.optimizers import history, keras_adam, keras_sgd
-from fault_injection.workloads import WORKLOADS, make_optimizer, make_workload
+from fault_injection.training.optimizers import history, keras_adam, keras_sgd
+from fault_injection.training.workloads import WORKLOADS, make_optimizer, make_workload
 
 STEPS = 20
 RANDOM = np.random.default_rng(0)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fault_injection.outcome import (
+from fault_injection.runs.outcome import (
     IMMEDIATE,
     LOW_TEST,
     MASKED,

@@ -13,8 +13,8 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
-from fault_injection.training import State, gradients, make_program
-from fault_injection.workloads import WORKLOADS, make_network, make_optimizer, make_workload
+from fault_injection.training.explicit import State, gradients, make_program
+from fault_injection.training.workloads import WORKLOADS, make_network, make_optimizer, make_workload
 from models.fault import Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import cross_entropy

@@ -11,8 +11,8 @@ from scipy import stats
 from fault_injection.campaign.plan import PUBLISHED_MODELS, parse_plan, read_plan, restore_plan, sample_size
 from fault_injection.campaign.rates import stratified, wilson
 from fault_injection.campaign.sampling import choose, draw
-from fault_injection.errors import InputError
-from fault_injection.injection import format_injection, parse_injection, sites_of
+from fault_injection.faults.injection import format_injection, parse_injection, sites_of
+from fault_injection.machine.errors import InputError
 from models.fault import Operand
 
 PLAN = """\

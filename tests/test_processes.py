@@ -12,9 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from fault_injection.cli import main
-from fault_injection.injection import Injection, write_injection
-from fault_injection.workloads import make_workload
+from fault_injection.commands.main import main
+from fault_injection.faults.injection import Injection, write_injection
+from fault_injection.training.workloads import make_workload
 
 OPTIONS = {"dataset": "digits", "width": 2, "batch_size": 128, "workers": 4, "epochs": 3}
 WORKLOAD = make_workload("resnet18", **OPTIONS)
@@ -142,7 +142,7 @@ def test_a_lost_device_gives_one_line(monkeypatch, capsys, tmp_path):
     def steps(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone\nwhere: in XLA")
 
-    monkeypatch.setattr("fault_injection.session.Session.steps", steps)
+    monkeypatch.setattr("fault_injection.training.session.Session.steps", steps)
     assert main([*map(str, GOLDEN[2:]), "--cache", str(tmp_path)]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "(INTERNAL: the device is gone); the same command goes on" in line

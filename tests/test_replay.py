@@ -12,12 +12,12 @@ import time
 import numpy as np
 import pytest
 
-from fault_injection.faulty_run import FaultNotApplied, check_struck, same_bits
-from fault_injection.golden import Golden, NotRepeated
-from fault_injection.injection import Injection, write_injection
-from fault_injection.outcome import IMMEDIATE, MASKED, UNDECIDED
-from fault_injection.replay import prepare, replay
-from fault_injection.workloads import make_workload
+from fault_injection.faults.injection import Injection, write_injection
+from fault_injection.runs.faulty_run import FaultNotApplied, check_struck, same_bits
+from fault_injection.runs.golden_run import Golden, NotRepeated
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, UNDECIDED
+from fault_injection.runs.replay_run import prepare, replay
+from fault_injection.training.workloads import make_workload
 
 WORKLOAD = make_workload("resnet18", dataset="digits", width=2, batch_size=128, workers=4, epochs=3)
 MILD = Injection(WORKLOAD, "bkwd_inject", "RD", 2, "basicblock_3_basic_0_conv1_grad_in", 1, 4, ((5, 2, 1, 3),), (0.05,))
@@ -114,7 +114,7 @@ def test_a_run_cut_at_the_horizon_is_undecided(cache, tmp_path):
 
 def test_the_twins_are_compared_over_as_many_epochs_as_the_verdict_is_a_mean_of(cache, tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr("fault_injection.replay.noise_floor", lambda *arguments: asked.append(arguments[1:]))
+    monkeypatch.setattr("fault_injection.runs.replay_run.noise_floor", lambda *arguments: asked.append(arguments[1:]))
     run(MILD, tmp_path / "two", cache)  # epochs ended after the fault, of three at most
     run(NAN, tmp_path / "none", cache)
     assert asked == [(3, 2), (3, 3)]

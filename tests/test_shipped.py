@@ -7,10 +7,10 @@ import sys
 
 import pytest
 
-from fault_injection.injection import read_injection
-from fault_injection.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SLOW
-from fault_injection.session import Session
-from fault_injection.workloads import make_workload
+from fault_injection.faults.injection import read_injection
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SLOW
+from fault_injection.training.session import Session
+from fault_injection.training.workloads import make_workload
 from models.fault import inactive_fault
 
 

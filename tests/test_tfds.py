@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fault_injection.data.cifar10 import find_cifar10, load_cifar10
-from fault_injection.errors import InputError
+from fault_injection.machine.errors import InputError
 
 
 def varint(value):

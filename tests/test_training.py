@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fault_injection.session import Session
-from fault_injection.training import State, digest, magnitude
-from fault_injection.workloads import WORKLOADS, make_workload
+from fault_injection.training.explicit import State, digest, magnitude
+from fault_injection.training.session import Session
+from fault_injection.training.workloads import WORKLOADS, make_workload
 from models.fault import Operand, inactive_fault, make_fault
-from models.sites import list_sites
+from models.site import list_sites
 
 SMALL = {"dataset": "digits", "width": 4, "batch_size": 32, "workers": 4}
 
@@ -129,10 +129,10 @@ PROGRAM = """
 import sys
 import jax
 import numpy as np
-from fault_injection.environment import prepare
+from fault_injection.machine.environment import prepare
 prepare()
-from fault_injection.session import Session
-from fault_injection.workloads import make_workload
+from fault_injection.training.session import Session
+from fault_injection.training.workloads import make_workload
 session = Session(make_workload({workload!r}, **{options}), devices={devices})
 state = session.start()
 for step, state, report in session.steps(state, 0, 0, {steps}):

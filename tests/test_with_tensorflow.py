@@ -16,12 +16,13 @@ import pytest
 from conftest import HERE
 from write_tensorflow import slot_key, value
 
-from fault_injection import drive, upstream
-from fault_injection.session import Session
-from fault_injection.store import RunStore
-from fault_injection.tf_checkpoint import state_name
-from fault_injection.training import leaf_names
-from fault_injection.workloads import WORKLOADS, make_workload
+from fault_injection.published import checkpoints as upstream
+from fault_injection.published import google_drive as drive
+from fault_injection.published.tensorflow_format import state_name
+from fault_injection.runs.run_store import RunStore
+from fault_injection.training.explicit import leaf_names
+from fault_injection.training.session import Session
+from fault_injection.training.workloads import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]
 STEPS = 49  # of an epoch
@@ -161,7 +162,7 @@ def test_gdown_itself_lists_resumes_and_reports_the_quota(python, repository, tm
 import sys, requests
 get, drive = requests.Session.get, "https://drive.google.com"
 requests.Session.get = lambda self, url, **more: get(self, url.replace(drive, sys.argv[1]), **more)
-from fault_injection.cli import main
+from fault_injection.commands.main import main
 sys.exit(main(sys.argv[2:]))
 """
     arguments = ["fetch-checkpoints", "resnet18", "--cache", tmp_path]

@@ -10,10 +10,10 @@ import dataclasses
 
 import numpy as np
 
-from ..golden import Golden
-from ..replay import WATCHED_STEPS
-from ..session import Names
-from ..training import StepReport
+from ..runs.golden_run import Golden
+from ..runs.replay_run import WATCHED_STEPS
+from ..training.explicit import StepReport
+from ..training.session import Names
 
 
 @dataclasses.dataclass(frozen=True)

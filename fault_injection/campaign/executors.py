@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..errors import InputError
+from ..machine.errors import InputError
 from . import jobs
 
 # What lets a process see one accelerator only.

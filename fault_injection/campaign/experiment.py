@@ -12,11 +12,11 @@ import numpy as np
 
 from models.fault import inactive_fault
 
-from ..faulty_run import check_struck, finite, same_bits
-from ..golden import Golden, noise_floor
-from ..outcome import MASKED, Outcome, Thresholds, Trace, chance, classify
-from ..session import Session
-from ..training import State, StepReport
+from ..runs.faulty_run import check_struck, finite, same_bits
+from ..runs.golden_run import Golden, noise_floor
+from ..runs.outcome import MASKED, Outcome, Thresholds, Trace, chance, classify
+from ..training.explicit import State, StepReport
+from ..training.session import Session
 from .conditions import Conditions, Envelope, Seen
 from .plan import Plan
 from .sampling import Choice, choose, draw

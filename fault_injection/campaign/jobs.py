@@ -18,11 +18,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .. import environment
-from ..errors import InputError
-from ..golden import KEEP_ALL_BELOW, Golden, content_hash
-from ..processes import say
-from ..session import Session
+from ..machine import environment
+from ..machine.errors import InputError
+from ..machine.processes import say
+from ..runs.golden_run import KEEP_ALL_BELOW, Golden, content_hash
+from ..training.session import Session
 from .conditions import Conditions
 from .experiment import Laboratory, Result
 from .plan import Plan
@@ -33,8 +33,8 @@ SOURCES = (
     "fault_injection/campaign/conditions.py",
     "fault_injection/campaign/experiment.py",
     "fault_injection/campaign/sampling.py",
-    "fault_injection/fault_models.py",
-    "fault_injection/outcome.py",
+    "fault_injection/faults/fault_models.py",
+    "fault_injection/runs/outcome.py",
 )
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from ..data import DATASETS
 from ..data.batches import steps_per_epoch
-from ..errors import InputError, did_you_mean
-from ..fault_models import FAULT_MODELS, FLOAT32, VALUES, Pattern, Values, read_histogram
-from ..files import read_text
-from ..injection import OPTIONAL, OPTIONS, REQUIRED, STAGES, sites_of
-from ..replay import last_step
-from ..workloads import WORKLOADS, Workload, contradiction, make_workload
+from ..faults.fault_models import FAULT_MODELS, FLOAT32, VALUES, Pattern, Values, read_histogram
+from ..faults.injection import OPTIONAL, OPTIONS, REQUIRED, STAGES, sites_of
+from ..machine.errors import InputError, did_you_mean
+from ..machine.files import read_text
+from ..runs.replay_run import last_step
+from ..training.workloads import WORKLOADS, Workload, contradiction, make_workload
 
 # How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")

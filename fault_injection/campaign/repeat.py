@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
-from ..files import write_atomically
-from ..injection import Injection, write_injection
-from ..processes import say
-from ..replay import Replay, replay
+from ..faults.injection import Injection, write_injection
+from ..machine.errors import InputError
+from ..machine.files import write_atomically
+from ..machine.processes import say
+from ..runs.replay_run import Replay, replay
 from .jobs import Task, laboratory, plan_key
 from .sampling import choose, draw
 from .store import Store

@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from models.fault import Fault, Operand, make_fault
-from models.sites import Site
+from models.site import Site
 
-from ..fault_models import FAULT_MODELS, Bits
-from ..injection import STAGES, Injection, sites_of
+from ..faults.fault_models import FAULT_MODELS, Bits
+from ..faults.injection import STAGES, Injection, sites_of
 from .plan import Model, Plan
 
 WHERE, WHAT = 0, 1  # tell an experiment's two random streams apart

@@ -16,8 +16,8 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from ..errors import InputError
-from ..golden import content_hash
+from ..machine.errors import InputError
+from ..runs.golden_run import content_hash
 from .experiment import Result
 from .plan import Plan, restore_plan
 

@@ -4,10 +4,10 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable
 
-from ..files import DamagedFile
-from ..golden import Golden
-from ..store import RunStore
-from ..training import State
+from ..machine.files import DamagedFile
+from ..runs.golden_run import Golden
+from ..runs.run_store import RunStore
+from ..training.explicit import State
 
 
 def walk_folder(walks: pathlib.Path, epoch: int) -> pathlib.Path:

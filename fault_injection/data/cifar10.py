@@ -3,8 +3,8 @@
 import os
 import pathlib
 
-from ..environment import cache_folder
-from ..errors import InputError
+from ..machine.environment import cache_folder
+from ..machine.errors import InputError
 from .download import Unreachable, download
 from .images import Images
 from .official import is_official, read_official

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from tqdm import tqdm
 
-from ..errors import InputError
-from ..files import named, only_writer
+from ..machine.errors import InputError
+from ..machine.files import named, only_writer
 
 CHUNK = 2**20
 TIMEOUT = 30  # seconds without a byte

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from ..errors import InputError
+from ..machine.errors import InputError
 from .images import Images, normalisation
 from .pickles import as_pixels, read_pickle
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
+from ..machine.errors import InputError
 from .images import Images, normalisation
 
 INFO = "dataset_info.json"

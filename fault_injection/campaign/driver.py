@@ -1,0 +1,209 @@
+"""The driver of a campaign: hands out walks and experiments, keeps the store, and outlives its processes."""
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+import pathlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ..machine.errors import InputError, Untrustworthy
+from ..machine.files import only_writer
+from ..machine.processes import broke_off, say
+from ..runs.golden_run import content_hash
+from . import jobs
+from .executors import Slot
+from .sampling import Experiment, draw
+from .store import Store
+from .terminal import Table
+from .walk import walk_folder
+
+ATTEMPTS = 5  # times that an errand may lose its process before the campaign stops over it
+
+
+class JobLost(Untrustworthy):
+    """Processes died over the same errands again and again."""
+
+
+def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractContextManager[list[Slot]]) -> None:
+    """Run a campaign, or what is left of it, to its end.
+
+    Args:
+      task: its plan, and where things are.
+      out: its folder; where there was none and the campaign could not begin, there is none again.
+      executors: where its jobs run.
+
+    Raises:
+      InputError: another campaign is in `out`, or runs there.
+      NotRepeated, FaultNotApplied: a result was not to be trusted; what was done before is kept.
+      JobLost: the processes of some experiments died again and again; all others are done.
+    """
+
+    def taken():
+        raise InputError("another process is running a campaign in this folder", out)
+
+    task = dataclasses.replace(task, name=content_hash(str(out.absolute())))
+    new = not out.exists()
+    with executors as slots, only_writer(out / "lock", taken), Store(out, write=True) as store:
+        store.expect(task.plan)
+        done, wanted = store.done(), set(range(task.plan.experiments))
+        if done - wanted:
+            raise InputError(f"{len(done)} experiments are here, up to number {max(done)}: a plan can only grow", out)
+        if done == wanted:
+            say(f"all {task.plan.experiments} experiments are done; python -m fault_injection report {out}")
+            return
+        store.event("started")
+        try:
+            Driver(task, store, slots).run()
+        except BaseException as error:
+            with contextlib.suppress(InputError):
+                store.event(f"stopped: {type(error).__name__} {error}"[:300])
+                if new and store.plan() is None:
+                    shutil.rmtree(out, ignore_errors=True)
+            raise
+        store.event("finished")
+
+
+@dataclasses.dataclass(frozen=True)
+class Errand:
+    """A function of `jobs` for one of the campaign's processes; handed out again if the process dies over it.
+
+    Attributes:
+      name: for people, and to count the processes lost.
+      function, arguments: what to call; the task is its first argument.
+      take: called with what it returned.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    take: Callable[[Any], None]
+
+
+class Driver:
+    """Hands out errands and takes in results; see `campaign`."""
+
+    def __init__(self, task: jobs.Task, store: Store, slots: list[Slot]):
+        self.task, self.store, self.slots = task, store, slots
+        self.ready: collections.deque[Errand] = collections.deque()
+        self.running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, Errand]] = {}
+        self.lost: collections.Counter[str] = collections.Counter()
+        self.given_up: list[str] = []
+        self.walks: dict[int, list[Experiment]] = {}  # experiments of the epochs not walked through, in their order
+        self.walking = False
+        self.left: collections.Counter[int] = collections.Counter()  # experiments without a verdict, by epoch
+
+    def run(self) -> None:
+        """All that is missing."""
+        plan = self.task.plan
+        self.ready.append(Errand("the golden run", jobs.make_golden, (), self._begin))
+        self._work(lambda: None)
+        done = self.store.done()
+        missing = [draw(plan, number) for number in range(plan.experiments) if number not in done]
+        missing.sort(key=lambda e: (e.epoch, e.step, e.number))
+        self.walks = {epoch: list(group) for epoch, group in itertools.groupby(missing, key=lambda e: e.epoch)}
+        self.left.update(e.epoch for e in missing)
+        with Table(self.store, plan) as table:
+            self._work(table.show)
+        shutil.rmtree(self.golden.walks, ignore_errors=True)
+        if self.given_up:
+            named = f"{len(self.given_up)} experiments lost their process {ATTEMPTS} times and have no verdict"
+            raise JobLost(
+                f"{named}: {', '.join(self.given_up)}"[:300] + "; out of memory? The same command tries again"
+            )
+
+    def _begin(self, golden: jobs.Ready) -> None:
+        self.golden = golden
+        known = {"conditions": dataclasses.asdict(golden.conditions), "jobs": sum(slot.jobs() for slot in self.slots)}
+        self.store.begin(golden.plan_key, self.task.plan, **known)
+
+    def _walk(self) -> None:
+        """Hand out the walk through the next epoch, before any experiment."""
+        epoch = next(iter(self.walks))
+        experiments = self.walks.pop(epoch)
+        steps = tuple(sorted({e.step for e in experiments}))
+        take = functools.partial(self._walked, epoch, experiments)
+        arguments = (self.golden.golden_key, epoch, steps)
+        self.ready.appendleft(Errand(f"the walk through epoch {epoch}", jobs.walk, arguments, take))
+        self.walking = True
+
+    def _walked(self, epoch, experiments, value):
+        self.walking = False
+        self.store.walked(epoch, *value)
+        for e in experiments:
+            arguments = (self.golden.golden_key, e.number)
+            self.ready.append(Errand(f"experiment {e.number}", jobs.experiment, arguments, self._keep))
+
+    def _keep(self, value):
+        result, environment = value
+        self.store.add([result], environment, self.golden.plan_key)
+        self.left[result.epoch] -= 1
+        if not self.left[result.epoch]:  # nothing forks from these states any more
+            shutil.rmtree(walk_folder(self.golden.walks, result.epoch), ignore_errors=True)
+
+    def _work(self, meanwhile: Callable[[], None]) -> None:
+        """Until nothing is left to hand out or to wait for; one walk at a time, and just ahead of its experiments."""
+        room = sum(slot.capacity for slot in self.slots)
+        while self.ready or self.running or self.walks:
+            if self.walks and not self.walking and len(self.ready) < room:
+                self._walk()
+            for slot in self._free():
+                if self.ready:
+                    self._submit(slot, self.ready.popleft())
+            for errand, value in self._finished(timeout=1.0):
+                errand.take(value)
+            meanwhile()
+
+    def _free(self) -> Iterator[Slot]:
+        """A slot for each errand that may be handed out now, the idle ones first."""
+        load = collections.Counter(id(slot) for slot, *_ in self.running.values())
+        for tasks in range(max(slot.capacity for slot in self.slots)):
+            yield from (slot for slot in self.slots if load[id(slot)] <= tasks < slot.capacity)
+
+    def _submit(self, slot: Slot, errand: Errand) -> None:
+        try:
+            future = slot.executor.submit(errand.function, self.task, *errand.arguments)
+        except slot.lost:
+            slot.renew(slot.executor)
+            future = slot.executor.submit(errand.function, self.task, *errand.arguments)
+        self.running[future] = slot, slot.executor, errand
+
+    def _finished(self, timeout: float) -> Iterator[tuple[Errand, Any]]:
+        """What has ended, and its value; what lost its process is ready again."""
+        if not self.running:  # an engine has lost all its workers, and may get others
+            time.sleep(timeout)
+        ended = concurrent.futures.wait(self.running, timeout, concurrent.futures.FIRST_COMPLETED).done
+        broken = set()
+        for future in [future for future in self.running if future in ended]:  # in the order of their submission
+            slot, executor, errand = self.running.pop(future)
+            try:
+                value = future.result()
+            except slot.lost as error:
+                slot.renew(executor)
+                if executor in broken:  # waited behind the one that lost the process
+                    self.ready.appendleft(errand)
+                else:
+                    broken.add(executor)
+                    self._lost(errand, error)
+            except Exception as error:
+                if not broke_off(error):
+                    raise
+                self._lost(errand, error)  # out of memory, or the device is gone
+            else:
+                yield errand, value
+
+    def _lost(self, errand: Errand, error: Exception) -> None:
+        """The errand again, but not for ever: of an experiment the others do not depend."""
+        self.lost[errand.name] += 1
+        self.store.event(f"a process died during {errand.name}, attempt {self.lost[errand.name]}: {error}"[:300])
+        if self.lost[errand.name] < ATTEMPTS:
+            self.ready.appendleft(errand)
+        elif errand.function is jobs.experiment:
+            self.given_up.append(errand.name)
+        else:
+            raise JobLost(f"{errand.name} has lost its process {ATTEMPTS} times; out of memory? the last: {error}")

@@ -1,0 +1,1 @@
+"""Faults: injection files, fault models, scaling."""

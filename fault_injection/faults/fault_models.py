@@ -1,0 +1,238 @@
+"""Software fault models by their published names: which operand they strike, where in it, with what values.
+
+They come from an analysis of what defects in an accelerator do to the tensors that software
+sees (docs/science.md, Fault models; FIdelity: He, Balaprakash, Li, MICRO 2020).  In an
+injection file positions and values are given, and the model only names the operand; in a
+campaign the model draws both.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from models.fault import ALL_ONES, Operand
+
+from ..machine.errors import InputError
+from ..machine.files import read_text
+
+Integers = np.ndarray
+FLOAT32 = 32  # bits of an element of every operand today
+NAN, INF, MINUS_INF = 0x7FC00000, 0x7F800000, 0xFF800000
+
+
+class Bits(NamedTuple):
+    """What the listed elements become: `(bits of element source & keep) ^ flip`, as in `models.fault.Fault`."""
+
+    source: Integers
+    keep: Integers
+    flip: Integers
+
+
+# `(rng, index, size)`: a generator, the positions struck (row-major) and the elements of the operand.
+Values = Callable[[np.random.Generator, Integers, int], Bits]
+# `(rng, size)`: distinct positions in an operand of `size` elements.
+Places = Callable[[np.random.Generator, int], Integers]
+
+
+def _set(index, patterns) -> Bits:
+    """The elements take the given bits."""
+    patterns = np.broadcast_to(np.asarray(patterns, np.uint32), index.shape)
+    return Bits(index, np.zeros(index.shape, np.uint32), patterns)
+
+
+def _flip(index, masks) -> Bits:
+    """The bits of the masks are inverted."""
+    masks = np.broadcast_to(np.asarray(masks, np.uint32), index.shape)
+    return Bits(index, np.full(index.shape, ALL_ONES, np.uint32), masks)
+
+
+def bit_flip(bits: tuple[int, ...] = tuple(range(FLOAT32))) -> Values:
+    """One bit of each element inverted, chosen uniformly from `bits`, 0 being the lowest."""
+
+    def values(rng, index, size):
+        return _flip(index, np.uint32(1) << rng.choice(np.array(bits, np.uint32), index.shape))
+
+    return values
+
+
+def random_finite(rng, index, size) -> Bits:
+    """Bits uniform over all finite patterns of a float32."""
+    sign = rng.integers(2, size=index.shape, dtype=np.uint32)
+    exponent = rng.integers(255, size=index.shape, dtype=np.uint32)  # 255 is that of NaN and infinity
+    fraction = rng.integers(1 << 23, size=index.shape, dtype=np.uint32)
+    return _set(index, (sign << 31) | (exponent << 23) | fraction)
+
+
+def same_tensor(rng, index, size) -> Bits:
+    """The values of other elements of the same tensor, each drawn uniformly from all but the one struck."""
+    source = (index + rng.integers(1, max(size, 2), size=index.shape)) % size
+    return Bits(source, np.full(index.shape, ALL_ONES, np.uint32), np.zeros(index.shape, np.uint32))
+
+
+def zero(rng, index, size) -> Bits:
+    """Zero."""
+    return _set(index, 0)
+
+
+def worst_case(rng, index, size) -> Bits:
+    """Uniform from 10¹⁶ to 10¹⁸: what the published values of latent outcomes can only have come from."""
+    return _set(index, rng.uniform(1e16, 1e18, index.shape).astype(np.float32).view(np.uint32))
+
+
+def measured(rng, index, size) -> Bits:
+    """After a gate-level study of a GPU: half zeros, flips mostly of several bits, 1 % special values.
+
+    The kind is one for all elements: zero 0.5; NaN or an infinity 0.01; else inverted bits, of
+    each element as many, one with probability 0.38 and 2 to 8 (uniform) otherwise, at places
+    drawn anew.  The shares are the study's; 0.38 for "fewer than 40 %", and 2 to 8, are ours.
+
+    Reference: arXiv 2605.04213.
+    """
+    kind = rng.random()
+    if kind < 0.5:
+        return zero(rng, index, size)
+    if kind < 0.51:
+        return _set(index, rng.choice(np.array([NAN, INF, MINUS_INF], np.uint32)))
+    count = 1 if rng.random() < 0.38 else rng.integers(2, 9)
+    places = rng.permuted(np.tile(np.arange(FLOAT32, dtype=np.uint32), (index.size, 1)), axis=1)[:, :count]
+    return _flip(index, np.bitwise_or.reduce(np.uint32(1) << places, axis=1))
+
+
+class Pattern(NamedTuple):
+    """A row of a histogram: the bits are inverted (`flip`) or what the element becomes, in proportion to `weight`."""
+
+    flip: bool
+    bits: int
+    weight: float
+
+
+def histogram(patterns: tuple[Pattern, ...]) -> Values:
+    """One of the patterns for each element, drawn by their weights."""
+    weights = np.array([pattern.weight for pattern in patterns])
+    kinds = np.array([pattern.flip for pattern in patterns])
+    bits = np.array([pattern.bits for pattern in patterns], np.uint32)
+
+    def values(rng, index, size):
+        row = rng.choice(len(weights), index.shape, p=weights / weights.sum())
+        return Bits(index, np.where(kinds[row], ALL_ONES, 0).astype(np.uint32), bits[row])
+
+    return values
+
+
+def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
+    """Bit patterns from a file of rows `flip,MASK,WEIGHT` (these bits are inverted) or `set,BITS,WEIGHT`.
+
+    Masks and bits are eight hexadecimal digits.  Empty rows, and those that begin with `#`, are passed over.
+
+    Raises:
+      InputError: it cannot be read, or has another row, or none of positive weight.
+    """
+    patterns = []
+    for line, row in enumerate(read_text(path).splitlines(), 1):
+        if not row.strip() or row.lstrip().startswith("#"):
+            continue
+        found = re.fullmatch(r"\s*(flip|set)\s*,\s*([0-9a-fA-F]{8})\s*,\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*", row)
+        if found is None:
+            raise InputError(f"{row[:60]!r}; expected a row such as flip,00800000,12.5 or set,00000000,50", path, line)
+        patterns.append(Pattern(found[1] == "flip", int(found[2], 16), float(found[3])))
+    if not sum(pattern.weight for pattern in patterns):
+        raise InputError("no pattern of positive weight", path)
+    return tuple(patterns)
+
+
+VALUES: dict[str, Callable[..., Values]] = {
+    "bit_flip": bit_flip,
+    "random_finite": lambda: random_finite,
+    "same_tensor": lambda: same_tensor,
+    "zero": lambda: zero,
+    "worst_case": lambda: worst_case,
+    "histogram": histogram,
+    "measured": lambda: measured,
+}
+
+
+def group_of(count: int) -> Places:
+    """`count` consecutive elements, from a multiple of `count` on; all, where the operand has no more."""
+
+    def places(rng, size):
+        first = rng.integers(max(1, size // count)) * count
+        return np.arange(first, min(first + count, size))
+
+    return places
+
+
+def run_of_groups(count: int) -> Places:
+    """Groups of `count` from start ~ U{0 … T−2} up to, not including, end ~ U{start+1 … T−1}, T = size/count.
+
+    As in the artifact, so that the last group is never struck; of one group, that one.
+    """
+
+    def places(rng, size):
+        groups = size // count
+        if groups < 2:
+            return np.arange(min(count, size))
+        start = rng.integers(groups - 1)
+        return np.arange(start * count, rng.integers(start + 1, groups) * count)
+
+    return places
+
+
+def periodic(count: int) -> Places:
+    """`count` elements every 2, 4, 8 or 16 (uniform), from anywhere on; fewer at the operand's end."""
+
+    def places(rng, size):
+        period = rng.choice([2, 4, 8, 16])
+        first = rng.integers(max(1, size - (count - 1) * period))
+        return np.arange(first, min(first + count * period, size), period)
+
+    return places
+
+
+@dataclasses.dataclass(frozen=True)
+class FaultModel:
+    """How positions and values of a fault are chosen.
+
+    Attributes:
+      operand: the one struck.
+      places: where in it.
+      values: key of `VALUES`, what the elements become.
+      group: elements in a row-major, aligned group; what it strikes is whole groups.
+    """
+
+    operand: Operand
+    places: Places
+    values: str
+    group: int = 1
+
+
+def _model(operand, values, group=1, run=False):
+    return FaultModel(operand, (run_of_groups if run else group_of)(group), values, group)
+
+
+# The `_16` variants are, literally, the plain ones, as in the artifact; meant was an operand's register
+# that 16 outputs read.
+FAULT_MODELS = {
+    "INPUT": _model(Operand.INPUT, "bit_flip"),
+    "INPUT_16": _model(Operand.INPUT, "bit_flip"),
+    "WT": _model(Operand.WEIGHT, "bit_flip"),
+    "WT_16": _model(Operand.WEIGHT, "bit_flip"),
+    "RBFLIP": _model(Operand.OUTPUT, "bit_flip"),
+    "RD": _model(Operand.OUTPUT, "random_finite"),
+    "RD_CORRECT": _model(Operand.OUTPUT, "same_tensor"),
+    "ZERO": _model(Operand.OUTPUT, "zero"),
+    "N16_RD": _model(Operand.OUTPUT, "random_finite", 16),
+    "N16_RD_CORRECT": _model(Operand.OUTPUT, "same_tensor", 16),
+    "RD_GLB": _model(Operand.OUTPUT, "random_finite", 16, run=True),
+    "RD_CORRECT_GLB": _model(Operand.OUTPUT, "same_tensor", 16, run=True),
+    "N64_INPUT": _model(Operand.INPUT, "same_tensor", 64),
+    "N64_INPUT_16": _model(Operand.INPUT, "same_tensor", 64),
+    "N64_INPUT_GLB": _model(Operand.INPUT, "same_tensor", 64, run=True),
+    "N64_WT": _model(Operand.WEIGHT, "same_tensor", 64),
+    "N64_WT_16": _model(Operand.WEIGHT, "same_tensor", 64),
+    "N64_WT_GLB": _model(Operand.WEIGHT, "same_tensor", 64, run=True),
+    "MEASURED": FaultModel(Operand.OUTPUT, periodic(16), "measured"),
+}

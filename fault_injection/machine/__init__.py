@@ -1,0 +1,1 @@
+"""The machine: environment, processes, files, errors."""

@@ -1,0 +1,1 @@
+"""What the authors of the published work provide: checkpoints, their format, their folders."""

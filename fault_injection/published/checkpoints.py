@@ -1,0 +1,226 @@
+"""Checkpoints of the published artifact: TensorFlow's, turned into states of ours that a golden run can start from.
+
+They are kept in the cache, `upstream/<workload>/checkpoints/0019.npz` being the state before
+epoch 19 and `0019.json` what is known of it.  They come without a fault-free record, and cannot
+have one: it depends on the machine.  A golden run that starts there makes it (`golden.Start`).
+"""
+
+import functools
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from ..machine.environment import cache_folder
+from ..machine.errors import InputError
+from ..machine.files import DamagedFile, write_json
+from ..machine.processes import say, shared
+from ..runs.faulty_run import same_bits
+from ..runs.golden_run import Start
+from ..runs.run_store import RunStore
+from ..training.explicit import State, leaf_names
+from ..training.session import Session
+from ..training.workloads import WORKLOADS, make_workload
+from .google_drive import SUMS, check_sums, fetch_folder, sha256
+from .tensorflow_format import ITERATIONS, Named, mismatches, name_variables, read_tensorflow, to_state
+
+# Google Drive folders of the artifact: starts of the published examples, and other epochs.
+DRIVE = {"examples": "1HVRFWY7NI5xr5qzR8yNeSKCRVnJNnqFf", "epochs": "1B4ptjedCX4e1PbzZWVe5Ydfe48BvSwzt"}
+
+
+def fitting(named: Named) -> list[str]:
+    """The workloads whose names are exactly the checkpoint's; more than one only where no optimizer was saved."""
+    names = set(named.arrays)
+    fits = []
+    for workload in WORKLOADS:
+        expected = set(leaf_names(_session(workload).program.abstract))
+        if not named.has_optimizer:
+            expected = {name for name in expected if not name.startswith("opt_state/")}
+        if names == expected:
+            fits.append(workload)
+    return fits
+
+
+@functools.cache
+def _session(workload: str) -> Session:
+    return Session(make_workload(workload))
+
+
+def fetch(
+    workload: str | None = None,
+    *,
+    drive: str = "examples",
+    only: str = "*",
+    place: pathlib.Path | None = None,
+    epoch: int | None = None,
+    cache: pathlib.Path | None = None,
+) -> list[pathlib.Path]:
+    """Download published checkpoints, or take those at `place`, and import those of a workload.
+
+    Args:
+      workload: a published name; None imports each checkpoint as the workload that it fits.
+      drive: key of `DRIVE`, where there is no `place`.
+      only: pattern of paths on Drive.
+      place: a folder of TensorFlow checkpoints, or the prefix of one.
+      epoch: the epoch that the one checkpoint found precedes; by default its iteration says so.
+
+    Returns:
+      The files written.
+
+    Raises:
+      InputError: nothing can be had, nothing fits, or something does not fit; every array that
+        does not is named before.
+    """
+    cache = cache or cache_folder()
+    if place is None:
+        place = cache / "upstream" / "drive" / drive
+        fetch_folder(DRIVE[drive], place, only)
+    prefixes = list(_prefixes(place))
+    alone = len(prefixes) == 1
+    if epoch is not None and not alone:
+        raise InputError(f"--epoch is of one checkpoint, found {len(prefixes)}; name one with --from", place)
+    written, failed = [], []
+    for prefix in prefixes:
+        try:
+            named = name_variables(read_tensorflow(prefix))
+            one = _choose(named, workload, alone)
+            written.append(_import(prefix, named, one, epoch, cache))
+        except _LeftOut as reason:
+            say(f"{prefix}: {reason}; left out")
+        except InputError as error:
+            if alone:
+                raise
+            say(str(error))
+            failed.append(error)
+    if failed:
+        raise InputError(f"{len(failed)} of {len(prefixes)} checkpoints cannot be used, the first: {failed[0]}")
+    if not written:
+        raise InputError(f"holds no checkpoint of {workload or 'one workload alone'}, see above", place)
+    return written
+
+
+class _LeftOut(Exception):
+    """A checkpoint is not of the workload asked for; the message says of which."""
+
+
+def _choose(named: Named, workload: str | None, alone: bool) -> str:
+    """As which workload to import a checkpoint.
+
+    That of no workload at all is let through where it is the only one: its mismatches are then named.
+    """
+    fits = fitting(named)
+    if workload is None:
+        if len(fits) != 1:
+            raise _LeftOut(f"fits {', '.join(fits) or 'no workload'}; name the workload")
+        return fits[0]
+    if workload not in fits and (fits or not alone):
+        raise _LeftOut(
+            f"fits {', '.join(fits)}, not {workload}" if fits else "fits no workload; to see why, name it with --from"
+        )
+    return workload
+
+
+def _prefixes(place: pathlib.Path) -> Iterator[pathlib.Path]:
+    """The checkpoints at a place, each file of them held against its recorded checksum, if there is one."""
+    if place.is_dir():
+        indices = sorted(place.rglob("*.index"))
+    else:
+        indices = [place if place.suffix == ".index" else place.with_name(f"{place.name}.index")]
+        if not indices[0].is_file():
+            raise InputError("no such folder, and no such checkpoint: there is no .index file", place)
+    if not indices:
+        packed = [path.name for path in place.rglob("*") if path.suffix in (".zip", ".gz", ".tgz", ".tar", ".h5")]
+        hint = f"; unpack {packed[0]}, then give its folder with --from" if packed else ""
+        raise InputError(f"holds no TensorFlow checkpoint (no file *.index){hint}", place)
+    for index in indices:
+        for recorded in (folder for folder in index.parents if (folder / SUMS).is_file()):
+            for file in _files(index.with_suffix("")):
+                check_sums(recorded, file)
+        yield index.with_suffix("")
+
+
+def _files(prefix: pathlib.Path) -> list[pathlib.Path]:
+    """The index of a checkpoint and its data."""
+    shards = [path for path in prefix.parent.iterdir() if path.name.startswith(f"{prefix.name}.data-")]
+    return [prefix.with_name(f"{prefix.name}.index"), *sorted(shards)]
+
+
+def _import(prefix, named: Named, workload: str, epoch: int | None, cache) -> pathlib.Path:
+    """Write one checkpoint as a state before an epoch; returns its file."""
+    session = _session(workload)
+    abstract = session.program.abstract
+    wrong = mismatches(named, abstract)
+    for line in wrong:
+        say(f"{prefix}: {line}")
+    if wrong:
+        raise InputError(
+            f"{len(wrong)} mismatches with a state of {workload}, named above; the first: {wrong[0]}", prefix
+        )
+    arrays = named.arrays
+    if epoch is None:
+        if ITERATIONS not in arrays:
+            raise InputError("its iteration was not saved; say with --epoch before which epoch it was taken", prefix)
+        epoch, rest = divmod(int(arrays[ITERATIONS]), session.steps_per_epoch)
+        if rest:
+            found = f"its iteration {arrays[ITERATIONS]} is not at the end of an epoch of {session.steps_per_epoch}"
+            raise InputError(f"{found} steps; say with --epoch before which epoch it was taken", prefix)
+    if not named.has_optimizer:
+        say(f"{prefix}: without its optimizer: moments start at zero, the iteration at epoch {epoch}")
+    state = to_state(named, abstract, epoch * session.steps_per_epoch)
+    store = _store(cache, workload, abstract)
+    path = store.checkpoint_path(epoch)
+    try:
+        if not same_bits(store.read_checkpoint(epoch), state):
+            raise InputError(
+                f"another checkpoint of this epoch was imported before: {path}; remove one of them", prefix
+            )
+    except (FileNotFoundError, DamagedFile):
+        pass  # it is written below
+    what = f"published checkpoint of {workload} before epoch {epoch}, imported"
+    origin = {
+        "what": what,
+        "optimizer": "saved" if named.has_optimizer else "not saved: moments zero, iteration that of the epoch",
+        "iteration": int(state.opt_state.iterations),
+        "optimizer_settings": named.settings,
+        "files": {file.name: sha256(file) for file in _files(prefix)},
+    }
+    write_json(path.with_suffix(".json"), origin)
+    store.write_checkpoint(epoch, state)
+    say(f"{prefix}: {what} to {path}")
+    return path
+
+
+def _store(cache: pathlib.Path, workload: str, abstract: State) -> RunStore:
+    return RunStore(cache / "upstream" / workload, abstract)
+
+
+@shared
+def _origin(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        raise DamagedFile(f"{path} is damaged") from None
+
+
+def imported_start(session: Session, epoch: int, cache: pathlib.Path | None = None) -> Start:
+    """The imported checkpoint before an epoch of a session's workload.
+
+    Raises:
+      InputError: there is none, it is damaged, or the workload is not of the published size.
+    """
+    name = session.workload.name
+    store = _store(cache or cache_folder(), name, session.program.abstract)
+    try:
+        return Start(epoch, store.read_checkpoint(epoch), _origin(store.checkpoint_path(epoch).with_suffix(".json")))
+    except FileNotFoundError:
+        there = ", ".join(map(str, store.checkpoints())) or "none"
+        raise InputError(
+            f"no published checkpoint of {name} before epoch {epoch} was imported (there are: {there}); to get it: "
+            f"python -m fault_injection fetch-checkpoints {name}",
+            store.folder,
+        ) from None
+    except DamagedFile as error:
+        raise InputError(
+            f"{error}; published checkpoints fit a workload of published width, blocks and optimizer; if it is one, "
+            "delete that file and fetch it again"
+        ) from None

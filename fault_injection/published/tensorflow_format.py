@@ -1,0 +1,145 @@
+"""TensorFlow checkpoints of the published artifact: read, and named as ours, by rules.
+
+They are object-based: a key is the path of attributes to a variable.  For five workloads the
+keys are known (`tests/fixtures/published_checkpoint_layout.json`); those of nfnet are not.
+"""
+
+import os
+import pathlib
+import re
+from typing import NamedTuple
+
+import jax
+import numpy as np
+
+from ..machine.errors import InputError
+from ..training.explicit import State, leaf_names
+from .google_drive import extra
+
+KEY = re.compile(r"(?P<variable>.+?)(/\.OPTIMIZER_SLOT/optimizer/(?P<slot>\w+))?/\.ATTRIBUTES/VARIABLE_VALUE")
+# Not of a state: the graph of objects, how often was saved, generators of augmentation, and
+# the optimizer's settings, which are the workload's.
+OTHER = re.compile(r"_CHECKPOINTABLE_OBJECT_GRAPH|save_counter/.*|data_augmentation/.*|optimizer/(?!iter/).*")
+# From the path of a variable to ours, in this order; the last `/` left parts layer from parameter.
+RULES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"/(?:bias_layer|layers)(?=/)", ""),
+        (r"^layer(\d+)/basics/", r"basicblock_\1/basic/"),
+        (r"/downsample_conv/", "/downsample/"),
+        (r"^(?=(?:conv|conv_p|bn|dense_block_\d+|transition_\d+)/)", "densenet/"),
+        (r"/bottle_necks/", "/bottleneck/"),
+        (r"/depthwise_kernel$", "/kernel"),
+        (r"/moving_mean$", "/mean"),
+        (r"/moving_variance$", "/var"),
+    )
+]
+ITERATIONS = "opt_state/iterations"
+
+
+def state_name(key: str) -> str | None:
+    """Our name of the array that a key of a TensorFlow checkpoint holds: a leaf of the state, as in `leaf_names`.
+
+    `layer2/basics/0/conv1/bias_layer/bias/.ATTRIBUTES/VARIABLE_VALUE` is
+    `params/basicblock_2_basic_0_conv1/bias`.
+
+    Returns:
+      None for what is not part of a state.
+    """
+    match = KEY.fullmatch(key)
+    if OTHER.fullmatch(key) or match is None:
+        return None
+    path, slot = match["variable"], match["slot"]
+    if path == "optimizer/iter":
+        return ITERATIONS
+    for pattern, replacement in RULES:
+        path = pattern.sub(replacement, path)
+    layer, _, name = path.rpartition("/")
+    room = f"opt_state/{slot}" if slot else "stats" if name in ("mean", "var") else "params"
+    return f"{room}/{layer.replace('/', '_')}/{name}"
+
+
+class Named(NamedTuple):
+    """A checkpoint's arrays under our names.
+
+    Attributes:
+      keys: where each came from, by our name.
+      arrays: by our name.
+      settings: of its optimizer, such as the learning rate.
+      unknown: keys that name nothing we know of.
+    """
+
+    keys: dict[str, str]
+    arrays: dict[str, np.ndarray]
+    settings: dict[str, float]
+    unknown: list[str]
+
+    @property
+    def has_optimizer(self) -> bool:
+        """Whether the optimizer was saved, in part at least."""
+        return any(name.startswith("opt_state/") for name in self.arrays)
+
+
+def read_tensorflow(prefix: pathlib.Path) -> dict[str, np.ndarray]:
+    """The arrays of a TensorFlow checkpoint by key; `prefix` is its path without `.index`.
+
+    Raises:
+      InputError: TensorFlow is missing, or the checkpoint is damaged or not whole.
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it is talkative, and only reads here
+    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
+    train = extra("tensorflow").train
+    try:
+        reader = train.load_checkpoint(str(prefix))
+        return {key: np.asarray(reader.get_tensor(key)) for key in sorted(reader.get_variable_to_shape_map())}
+    except Exception as error:  # damage surfaces as errors of several kinds
+        raise InputError(f"not a whole TensorFlow checkpoint ({' '.join(str(error).split())[:200]})", prefix) from None
+
+
+def name_variables(variables: dict[str, np.ndarray]) -> Named:
+    """Name a checkpoint's arrays as ours; nothing is checked yet."""
+    keys, arrays, settings, unknown = {}, {}, {}, []
+    for key, array in variables.items():
+        name = state_name(key)
+        if name is not None:
+            keys[name], arrays[name] = key, array
+        elif key.startswith("optimizer/") and array.ndim == 0:
+            settings[key.split("/")[1]] = float(array)
+        elif not OTHER.fullmatch(key):
+            unknown.append(key)
+    return Named(keys, arrays, settings, unknown)
+
+
+def mismatches(named: Named, abstract: State) -> list[str]:
+    """What of a checkpoint does not fit a workload's state, a line each; a missing optimizer is none."""
+    expected = dict(zip(leaf_names(abstract), jax.tree.leaves(abstract), strict=True))
+    found = [f"{key}: unknown" for key in named.unknown]
+    for name, array in named.arrays.items():
+        key, leaf = named.keys[name], expected.get(name)
+        kind = "int64" if name == ITERATIONS else "float32"
+        if leaf is None:
+            found.append(f"{key}: the state has no {name}")
+        elif array.shape != leaf.shape or array.dtype != kind:
+            is_, wanted = (f"{t} {list(s)}" for t, s in ((array.dtype, array.shape), (kind, leaf.shape)))
+            found.append(f"{key}: {is_}, expected {wanted} as {name}")
+        elif name == ITERATIONS and not 0 <= array < 2**31:
+            found.append(f"{key}: {array}, expected a number of steps")
+    for name in expected.keys() - named.arrays.keys():
+        if named.has_optimizer or not name.startswith("opt_state/"):
+            found.append(f"{name}: no variable for it")
+    return sorted(found)
+
+
+def to_state(named: Named, abstract: State, iteration: int) -> State:
+    """The state, on the host, of a checkpoint that fits.
+
+    Args:
+      iteration: where no optimizer was saved: it counts from there, its moments being zero.
+    """
+    initial = {ITERATIONS: iteration}
+    leaves, structure = jax.tree.flatten(abstract)
+    arrays = [
+        named.arrays.get(name, np.full(leaf.shape, initial.get(name, 0))).astype(leaf.dtype)
+        for name, leaf in zip(leaf_names(abstract), leaves, strict=True)
+    ]
+    return jax.tree.unflatten(structure, arrays)

@@ -1,0 +1,1 @@
+"""Runs: golden, replayed, recorded, judged."""

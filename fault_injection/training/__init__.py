@@ -1,0 +1,1 @@
+"""What is trained: programs, workloads, optimizers."""

@@ -1,0 +1,338 @@
+"""Scaling an injection keeps every place at the same fraction of what it counts in, and says what it did."""
+
+import dataclasses
+import math
+import os
+import re
+import shlex
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from injection_files import LAW, PUBLISHED, VALID, injections, same, with_row
+
+from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.injection import format_injection, parse_injection, read_injection
+from fault_injection.faults.scaling import scale
+from fault_injection.machine.errors import InputError
+
+SMALL = {"width": 8, "epochs": 20, "batch_size": 128}
+RUN = read_injection(PUBLISHED / "resnet18_nobn-short_term_infs_nans.csv")  # 64 elements of 128/6/6/256
+
+
+def flat(injection):
+    """The positions as row-major indices."""
+    return np.ravel_multi_index(np.array(injection.positions).T, injection.site.shapes[injection.operand])
+
+
+def is_run(injection):
+    return len(injection.positions) > 1 and (np.diff(flat(injection)) == 1).all()
+
+
+def nearest(old, new):
+    """⌊c·new/old⌋ of every coordinate."""
+    shapes = [injection.site.shapes[injection.operand] for injection in (old, new)]
+    return [tuple(c * b // a for c, a, b in zip(position, *shapes, strict=True)) for position in old.positions]
+
+
+# ---- The published injections -------------------------------------------------------------
+
+SCALED = {  # epoch, step, worker, first and last position
+    "resnet18-immediate_infs_nans": (4, 8, 1, "13/3/3/10"),
+    "resnet18-masked": (7, 7, 3, "2/2/47/25"),
+    "resnet18-slow_degrade": (1, 7, 5, "15/3/1/56"),
+    "resnet18_nobn-short_term_infs_nans": (9, 10, 7, "9/1/2/0 9/1/3/31"),
+    "resnet18_nobn-slow_degrade": (7, 5, 2, "0/0/9/3"),
+    "resnet18_sgd-immediate_infs_nans": (3, 5, 0, "7/3/8/19"),
+    "resnet18_sgd-sharp_degrade": (5, 2, 1, "2/2/7/5"),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_published_injection_scales_to_the_embedded_size(name):
+    old = read_injection(PUBLISHED / f"{name}.csv")
+    new, _ = scale(old, dataset="digits", **SMALL)
+    ends = dict.fromkeys(["/".join(map(str, new.positions[end])) for end in (0, -1)])
+    assert (new.epoch, new.step, new.worker, " ".join(ends)) == SCALED[name]
+    assert new.values == old.values
+    assert (new.workload.dropout, new.workload.augmentation) == (0, "crop")  # as digits implies
+    assert same(parse_injection(format_injection(new)), new)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "position"),
+    [
+        ("effnet-immediate_infs_nans", (1, 1, 1, 1, 1, 1, 1), "5/0/0/5 6/0/0/5"),
+        ("effnet-slow_degrade", (1, 1, 1, 1, 1, 1, 1), "8/0/7/0"),
+        ("densenet-immediate_infs_nans", (1, 1, 1, 10), "11/0/0/0 11/0/0/15"),
+        ("densenet-slow_degrade", (6, 1, 1, 1), "12/6/6/0 12/6/6/15"),
+    ],
+)
+def test_fewer_blocks_keep_the_layer(name, blocks, position):
+    old = read_injection(PUBLISHED / f"{name}.csv")
+    new, _ = scale(old, dataset="digits", blocks=blocks, **SMALL)
+    assert (new.layer, new.workload.blocks, new.values) == (old.layer, blocks, old.values)
+    assert " ".join(dict.fromkeys("/".join(map(str, new.positions[end])) for end in (0, -1))) == position
+    assert same(parse_injection(format_injection(new)), new)
+
+
+def test_a_layer_that_fewer_blocks_leave_out_is_refused():
+    injection = read_injection(PUBLISHED / "densenet-slow_degrade.csv")
+    left_out = r"bottleneck_5_conv2_grad_in is not a site of densenet with blocks 2/2/2/2, .*; did you mean 'dense"
+    with pytest.raises(InputError, match=left_out):
+        scale(injection, blocks=(2, 2, 2, 2))
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_a_published_injection_scales_on_its_own_dataset(name):
+    old = read_injection(PUBLISHED / f"{name}.csv")
+    new, _ = scale(old, **SMALL)
+    assert new.step == old.step * 391 // 49
+    assert (new.workload.dropout, new.workload.augmentation) == (old.workload.dropout, old.workload.augmentation)
+    assert same(parse_injection(format_injection(new)), new)
+
+
+def test_the_mapping_names_every_change_and_what_did_not_change():
+    _, mapping = scale(dataclasses.replace(RUN, horizon=40), dataset="digits", workers=4, **SMALL)
+    assert mapping == [
+        "workload: dataset cifar10 -> digits, width 64 -> 8, dropout 0.15 -> 0.0, augmentation flip+crop -> crop, "
+        "workers 8 -> 4, batch_size 1024 -> 128, epochs 80 -> 20",
+        "each coordinate c -> ⌊c·new/old⌋, counted from 0:",
+        "epoch: 39 of 80 -> 9 of 20",
+        "step: 47 of 49 -> 10 of 11",
+        "worker: 7 of 8 -> 3 of 4",
+        "run of 64 elements: 74/1/2/128 to 74/1/2/191 of the input [128×6×6×256] -> "
+        "18/1/2/0 to 18/1/3/31 of the input [32×6×6×32], from a multiple of 64",
+        "values: unchanged",
+        "horizon: 40 of 3920 steps -> 2 of 220",
+        "learning rate: not scaled, 0.001 to 0.0001 within 5000 steps, of which the training goes through "
+        "78% (3920 steps) -> 4% (220 steps)",
+    ]
+
+
+# ---- Several elements ---------------------------------------------------------------------
+
+
+def at(shape_positions, **changes):
+    """The published run of 64 with other positions."""
+    positions = tuple(tuple(map(int, position)) for position in shape_positions)
+    return dataclasses.replace(RUN, positions=positions, values=tuple(map(float, range(len(positions)))), **changes)
+
+
+def run_from(first, count):
+    return np.array(np.unravel_index(np.arange(first, first + count), (128, 6, 6, 256))).T
+
+
+def test_a_run_that_the_operand_has_no_room_for_is_shortened_and_that_is_said():
+    old = at(run_from(128 * 6 * 6 * 256 - 512, 512))
+    new, mapping = scale(old, **SMALL)
+    assert flat(new).tolist() == list(range(16 * 6 * 6 * 32 - 64, 16 * 6 * 6 * 32))
+    assert new.values == old.values[:64]
+    assert "; shortened to 64, for which there is room" in "\n".join(mapping)
+    assert "values: unchanged, but for the last 448, left out" in mapping
+
+
+def test_a_run_that_was_not_aligned_stays_where_it_falls():
+    new, _ = scale(at(run_from(64 + 7, 5)), **SMALL)
+    assert flat(new).tolist() == list(range(71 * 32 // 256, 71 * 32 // 256 + 5))
+
+
+def test_elements_that_are_no_run_are_mapped_one_by_one():
+    new, mapping = scale(at([(100, 5, 0, 255), (0, 0, 0, 8), (0, 0, 0, 24)]), **SMALL)
+    assert new.positions == ((12, 5, 0, 31), (0, 0, 0, 1), (0, 0, 0, 3))
+    assert sum(line.startswith("element: ") for line in mapping) == 3
+
+
+def test_elements_that_would_become_one_are_refused():
+    with pytest.raises(InputError) as error:
+        scale(at([(0, 0, 0, 8), (3, 0, 0, 9)]), **SMALL)
+    line = "inj_pos 0/0/0/8 and 3/0/0/9 would both become 0/0/0/1; keep one of them, or scale less"
+    assert str(error.value) == line
+
+
+@pytest.mark.parametrize(
+    ("fmodel", "size"), {"N64_WT_GLB": 64, "N64_INPUT": 64, "N16_RD": 16, "RD_GLB": 16, "RD": 1, "WT_16": 1}.items()
+)
+def test_the_group_of_a_fault_model(fmodel, size):
+    assert FAULT_MODELS[fmodel].group == size
+
+
+# ---- Laws ---------------------------------------------------------------------------------
+
+
+@st.composite
+def scalable(draw):
+    """Any valid injection, half of them with a run for their positions."""
+    old = dataclasses.replace(draw(injections()), horizon=draw(st.none() | st.integers(0, 100)))
+    shape = old.site.shapes[old.operand]
+    size, unit = math.prod(shape), draw(st.sampled_from([1, FAULT_MODELS[old.fmodel].group]))
+    if draw(st.booleans()) or unit >= size:
+        return old
+    groups = size // unit
+    first = draw(st.integers(0, groups - 1) | st.just(max(0, groups - 8))) * unit  # or the last ones
+    count = min(draw(st.integers(1, 8)) * unit, size - first)
+    positions = np.array(np.unravel_index(np.arange(first, first + count), shape)).T
+    return dataclasses.replace(
+        old, positions=tuple(map(tuple, positions.tolist())), values=tuple(map(float, range(count)))
+    )
+
+
+SCALES = st.fixed_dictionaries(
+    {},
+    optional={
+        "dataset": st.sampled_from(["digits", "cifar10"]),
+        "width": st.sampled_from([4, 8, 64]),
+        "epochs": st.sampled_from([1, 20, 80, 97]),
+        "sizes": st.sampled_from([(1, 16), (8, 16), (8, 128)]),  # workers, batch of each
+    },
+)
+
+
+@LAW
+@given(scalable(), SCALES)
+def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, options):
+    if sizes := options.pop("sizes", None):
+        options |= {"workers": sizes[0], "batch_size": sizes[0] * sizes[1]}
+    try:
+        new, mapping = scale(old, **options)
+    except InputError as error:
+        assert "would both become" in str(error)
+        assert not is_run(old)
+        return
+    assert same(parse_injection(format_injection(new)), new)  # so in range and distinct
+    assert {name: getattr(new.workload, name) for name in options} == options
+    assert new.epoch == old.epoch * new.workload.epochs // old.workload.epochs
+    assert new.step == old.step * new.steps_per_epoch // old.steps_per_epoch
+    assert new.worker == old.worker * new.workload.workers // old.workload.workers
+    assert (new.horizon is None, new.horizon == 0) == (old.horizon is None, old.horizon == 0)
+    kept = len(new.positions)
+    assert np.array(new.values).tobytes() == np.array(old.values[:kept]).tobytes()
+    assert all(line.isprintable() for line in mapping)
+    if not is_run(old):
+        assert list(new.positions) == nearest(old, new)
+        return
+    index, size = flat(new), math.prod(new.site.shapes[new.operand])
+    assert (np.diff(index) == 1).all()
+    expected = int(np.ravel_multi_index(nearest(old, new)[0], new.site.shapes[new.operand]))
+    if flat(old)[0] % FAULT_MODELS[old.fmodel].group == 0:
+        assert index[0] % FAULT_MODELS[old.fmodel].group == 0
+        assert 0 <= expected - index[0] < FAULT_MODELS[old.fmodel].group
+    else:
+        assert index[0] == expected
+    assert kept == len(old.positions) or index[-1] == size - 1
+
+
+@LAW
+@given(scalable())
+def test_scaling_to_the_same_scale_changes_nothing(old):
+    w = old.workload
+    new, mapping = scale(old, width=w.width, epochs=w.epochs, batch_size=w.batch_size, dataset=w.dataset)
+    assert format_injection(new) == format_injection(old)
+    assert mapping[0] == "workload: unchanged"
+
+
+# ---- The command --------------------------------------------------------------------------
+
+
+def run(repository, folder, *arguments):
+    """`python -m fault_injection …` in `folder`."""
+    return subprocess.run(
+        [sys.executable, "-m", "fault_injection", *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(repository)},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_the_readmes_command_prints_what_the_readme_says(repository, tmp_path):
+    section = (repository / "README.md").read_text().split("## Scale a file down\n")[1].split("\n## ")[0]
+    command, printed = re.findall(r"```(?:sh)?\n(.*?)```", section, re.DOTALL)
+    _, _, module, *arguments = shlex.split(command)
+    (tmp_path / "injections").symlink_to(repository / "injections")
+    done = run(repository, tmp_path, *arguments)
+    assert (module, done.returncode, done.stderr) == ("fault_injection", 0, "")
+    assert done.stdout == printed
+    written = tmp_path / printed.split()[-1]
+    assert {path.name for path in tmp_path.iterdir()} == {"injections", written.name}
+    assert read_injection(written).sentence() == printed.splitlines()[-2]
+
+
+def test_a_file_that_exists_is_overwritten_only_by_force(repository, tmp_path):
+    (tmp_path / "a.csv").write_text(VALID)
+    command = ["scale", "a.csv", "--width", "4", "--workers", "4"]
+    assert run(repository, tmp_path, *command).returncode == 0
+    path = tmp_path / "a_width4_workers4.csv"
+    written = path.read_text()
+    path.write_text("mine")
+    refused = run(repository, tmp_path, *command)
+    line = f"{path.name}: exists already; choose another file with --out, or overwrite it with --force\n"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", line)
+    assert path.read_text() == "mine"
+    assert run(repository, tmp_path, *command, "--force").returncode == 0
+    assert path.read_text() == written
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fragment"),
+    [
+        ([], "scale to what? give at least one of --dataset, --width"),
+        (["--widht", "8"], "unrecognized arguments: --widht 8"),
+        (["--width", "0"], "'0'; expected a whole number from 1 to 1024"),
+        (["--dataset", "digit"], "'digit' is unknown; did you mean 'digits'?"),
+        (["--seed", "1"], "unrecognized arguments: --seed 1"),
+        (["--workers", "3"], "batch_size 128 is not a multiple of the 3 workers"),
+        (["--batch-size", "4"], "batch_size 4 is not a multiple of the 8 workers"),
+        (["--blocks", "2/2"], "blocks 2/2 of resnet18; expected 4 counts"),
+        (["--width", "8", "--out", "."], "--out is a folder, expected a file"),
+    ],
+)
+def test_bad_options_give_one_line_and_no_file(repository, tmp_path, arguments, fragment):
+    (tmp_path / "a.csv").write_text(VALID)
+    done = run(repository, tmp_path, "scale", "a.csv", *arguments)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert fragment in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
+
+
+# ---- Never implicit -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "flags"),
+    [
+        ("resnet18-slow_degrade", "width,8", "--width 8"),  # inj_pos
+        ("resnet18-masked", "epochs,20\nwidth,8", "--width 8 --epochs 20"),  # target_epoch
+        ("resnet18-slow_degrade", "dataset,digits\nbatch_size,128", "--dataset digits --batch-size 128"),  # target_step
+        ("resnet18_nobn-short_term_infs_nans", "workers,4", "--workers 4"),  # target_worker
+    ],
+)
+def test_a_published_file_under_rows_of_another_scale_is_refused_with_the_command(name, rows, flags):
+    text = (PUBLISHED / f"{name}.csv").read_text()
+    with pytest.raises(InputError) as error:
+        parse_injection(text + rows)
+    message = str(error.value)
+    assert message.endswith(f"then: python -m fault_injection scale FILE {flags}")
+    assert message.isprintable()
+    # The command given is one that works.
+    arguments = flags.replace("--", "").replace("-", "_").split()
+    values = {
+        key: int(value) if value.isdecimal() else value for key, value in zip(*[iter(arguments)] * 2, strict=True)
+    }
+    scale(parse_injection(text), **values)
+
+
+def test_no_other_scale_is_suspected_where_no_row_names_one():
+    text = (PUBLISHED / "resnet18-masked.csv").read_text()
+    with pytest.raises(InputError) as error:
+        parse_injection(text.replace("target_epoch,30", "target_epoch,80"))
+    assert str(error.value).endswith("expected 0 to 79")
+
+
+def test_a_misspelled_site_is_no_matter_of_scale():
+    with pytest.raises(InputError) as error:
+        parse_injection(with_row("target_layer", "target_layer,conv9"))
+    assert "scale" not in str(error.value)
