@@ -8,6 +8,7 @@ of elements K is a shape.
 import enum
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -91,7 +92,7 @@ def padded_size(count: int) -> int:
 
 
 def make_fault(
-    site: str,
+    site: Any,
     operand: Operand,
     worker: int,
     index: Sequence[int] | np.ndarray,
@@ -125,7 +126,7 @@ def make_fault(
         return np.pad(values, (0, pad), constant_values=fill)
 
     return Fault(
-        site=np.int32(site_id(site)),
+        site=np.int32(site_id(getattr(site, "name", site))),
         operand=np.int32(operand),
         worker=np.int32(worker),
         index=padded(index, INACTIVE, np.int32),

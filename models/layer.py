@@ -30,6 +30,8 @@ class Context:
     key: jax.Array
     workers: jax.Array
     fault: Fault | None = None
+    supported: frozenset[str] | None = struct.field(pytree_node=False, default=None)
+    input_gradient: bool = struct.field(pytree_node=False, default=True)
     train: bool = struct.field(pytree_node=False, default=True)
     observe: frozenset[str] = struct.field(pytree_node=False, default=frozenset())
 

@@ -199,10 +199,11 @@ def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = Tr
       operands of every worker in the published layout, stacked along a leading axis [R].
     """
     # What depends on the site enters as a traced value: operations of equal shape share one trace.
-    strike = None if ctx.fault is None else _strike_here(ctx.fault, jnp.int32(site_id(site)), ctx.workers)
+    fault = ctx.fault if ctx.supported is None or site in ctx.supported else None
+    strike = None if fault is None else _strike_here(fault, jnp.int32(site_id(site)), ctx.workers)
     with isolated("false"):
         result, struck, operands = _perform(
-            operation, "operands" in ctx.observe, used, a, b, ctx.fault, strike, ctx.workers.shape[0]
+            operation, "operands" in ctx.observe, used, a, b, fault, strike, ctx.workers.shape[0]
         )
     return result, Observations(struck, {"operands": {site: operands}} if operands else {})
 

@@ -16,18 +16,22 @@ class Site:
 
     Attributes:
       name: as in an injection file.
+      layer: the layer it belongs to.
       stage: `forward` or `backward`.
-      shapes: of its three operands for one worker.
-      dtype: of all three.
+      operands: shapes and dtypes of its three operands for one worker.
     """
 
     name: str
+    layer: str
     stage: str
-    shapes: dict[Operand, tuple[int, ...]]
-    dtype: str
+    operands: dict[Operand, jax.ShapeDtypeStruct]
+
+    @property
+    def shapes(self) -> dict[Operand, tuple[int, ...]]:
+        return {operand: tensor.shape for operand, tensor in self.operands.items()}
 
 
-def list_sites(network: Layer, worker_batch: int, input_shape: tuple[int, ...] = (32, 32, 3)) -> dict[str, Site]:
+def list_sites(network: Layer, example: jax.ShapeDtypeStruct) -> dict[str, Site]:
     """All sites of `network` by name, in the order in which a step runs them.
 
     Args:
@@ -37,7 +41,7 @@ def list_sites(network: Layer, worker_batch: int, input_shape: tuple[int, ...] =
     Raises:
       ValueError: two sites whose names have the same hash.
     """
-    shape = (1, worker_batch, *input_shape)
+    shape = (1, *example.shape)
     params, stats = network.init(None, shape)
 
     def passes(params, stats, x):
@@ -54,8 +58,9 @@ def list_sites(network: Layer, worker_batch: int, input_shape: tuple[int, ...] =
     sites = {}
     for stage, name in order:
         operands = traced[name]
-        shapes = {operand: operands[operand.name.lower()].shape[1:] for operand in Operand}
-        sites[name] = Site(name, stage, shapes, operands["input"].dtype.name)
+        each = {o: operands[o.name.lower()] for o in Operand}
+        layer = name.removesuffix("_grad_in").removesuffix("_grad_wt")
+        sites[name] = Site(name, layer, stage, {o: jax.ShapeDtypeStruct(t.shape[1:], t.dtype) for o, t in each.items()})
     if len({site_id(name) for name in sites}) != len(sites):
         raise ValueError("two sites have the same id; rename one")
     return sites

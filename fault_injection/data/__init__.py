@@ -4,6 +4,9 @@ import dataclasses
 import pathlib
 from collections.abc import Callable
 
+import jax
+import numpy as np
+
 from .batches import Batches
 from .cifar10 import find_cifar10, load_cifar10
 from .digits import load_digits
@@ -25,6 +28,8 @@ class DatasetInfo:
     train: int
     test: int
     load: Callable[[pathlib.Path | None], Images]
+    example: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct((32, 32, 3), np.float32)
+    classes: int = 10
     find: Callable[[pathlib.Path | None], object] = lambda folder: True
 
 

@@ -48,7 +48,7 @@ class Batches:
         for worker in range(self.workers):
             random = np.random.default_rng([self.seed, AUGMENTATION, epoch, step, worker])
             augment(pixels[mine[worker]], self.images.table, self.augmentation, random, image[worker])
-        return {"image": image, "label": labels[mine]}
+        return {"input": image, "target": labels[mine]}
 
     def test(self) -> Iterator[dict[str, np.ndarray]]:
         """The test images as batches [R,m,…] of one shape, `weight` [R,m] being 0 where padded."""
@@ -60,8 +60,8 @@ class Batches:
             weight = (rows < count).astype(np.float32)
             mine = np.minimum(rows, count - 1).reshape(self.workers, each)
             yield {
-                "image": self.images.table[self.images.test_images[mine]],
-                "label": self.images.test_labels[mine],
+                "input": self.images.table[self.images.test_images[mine]],
+                "target": self.images.test_labels[mine],
                 "weight": weight.reshape(self.workers, each),
             }
 

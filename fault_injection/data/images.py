@@ -23,6 +23,11 @@ class Images:
     table: np.ndarray
 
     @functools.cached_property
+    def chance(self) -> float:
+        """Accuracy of guessing: the share of the commonest training label."""
+        return float(np.bincount(self.train_labels).max() / len(self.train_labels))
+
+    @functools.cached_property
     def sha256(self) -> str:
         """Hash of every pixel, label and normalised value, part of what a golden run is filed under."""
         digest = hashlib.sha256()

@@ -1,9 +1,9 @@
-"""The training step: a pure function of state, batch, address and fault."""
+"""The program of an explicit network: its training step, forward and backward pass written out, on a mesh of workers."""
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,21 +13,21 @@ from flax import struct
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.fault import Fault, Struck
+from models.fault import Fault
 from models.formulations import CPU_OPTIONS
 from models.isolation import isolated
-from models.layer import Context, Layer, Params, Stats, merge
+from models.layer import Context, Layer, Observations, Params, Stats, merge
 from models.loss import cross_entropy
 
 from ..machine.errors import InputError
+from .optimizers import history
+from .program import Array, Batch, Evaluation, Leaf, Measure, Program, Role, StepReport, leaf_names, report
 
 AXIS = "workers"
-COPIED = 1 << 16  # elements up to which leaves of one size are copied together to be looked at
-Array = jax.Array | np.ndarray  # on the device, or fetched from it
 
 
 @struct.dataclass
-class State:
+class ExplicitState:
     """What a step reads and writes: parameters, running statistics, optimizer state."""
 
     params: Params
@@ -35,116 +35,34 @@ class State:
     opt_state: optax.OptState
 
 
-@struct.dataclass
-class StepReport:
-    """What a step says of itself.
+class Batches(Protocol):
+    """The batches of a dataset: trees of arrays with the keys `input` and `target`, and the workers as leading axis."""
 
-    Attributes:
-      loss, accuracy: of the global batch, before the update.
-      digest: uint32 [leaves of the state], see `digest`.
-      magnitude: float32 [leaves of gradients and of the state], largest absolute value of
-        each; NaN or infinite exactly where a leaf has a non-finite element.
-      struck: what the fault did, None without fault support.
-      tensors: observations asked for, with leading axis [R].
-    """
+    def train(self, epoch: int, step: int) -> dict[str, np.ndarray]:
+        """The batch of one step; a pure function of its address."""
 
-    loss: Array
-    accuracy: Array
-    digest: Array
-    magnitude: Array
-    struck: Struck | None
-    tensors: dict[str, Any]
+    def test(self) -> Iterator[dict[str, np.ndarray]]:
+        """The test data as batches of one shape, with `weight` [R,m], which is 0 where they are padded."""
 
 
-def gradients(network: Layer, params: Params, stats: Stats, batch, ctx: Context, batch_size: int):
+def gradients(
+    network: Layer, params: Params, stats: Stats, batch: Batch, ctx: Context, batch_size: int
+) -> tuple[jax.Array, jax.Array, Stats, Params, Observations, jax.Array]:
     """One forward and backward pass of the device's workers.
 
     Args:
-      batch: `image` [R,b,H,W,C], `label` [R,b].
+      batch: `input` [R,b,…], `target` [R,b].
       batch_size: global; the loss is the sum over examples divided by it.
 
     Returns:
-      This device's share of loss and accuracy, new statistics (mean over its workers),
+      This device's share of loss and metric, new statistics (mean over its workers),
       gradients (summed over its workers), observations, logits [R,b,classes].
     """
-    logits, new_stats, cache, forward = network.forward(params, stats, batch["image"], ctx)
-    loss, correct, dlogits = cross_entropy(logits, batch["label"])
+    logits, new_stats, cache, forward = network.forward(params, stats, batch["input"], ctx)
+    loss, correct, dlogits = cross_entropy(logits, batch["target"])
     _, grads, backward = network.backward(params, cache, dlogits / batch_size, ctx)
-    loss, accuracy = jnp.sum(loss) / batch_size, jnp.sum(correct) / batch_size
-    return loss, accuracy, new_stats, grads, merge([forward, backward]), logits
-
-
-def digest(state: State) -> jax.Array:
-    """One integer a leaf: Σ bits(element) · odd hash(position), modulo 2³².
-
-    Integer sums do not depend on the order of summation, hence not on sharding.  An odd
-    factor is invertible, so a leaf that differs in one element never has the same digest.
-    Two states that differ in several elements of one leaf agree by chance once in 2³².
-    """
-    return _of_each(_digests, jax.tree.leaves(state))
-
-
-@jax.jit
-@isolated("true")
-def _digests(leaves):
-    words = _words(leaves)
-    position = lax.iota(jnp.uint32, words.shape[1])
-    return _reduce(words * ((position * jnp.uint32(0x9E3779B1)) | 1), jnp.sum)  # 2³² / golden ratio
-
-
-def magnitude(tree) -> jax.Array:
-    """Largest absolute value of each leaf, by its bits, so that no NaN is lost to a comparison."""
-    tops = _of_each(_magnitudes, jax.tree.leaves(tree))
-    return lax.bitcast_convert_type(tops, jnp.float32)
-
-
-@jax.jit
-@isolated("true")
-def _magnitudes(leaves):
-    if not jnp.issubdtype(leaves.dtype, jnp.floating):
-        return jnp.zeros(leaves.shape[0], jnp.uint32)
-    return _reduce(_words(leaves) & 0x7FFFFFFF, jnp.max)
-
-
-def _of_each(function, leaves):
-    """`function` of each leaf [n].  It takes several of one size at once, [m,size], and gives [m].
-
-    Small leaves are copied together by their size: a network has thousands of them and few
-    sizes, and each call is a piece of program to be compiled and loaded.
-    """
-    groups: dict[Any, list[int]] = {}
-    for i, leaf in enumerate(leaves):
-        alone = i if leaf.size > COPIED else None
-        groups.setdefault((leaf.dtype, leaf.size, alone), []).append(i)
-    found = []
-    for members in groups.values():
-        together = jnp.concatenate([leaves[i].reshape(1, -1) for i in members])
-        with isolated("false"):
-            found.append(function(together))
-    order = np.argsort([i for members in groups.values() for i in members])
-    return jnp.concatenate(found)[order]
-
-
-def _reduce(words, reduce):
-    """Sum (modulo 2³²) or maximum of unsigned integers [m,n] over n.
-
-    XLA rewrites a reduction over more than 32 elements of an axis into windows, which on a
-    CPU is several times slower than reading a row of 32×32.
-    """
-    while words.shape[1] > 32:
-        words = jnp.pad(words, ((0, 0), (0, -words.shape[1] % 1024))).reshape(len(words), -1, 32, 32)
-        words = reduce(words, (2, 3))
-    return reduce(words, 1).astype(jnp.uint32)
-
-
-def _words(leaves):
-    return lax.bitcast_convert_type(leaves, jnp.uint32)
-
-
-def leaf_names(tree) -> list[str]:
-    """Names of a tree's leaves, in the order of `digest` and `magnitude`: `params/conv1/kernel`, `opt_state/m/…`."""
-    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+    loss, metric = jnp.sum(loss) / batch_size, jnp.sum(correct) / batch_size
+    return loss, metric, new_stats, grads, merge([forward, backward]), logits
 
 
 @functools.cache
@@ -159,108 +77,100 @@ def compiler_options() -> dict[str, str] | None:
     return CPU_OPTIONS
 
 
-@dataclasses.dataclass(frozen=True)
-class Program:
-    """The compiled functions of one workload on one set of devices.
+def usable_devices(workers: int, wanted: int | None = None) -> int:
+    """How many devices to use: those wanted, else the largest number that divides the workers.
 
-    Attributes:
-      network: what it trains.
-      abstract: shapes and types of the state.
-      devices: how many it runs on.
-      init: `(seed) -> State`, on the host.
-      step: `(state, batch, address) -> State, StepReport`; consumes the state's buffers.
-      faulty_step: `(state, batch, address, fault) -> State, StepReport`; the state survives,
-        so that the control can start from it.
-      evaluate: `(state, batch) -> loss sum, correct, weight` over a test batch.
-      place: put a batch on the devices, split by workers.
-      replicate: put a state on the devices, whole on each.
+    Raises:
+      InputError: the devices of several processes cannot share the workers evenly.
     """
-
-    network: Layer
-    abstract: State
-    devices: int
-    init: Callable[[int], State]
-    step: Callable[[State, Any, jax.Array], tuple[State, StepReport]]
-    faulty_step: Callable[[State, Any, jax.Array, Fault], tuple[State, StepReport]]
-    evaluate: Callable[[State, Any], tuple[jax.Array, jax.Array, jax.Array]]
-    place: Callable[[Any], Any]
-    replicate: Callable[[Any], Any]
+    available = len(jax.devices())
+    count = wanted or max(d for d in range(1, available + 1) if workers % d == 0)
+    if jax.process_count() > 1 and count != available:
+        found = f"{available} devices in {jax.process_count()} processes"
+        raise InputError(f"{found}; expected a number that divides the {workers} workers")
+    return count
 
 
-def make_program(
+def explicit_program(
     network: Layer,
     optimizer: optax.GradientTransformation,
+    example: jax.ShapeDtypeStruct,
+    *,
     workers: int,
     batch_size: int,
-    *,
-    input_shape: tuple[int, ...] = (32, 32, 3),
+    steps_per_epoch: int,
+    seed: int,
+    batches: Callable[[], Batches],
+    measure: Callable[[], Measure],
+    data: Callable[[], str],
+    supported: frozenset[str] | None = None,
     devices: int | None = None,
     observe: frozenset[str] = frozenset(),
 ) -> Program:
-    """Build the functions of a workload; each compiles at its first call.
+    """The program of a network.
 
     Args:
+      example: one input of the network.
       workers: data-parallel replicas, a multiple of the devices used.
       batch_size: global.
-      input_shape: of one example.
-      devices: how many to use; by default the largest number that divides `workers`.
-        Several processes use all of theirs.
+      seed: of initial values, dropout and whatever else a layer draws.
+      batches, measure, data: as in `Program`; called when they are first needed.
+      supported: sites that `faulty_step` can strike; None for all.
+      devices: how many to use; see `usable_devices`.
       observe: kinds of tensors that every step returns, see `models.layer.Context`.
 
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
     """
-    available = jax.devices()
-    count = devices or max(d for d in range(1, len(available) + 1) if workers % d == 0)
-    if jax.process_count() > 1 and count != len(available):
-        found = f"{len(available)} devices in {jax.process_count()} processes"
-        raise InputError(f"{found}; expected a number that divides the {workers} workers")
-    mesh = Mesh(np.array(available[:count]), (AXIS,))
+    count = usable_devices(workers, devices)
+    mesh = Mesh(np.array(jax.devices()[:count]), (AXIS,))
     split, whole = PartitionSpec(AXIS), PartitionSpec()
 
-    def init(key):
-        shape = (workers, batch_size // workers, *input_shape)
-        return network.init(key, shape)
-
-    def with_optimizer(params, stats):
-        return State(params, stats, optimizer.init(params))
+    def init(key: tuple[int, ...] | None) -> ExplicitState:
+        params, stats = network.init(key, (workers, batch_size // workers, *example.shape))
+        make = optimizer.init if key is not None else functools.partial(jax.eval_shape, optimizer.init)
+        return ExplicitState(params, stats, make(params))
 
     @jax.jit
     @isolated("true")
-    def update(grads, opt_state, params):
+    def update(grads: Params, opt_state: optax.OptState, params: Params) -> tuple[Params, optax.OptState]:
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    def step(state, batch, address, numbers, fault):
+    def step(
+        state: ExplicitState, batch: Batch, address: jax.Array, numbers: jax.Array, fault: Fault | None
+    ) -> tuple[ExplicitState, StepReport]:
         key = jax.random.key(address[0])
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
-        ctx = Context(key=key, workers=numbers, fault=fault, observe=observe)
-        loss, accuracy, stats, grads, seen, _ = gradients(network, state.params, state.stats, batch, ctx, batch_size)
+        # Nothing reads the gradient of the network's input.
+        ctx = Context(key=key, workers=numbers, fault=fault, supported=supported, input_gradient=False, observe=observe)
+        loss, metric, stats, grads, seen, _ = gradients(network, state.params, state.stats, batch, ctx, batch_size)
         # The only communication of a step.
-        loss, accuracy, grads, struck = lax.psum((loss, accuracy, grads, seen.struck), AXIS)
+        loss, metric, grads, struck = lax.psum((loss, metric, grads, seen.struck), AXIS)
         stats = lax.pmean(stats, AXIS)
         with isolated("false"):
             params, opt_state = update(grads, state.opt_state, state.params)
-        new = State(params, stats, opt_state)
-        report = StepReport(loss, accuracy, digest(new), magnitude((grads, new)), struck, seen.tensors)
-        return new, report
+        new = ExplicitState(params, stats, opt_state)
+        return new, report(loss, metric, grads, new, struck, seen.tensors)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)
 
-    def on_mesh(function, in_specs, out_specs, **jit_options):
+    def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any, **jit_options: Any) -> Callable[..., Any]:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, compiler_options=compiler_options(), **jit_options)
 
-    def placed(spec):
+    def placed(spec: PartitionSpec) -> Callable[[Any], Any]:
         """A function that puts a tree of arrays on the devices, each process its part."""
         sharding = NamedSharding(mesh, spec)
         if jax.process_count() == 1:
             return lambda tree: jax.device_put(tree, sharding)
+
+        def by_part(array: np.ndarray) -> jax.Array:
+            return jax.make_array_from_callback(np.shape(array), sharding, lambda part: array[part])
+
         # device_put would compare the values of all processes, every time.
-        return lambda tree: jax.tree.map(
-            lambda array: jax.make_array_from_callback(np.shape(array), sharding, lambda part: array[part]), tree
-        )
+        return functools.partial(jax.tree.map, by_part)
 
     place, replicate = placed(split), placed(whole)
     numbers = place(np.arange(workers, dtype=np.int32))
@@ -269,22 +179,60 @@ def make_program(
     )
     faulty = on_mesh(step, (whole, split, whole, split, whole), (whole, reported))
 
-    def evaluate(state, batch, numbers):
+    def sums(state: ExplicitState, batch: Batch, numbers: jax.Array) -> tuple[jax.Array, ...]:
         ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
-        logits = network.forward(state.params, state.stats, batch["image"], ctx)[0]
-        loss, correct, _ = cross_entropy(logits, batch["label"])
-        sums = [jnp.sum(t * batch["weight"]) for t in (loss, correct, jnp.ones_like(loss))]
-        return lax.psum(tuple(sums), AXIS)
+        logits = network.forward(state.params, state.stats, batch["input"], ctx)[0]
+        loss, correct, _ = cross_entropy(logits, batch["target"])
+        weighted = [jnp.sum(t * batch["weight"]) for t in (loss, correct.astype(loss.dtype), jnp.ones_like(loss))]
+        return lax.psum(tuple(weighted), AXIS)
 
-    evaluated = on_mesh(evaluate, (whole, split, split), whole)
+    evaluated = on_mesh(sums, (whole, split, split), whole)
+    opened = functools.cache(batches)
+    tested = functools.cache(lambda: [place(batch) for batch in opened().test()])
+
+    def evaluate(state: ExplicitState) -> Evaluation:
+        found = [evaluated(state, batch, numbers) for batch in tested()]
+        loss, correct, weight = np.array(jax.device_get(found), np.float64).sum(axis=0).tolist()
+        return Evaluation(loss / weight, correct / weight)
+
+    def address(epoch: int, step: int) -> Array:
+        return np.array([seed, epoch, step], np.int32)
+
+    abstract = init(None)
     return Program(
-        network=network,
-        abstract=jax.eval_shape(with_optimizer, *init(None)),
+        steps_per_epoch=steps_per_epoch,
+        abstract=abstract,
+        leaves=_leaves(abstract),
+        gradients=tuple(f"gradients/{name}" for name in leaf_names(abstract.params)),
+        measure=measure,
+        data=data,
         devices=count,
-        init=lambda seed: jax.device_get(with_optimizer(*init((seed,)))),
-        step=lambda state, batch, address: plain(state, batch, address, numbers),
-        faulty_step=lambda state, batch, address, fault: faulty(state, batch, address, numbers, fault),
-        evaluate=lambda state, batch: evaluated(state, batch, numbers),
-        place=place,
-        replicate=replicate,
+        init=lambda: jax.device_get(init((seed,))),
+        place=replicate,
+        batch=lambda epoch, number: place(opened().train(epoch, number)),
+        step=lambda state, batch, epoch, number: plain(state, batch, address(epoch, number), numbers),
+        faulty_step=lambda state, batch, epoch, number, fault: faulty(
+            state, batch, address(epoch, number), numbers, fault
+        ),
+        evaluate=evaluate,
     )
+
+
+def _leaves(state: ExplicitState) -> tuple[Leaf, ...]:
+    """Names and roles of the state's leaves."""
+    names = leaf_names(state)
+    named = jax.tree.unflatten(jax.tree.structure(state), names)
+    moments = {
+        name: moment
+        for moment, tree in history(named.opt_state, named.params).items()
+        for name in jax.tree.leaves(tree)
+    }
+
+    def role(name: str) -> Role:
+        if name in moments:
+            return Role.HISTORY
+        if name.startswith("stats/"):
+            return Role.VARIANCE if name.endswith("/var") else Role.STATISTIC
+        return Role.PARAMETER if name.startswith("params/") else Role.OTHER
+
+    return tuple(Leaf(name, role(name), moments.get(name, "")) for name in names)

@@ -1,0 +1,83 @@
+"""Reading values that a person typed: one `Kind` per kind of value, with the words that say what it expects."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Collection
+from typing import Generic, TypeVar
+
+from .errors import did_you_mean
+
+Value = TypeVar("Value")
+# What anyone writes for a number.  Python's float would also take 1_5, other scripts' digits and -nan.
+NUMBER = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?")
+SHOWN = 60  # characters of a wrong value that a message repeats
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind(Generic[Value]):
+    """How one kind of value is read from text.
+
+    >>> whole(1, 9).parse("7")
+    7
+    >>> print("width " + whole(1, 9).wrong("12"))
+    width '12'; expected a whole number from 1 to 9
+    >>> print("dataset " + one_of(["digits", "cifar10"]).wrong("digit"))
+    dataset 'digit' is unknown; did you mean 'digits'?
+
+    Attributes:
+      parse: turns text into the value; raises ValueError where the text is not one.
+      expected: says of a text that is not one what was expected, such as `a whole number from 1 to 9`.
+      names: the valid values, where they are names.
+    """
+
+    parse: Callable[[str], Value]
+    expected: Callable[[str], str]
+    names: tuple[str, ...] = ()
+
+    def wrong(self, text: str) -> str:
+        """The end of a message about a text that is not one of this kind: the text, and what was expected."""
+        if self.names:
+            return f"{text[:SHOWN]!r} is unknown{did_you_mean(text, self.names)}"
+        return f"{text[:SHOWN]!r}; expected {self.expected(text)}"
+
+
+def whole(low: int, high: int = 2**31 - 1) -> Kind[int]:
+    """A whole number from `low` to `high`, both included."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdecimal() or len(text) > 12 or not low <= int(text) <= high:
+            raise ValueError
+        return int(text)
+
+    return Kind(parse, lambda text: f"a whole number from {low} to {high}")
+
+
+def number(valid: Callable[[float], bool], expected: str) -> Kind[float]:
+    """A number that is `valid`; `expected` says which are."""
+
+    def parse(text: str) -> float:
+        if not NUMBER.fullmatch(text) or not valid(float(text)):
+            raise ValueError
+        return float(text)
+
+    return Kind(parse, lambda text: expected)
+
+
+def one_of(names: Collection[str]) -> Kind[str]:
+    """One of some names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise ValueError
+        return text
+
+    return Kind(parse, lambda text: f"one of {', '.join(names)}", tuple(names))
+
+
+def counts(separator: str, low: int, example: str) -> Kind[tuple[int, ...]]:
+    """Whole numbers from `low` with a separator between them, such as `2/2/2/2`."""
+
+    def parse(text: str) -> tuple[int, ...]:
+        return tuple(whole(low).parse(part) for part in text.split(separator))
+
+    return Kind(parse, lambda text: example)

@@ -1,0 +1,66 @@
+"""The program of an image workload: its network on its images."""
+
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import jax
+import optax
+
+from models.layer import Layer
+
+from ..data.batches import Batches
+from ..data.images import Images
+from ..machine.errors import InputError
+from ..machine.processes import agree
+from .explicit import explicit_program
+from .program import Measure, Program
+
+if TYPE_CHECKING:  # the description of a workload is no part of what computes its bits
+    from ..data import DatasetInfo
+    from .images import ImageWorkload
+
+TOLERANCE = 0.02  # two points of accuracy; ours (docs/science.md, Outcomes)
+
+
+def image_program(
+    workload: "ImageWorkload",
+    network: Layer,
+    optimizer: Callable[[optax.Schedule], optax.GradientTransformation],
+    dataset: "DatasetInfo",
+    supported: frozenset[str] | None = None,
+    devices: int | None = None,
+    data_dir: pathlib.Path | None = None,
+) -> Program:
+    """The program of a workload.
+
+    Args:
+      network, optimizer, dataset: what the workload names.
+      supported, devices, data_dir: as in `Workload.program`.
+    """
+    w = workload
+    images = functools.cache(lambda: _read(dataset, data_dir))
+    schedule = optax.polynomial_schedule(w.learning_rate, w.end_learning_rate, power=1, transition_steps=w.decay_steps)
+    return explicit_program(
+        network,
+        optimizer(schedule),
+        dataset.example,
+        workers=w.workers,
+        batch_size=w.batch_size,
+        steps_per_epoch=w.steps_per_epoch,
+        seed=w.seed,
+        batches=lambda: Batches(images(), w.seed, w.workers, w.batch_size, w.augmentation),
+        measure=lambda: Measure("accuracy", "higher", images().chance, TOLERANCE, (0.0, 1.0)),
+        data=lambda: images().sha256,
+        supported=supported,
+        devices=devices,
+    )
+
+
+def _read(dataset: "DatasetInfo", data_dir: pathlib.Path | None) -> Images:
+    """The images; raises InputError or OSError where they cannot be read, or where two processes read others."""
+    images = dataset.load(data_dir)
+    if agree(lambda: images.sha256) != images.sha256:
+        raise InputError(f"process {jax.process_index()} has read other images of this dataset than process 0")
+    return images

@@ -1,0 +1,210 @@
+"""The seam: what a run needs of the thing that is trained.  Nothing above it knows a network or a dataset."""
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import struct
+
+from models.fault import Fault, Struck
+
+from .digest import digest, magnitude
+
+Array = jax.Array | np.ndarray  # on a device, or fetched from it
+State = Any  # any pytree of arrays
+Batch = Any  # any pytree of arrays
+
+
+class Role(enum.StrEnum):
+    """What a leaf of a state, or a tensor that a step looks at, is to a training run."""
+
+    GRADIENT = "gradients"
+    PARAMETER = "parameters"
+    STATISTIC = "statistics"  # running statistics but for variances
+    VARIANCE = "running_variance"
+    HISTORY = "history"  # what an optimizer keeps of past gradients
+    OTHER = "other"
+
+
+class Leaf(NamedTuple):
+    """A named array of a state, or a gradient.
+
+    Attributes:
+      name: unique, such as `params/conv1/kernel`.
+      role: what it is to the run.
+      moment: of a leaf of the optimizer's history, which moment it belongs to, such as `m`.
+    """
+
+    name: str
+    role: Role = Role.OTHER
+    moment: str = ""
+
+
+class Measure(NamedTuple):
+    """What a loss head measures: by this metric runs are compared and judged.
+
+    Attributes:
+      name: of the metric, such as `accuracy`; `loss` where the loss itself is the metric.
+      better: `higher` or `lower`.
+      chance: what guessing gives.
+      tolerance: a run whose metric at the end is worse by no more than this is no worse.
+      limits: smallest and largest possible value, None where there are none.
+    """
+
+    name: str
+    better: str
+    chance: float
+    tolerance: float
+    limits: tuple[float, float] | None = None
+
+    def worse(self, golden: Array | float, faulty: Array | float) -> Any:
+        """By how much `faulty` is worse than `golden`; negative where it is better.
+
+        >>> Measure("accuracy", "higher", 0.1, 0.02).worse(0.75, 0.5)
+        0.25
+        >>> Measure("loss", "lower", 2.3, 0.05).worse(0.75, 0.5)
+        -0.25
+        """
+        return golden - faulty if self.better == "higher" else faulty - golden
+
+    def lead(self, value: Array | float) -> Any:
+        """How much better than guessing `value` is."""
+        return self.worse(value, self.chance)
+
+
+class Evaluation(NamedTuple):
+    """Mean loss and metric over the test data."""
+
+    loss: float
+    metric: float
+
+
+@struct.dataclass
+class StepReport:
+    """What a step says of itself.
+
+    Attributes:
+      loss, metric: of the global batch, before the update.
+      digest: uint32 [leaves of the state], see `digest.digest`.
+      magnitude: float32 [gradients, then leaves of the state], largest absolute value of each;
+        NaN or infinite exactly where an array has a non-finite element.
+      struck: what the fault did, None without fault support.
+      tensors: observations asked for, with leading axis [R].
+    """
+
+    loss: Array
+    metric: Array
+    digest: Array
+    magnitude: Array
+    struck: Struck | None = None
+    tensors: dict[str, Any] = struct.field(default_factory=dict)
+
+
+def report(
+    loss: jax.Array,
+    metric: jax.Array,
+    gradients: Any,
+    state: State,
+    struck: Struck | None = None,
+    tensors: dict[str, Any] | None = None,
+) -> StepReport:
+    """The report of a step, made inside it.
+
+    Args:
+      loss, metric: scalars, of the global batch.
+      gradients: any pytree of arrays; their magnitudes come first.
+      state: the one that the step returns.
+    """
+    return StepReport(loss, metric, digest(state), magnitude((gradients, state)), struck, tensors or {})
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The functions of one workload on one set of devices, each compiled at its first call.
+
+    A step is a pure function of a state, a batch and the address (epoch, step).  `step` and
+    `faulty_step` compute the same bits while no fault strikes.
+
+    Attributes:
+      steps_per_epoch: steps in each epoch.
+      abstract: shapes and dtypes of the state, as `jax.ShapeDtypeStruct`.
+      leaves: names and roles of the state's leaves, in the order of `jax.tree.leaves`.
+      gradients: names of the arrays whose magnitudes a report has before the state's.
+      measure: what the loss head measures; it may have to read the data.
+      data: hash of the data; it reads them.
+      devices: how many it runs on.
+      init: the state before the first step, on the host.
+      place: puts a state of the host on the devices.
+      batch: the batch of (epoch, step), on the devices.
+      step: `(state, batch, epoch, step) -> state, report`; consumes the state's buffers.
+      faulty_step: `(state, batch, epoch, step, fault) -> state, report`; the state survives, so
+        that the control can start from it.  It can strike the sites that the program was made for.
+      evaluate: loss and metric of a state on the test data.
+    """
+
+    steps_per_epoch: int
+    abstract: State
+    leaves: tuple[Leaf, ...]
+    gradients: tuple[str, ...]
+    measure: Callable[[], Measure]
+    data: Callable[[], str]
+    devices: int
+    init: Callable[[], State]
+    place: Callable[[State], State]
+    batch: Callable[[int, int], Batch]
+    step: Callable[[State, Batch, int, int], tuple[State, StepReport]]
+    faulty_step: Callable[[State, Batch, int, int, Fault], tuple[State, StepReport]]
+    evaluate: Callable[[State], Evaluation]
+
+    @functools.cached_property
+    def watched(self) -> tuple[Leaf, ...]:
+        """What the magnitudes of a report belong to: the gradients, then the state's leaves."""
+        return (*(Leaf(name, Role.GRADIENT) for name in self.gradients), *self.leaves)
+
+    def positions(self, role: Role, moment: str = "") -> list[int]:
+        """Positions among the magnitudes of all arrays of a role; of one moment, if one is named."""
+        return [i for i, leaf in enumerate(self.watched) if leaf.role == role and moment in ("", leaf.moment)]
+
+    @property
+    def moments(self) -> list[str]:
+        """The moments of the optimizer's history, in the order of the state."""
+        return list(dict.fromkeys(leaf.moment for leaf in self.leaves if leaf.role == Role.HISTORY))
+
+    @property
+    def state_bytes(self) -> int:
+        """Size of a state."""
+        return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(self.abstract))
+
+
+def leaf_names(tree: Any) -> list[str]:
+    """Names of a tree's leaves by their paths.
+
+    >>> leaf_names({"params": {"fc": {"bias": 0, "kernel": 1}}})
+    ['params/fc/bias', 'params/fc/kernel']
+    """
+    paths = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in paths]
+
+
+def abstract(tree: Any) -> Any:
+    """Shapes and dtypes of a tree of arrays."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.result_type(leaf)), tree)
+
+
+def same_bits(one: State, other: State) -> bool:
+    """Whether two states are equal bit by bit; as numbers, −0 would equal 0, and NaN nothing.
+
+    >>> same_bits([np.float32(0.0)], [np.float32(-0.0)])
+    False
+    """
+    pairs = zip(*map(jax.tree.leaves, jax.device_get((one, other))), strict=True)
+    return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
+
+
+def finite(report: StepReport) -> bool:
+    """Whether the step saw finite values only: loss, gradients and the whole state."""
+    return bool(np.isfinite(report.loss) and np.isfinite(report.magnitude).all())

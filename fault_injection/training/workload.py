@@ -1,0 +1,142 @@
+"""A workload: a named network, dataset, optimizer and schedule, described by options and ready to become a program."""
+
+import abc
+import dataclasses
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Self
+
+from models.site import Site
+
+from ..machine.reading import Kind, number, whole
+from .program import Program
+
+
+class Option(NamedTuple):
+    """An option of a workload: a row of an injection file, a flag of a command, a key of a plan.
+
+    Attributes:
+      kind: how its value is read.
+      meaning: what it is, in a few words.
+      places: what a fault's place counts in where this option says how large that is: `epoch`,
+        `step`, `worker` or `position`; empty where places do not depend on it.
+    """
+
+    kind: Kind[Any]
+    meaning: str
+    places: tuple[str, ...] = ()
+
+
+class Contradiction(NamedTuple):
+    """An option that does not go with the others, and a sentence that says why."""
+
+    option: str
+    message: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Workload(abc.ABC):
+    """Everything that determines a fault-free training run, apart from the machine.
+
+    A family of workloads derives its own class, with its own options as further fields.  An
+    instance is a value: equal instances make equal runs.
+
+    Attributes:
+      name: as in an injection file.
+      learning_rate: the initial one.
+      workers: data-parallel replicas.
+      epochs: length of the training.
+      seed: of initialisation, data order and everything else that is random.
+    """
+
+    name: str
+    learning_rate: float
+    workers: int
+    epochs: int
+    seed: int = 123
+
+    # Every option by the name of its field, in the order in which files list them.
+    OPTIONS: ClassVar[Mapping[str, Option]] = {
+        "workers": Option(whole(1, 4096), "data-parallel workers", ("worker", "position")),
+        "epochs": Option(whole(1, 100_000), "length of the training", ("epoch",)),
+    }
+    # The two that every injection file has.
+    REQUIRED: ClassVar[Mapping[str, Option]] = {
+        "learning_rate": Option(
+            number(lambda n: 1e-30 < n < 1e30, "a positive number, from 1e-30 to 1e30"), "initial learning rate"
+        ),
+        "seed": Option(whole(0), "of everything random"),
+    }
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled by name and fields: another process finds the class of a user's own workload by its file."""
+        from .workloads import restore_workload  # which imports this
+
+        return restore_workload, (dataclasses.asdict(self),)
+
+    @property
+    @abc.abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Steps in each epoch."""
+
+    @abc.abstractmethod
+    def sites(self) -> Mapping[str, Site]:
+        """The operations that a fault can strike, by name, in the order in which a step runs them."""
+
+    @abc.abstractmethod
+    def program(
+        self,
+        supported: frozenset[str] | None = None,
+        devices: int | None = None,
+        data_dir: pathlib.Path | None = None,
+    ) -> Program:
+        """What runs of this workload need; data are read, and functions compiled, when they are first needed.
+
+        Args:
+          supported: sites that `Program.faulty_step` can strike; None for all.
+          devices: how many to use; by default as many as divide the workers.
+          data_dir: where the dataset is; by default where its reader looks.
+        """
+
+    @abc.abstractmethod
+    def sources(self) -> tuple[pathlib.Path, ...]:
+        """Files whose code, with what they import, determines the bits of this workload's runs."""
+
+    def changed(self, **options: Any) -> Self:
+        """This workload with some options replaced, and what those imply for others that were not given."""
+        return dataclasses.replace(self, **options)
+
+    def contradiction(self) -> Contradiction | None:
+        """The first option that does not go with the others; None where all do."""
+        return None
+
+    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
+        """Whether the dataset can be read without a download."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """Name of its folders: letters, digits, dots, hyphens and underscores."""
+        return re.sub(r"[^\w.-]+", "_", self.name, flags=re.ASCII)
+
+    def describe(self) -> str:
+        """What it is and how large, such as `resnet18 on digits (width 8, batch 128 on 8 workers)`."""
+        return f"{self.name} on {self.workers} worker{'s'[: self.workers > 1]}"
+
+    def embedded(self) -> Self:
+        """The embedded default: what two cores train in a minute or so; the workload itself where it is small."""
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """The values of all its options by name."""
+        return {name: getattr(self, name) for name in (*self.REQUIRED, *self.OPTIONS)}
+
+
+def format_option(value: object) -> object:
+    """An option's value as it stands in a file: counts as 2/2/2/2, all others as they are.
+
+    >>> format_option((2, 2, 2, 2))
+    '2/2/2/2'
+    """
+    return "/".join(map(str, value)) if isinstance(value, tuple) else value
