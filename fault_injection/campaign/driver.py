@@ -10,17 +10,19 @@ import pathlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 from ..machine.errors import InputError, Untrustworthy
 from ..machine.files import only_writer
 from ..machine.processes import broke_off, say
-from ..runs.golden_run import content_hash
+from ..runs.dependencies import content_hash
 from . import jobs
 from .executors import Slot
+from .experiment import Result
 from .sampling import Experiment, draw
+from .standing import LOCK
 from .store import Store
-from .terminal import Table
+from .terminal import Display
 from .walk import walk_folder
 
 ATTEMPTS = 5  # times that an errand may lose its process before the campaign stops over it
@@ -30,13 +32,19 @@ class JobLost(Untrustworthy):
     """Processes died over the same errands again and again."""
 
 
-def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractContextManager[list[Slot]]) -> None:
+def campaign(
+    task: jobs.Task,
+    out: pathlib.Path,
+    executors: contextlib.AbstractContextManager[list[Slot]],
+    plan_file: str | None = None,
+) -> None:
     """Run a campaign, or what is left of it, to its end.
 
     Args:
       task: its plan, and where things are.
       out: its folder; where there was none and the campaign could not begin, there is none again.
       executors: where its jobs run.
+      plan_file: where the plan was read from, for `status` to say how to go on.
 
     Raises:
       InputError: another campaign is in `out`, or runs there.
@@ -44,12 +52,12 @@ def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractC
       JobLost: the processes of some experiments died again and again; all others are done.
     """
 
-    def taken():
+    def taken() -> NoReturn:
         raise InputError("another process is running a campaign in this folder", out)
 
     task = dataclasses.replace(task, name=content_hash(str(out.absolute())))
     new = not out.exists()
-    with executors as slots, only_writer(out / "lock", taken), Store(out, write=True) as store:
+    with executors as slots, only_writer(out / LOCK, taken), Store(out, write=True) as store:
         store.expect(task.plan)
         done, wanted = store.done(), set(range(task.plan.experiments))
         if done - wanted:
@@ -59,7 +67,7 @@ def campaign(task: jobs.Task, out: pathlib.Path, executors: contextlib.AbstractC
             return
         store.event("started")
         try:
-            Driver(task, store, slots).run()
+            Driver(task, store, slots, plan_file).run()
         except BaseException as error:
             with contextlib.suppress(InputError):
                 store.event(f"stopped: {type(error).__name__} {error}"[:300])
@@ -88,8 +96,8 @@ class Errand:
 class Driver:
     """Hands out errands and takes in results; see `campaign`."""
 
-    def __init__(self, task: jobs.Task, store: Store, slots: list[Slot]):
-        self.task, self.store, self.slots = task, store, slots
+    def __init__(self, task: jobs.Task, store: Store, slots: list[Slot], plan_file: str | None = None):
+        self.task, self.store, self.slots, self.plan_file = task, store, slots, plan_file
         self.ready: collections.deque[Errand] = collections.deque()
         self.running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, Errand]] = {}
         self.lost: collections.Counter[str] = collections.Counter()
@@ -108,7 +116,7 @@ class Driver:
         missing.sort(key=lambda e: (e.epoch, e.step, e.number))
         self.walks = {epoch: list(group) for epoch, group in itertools.groupby(missing, key=lambda e: e.epoch)}
         self.left.update(e.epoch for e in missing)
-        with Table(self.store, plan) as table:
+        with Display(self.store, plan) as table:
             self._work(table.show)
         shutil.rmtree(self.golden.walks, ignore_errors=True)
         if self.given_up:
@@ -119,7 +127,12 @@ class Driver:
 
     def _begin(self, golden: jobs.Ready) -> None:
         self.golden = golden
-        known = {"conditions": dataclasses.asdict(golden.conditions), "jobs": sum(slot.jobs() for slot in self.slots)}
+        known = {
+            "conditions": dataclasses.asdict(golden.conditions),
+            "measure": golden.measure._asdict(),
+            "plan_file": self.plan_file,
+            "jobs": sum(slot.jobs() for slot in self.slots),
+        }
         self.store.begin(golden.plan_key, self.task.plan, **known)
 
     def _walk(self) -> None:
@@ -132,14 +145,14 @@ class Driver:
         self.ready.appendleft(Errand(f"the walk through epoch {epoch}", jobs.walk, arguments, take))
         self.walking = True
 
-    def _walked(self, epoch, experiments, value):
+    def _walked(self, epoch: int, experiments: list[Experiment], value: tuple[int, float]) -> None:
         self.walking = False
         self.store.walked(epoch, *value)
         for e in experiments:
             arguments = (self.golden.golden_key, e.number)
             self.ready.append(Errand(f"experiment {e.number}", jobs.experiment, arguments, self._keep))
 
-    def _keep(self, value):
+    def _keep(self, value: tuple[Result, dict[str, Any]]) -> None:
         result, environment = value
         self.store.add([result], environment, self.golden.plan_key)
         self.left[result.epoch] -= 1

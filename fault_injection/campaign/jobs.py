@@ -21,21 +21,16 @@ from tqdm import tqdm
 from ..machine import environment
 from ..machine.errors import InputError
 from ..machine.processes import say
-from ..runs.golden_run import KEEP_ALL_BELOW, Golden, content_hash
-from ..training.session import Session
+from ..runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
+from ..runs.golden_run import Golden, kept_epochs
+from ..training.program import Measure
 from .conditions import Conditions
-from .experiment import Laboratory, Result
+from .experiment import Laboratory, Result, run_experiment
 from .plan import Plan
 from .walk import Walk
 
-# What a verdict depends on besides the golden run.
-SOURCES = (
-    "fault_injection/campaign/conditions.py",
-    "fault_injection/campaign/experiment.py",
-    "fault_injection/campaign/sampling.py",
-    "fault_injection/faults/fault_models.py",
-    "fault_injection/runs/outcome.py",
-)
+# A word for those who have seen a replay's golden run.
+WHY_ANOTHER = "on CPUs each job computes with one thread, and the bits of a run depend on the number of threads"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +61,14 @@ class Ready:
       golden_key: of the golden run, which every job must come to as well.
       walks: folder of the states that experiments fork from.
       conditions: what the early verdict depends on.
+      measure: what the loss head measures.
     """
 
     plan_key: str
     golden_key: str
     walks: pathlib.Path
     conditions: Conditions
+    measure: Measure
 
 
 def begin(processor: int | None = None, device: dict[str, str] | None = None) -> None:
@@ -84,48 +81,57 @@ def begin(processor: int | None = None, device: dict[str, str] | None = None) ->
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _end_with_parent():
+def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
         os._exit(1)
 
 
-@functools.lru_cache(maxsize=1)
 def laboratory(task: Task) -> Laboratory:
-    """What experiments of a campaign share in this process."""
-    # On CPUs one thread a job; to which processor it is bound, if to one, is whoever started the job's choice.
+    """What the experiments of a campaign share in this process; it is set up once, and nothing runs yet."""
+    # On CPUs one thread per job.  Whoever started the job chose the processor that it is bound to, if any.
     environment.prepare(1, task.precision, bind=False)
-    session = Session(task.plan.workload, devices=1, data_dir=task.data_dir)
-    golden = Golden(session, task.cache)
-    if golden.disk_bytes(task.plan.golden_epochs) > KEEP_ALL_BELOW:
-        golden.keep = set(task.plan.epochs)
-    return Laboratory(task.plan, session, golden, Conditions(), golden.folder / "walks" / task.name)
+    return _laboratory(task)
+
+
+@functools.lru_cache(maxsize=1)
+def _laboratory(task: Task) -> Laboratory:
+    plan = task.plan
+    program = plan.workload.program(frozenset(plan.sites), devices=1, data_dir=task.data_dir)
+    golden = Golden(plan.workload, program, task.cache, kept_epochs(program, plan.golden_epochs, plan.epochs))
+    return Laboratory(plan, golden, Conditions(), golden.folder / "walks" / task.name)
 
 
 def make_golden(task: Task) -> Ready:
     """Make the golden run, and its twins, as far as the plan's experiments go."""
     lab = laboratory(task)
-    plan, epochs = task.plan, task.plan.golden_epochs
-    states = (plan.steps_per_epoch + 1) * lab.golden.disk_bytes(1)  # of two epochs, each as large as a checkpoint
-    megabytes = (lab.golden.disk_bytes(epochs) + states) / 1e6
-    say(f"{lab.golden.folder}: up to {megabytes:.0f} MB, with the states that experiments fork from")
-    lab.golden.ensure(epochs)
-    for twin in range(1, plan.twins + 1):
-        workload = dataclasses.replace(plan.workload, twin=twin)
-        Golden(Session(workload, devices=1, data_dir=task.data_dir), task.cache, keep=()).ensure(epochs)
-    return Ready(plan_key(lab), lab.golden.key, lab.walks, lab.conditions)
+    plan, golden = task.plan, lab.golden
+    megabytes = disk_bytes(plan, golden) / 1e6
+    say(f"{golden.folder}: up to {megabytes:.0f} MB, with the states that experiments fork from")
+    if golden.recorded() < plan.golden_epochs:
+        say(f"making a golden run of this campaign's own: {WHY_ANOTHER}")
+    for run in (golden, *map(golden.twin_run, range(1, plan.twins + 1))):
+        run.make(plan.golden_epochs)
+    return Ready(plan_key(lab), golden.key, lab.walks, lab.conditions, golden.program.measure())
+
+
+def disk_bytes(plan: Plan, golden: Golden) -> int:
+    """The most disk that a campaign's golden runs take, with the states that experiments fork from."""
+    states = 2 * (plan.steps_per_epoch + 1) * golden.program.state_bytes  # within two epochs at a time
+    runs = (golden, *map(golden.twin_run, range(1, plan.twins + 1)))
+    return states + sum(run.disk_bytes(plan.golden_epochs) for run in runs)
 
 
 def plan_key(lab: Laboratory) -> str:
     """Content hash of all that verdicts depend on: the golden run, the plan, and the code that strikes and judges."""
-    return content_hash([lab.golden.key, lab.plan.identity(), environment.source_hash(SOURCES)])
+    return content_hash([lab.golden.key, lab.plan.identity(), source_of_verdicts(EXPERIMENT)])
 
 
 def walk(task: Task, golden_key: str, epoch: int, steps: tuple[int, ...]) -> tuple[int, float]:
     """Walk through an epoch for the experiments at `steps`; returns steps computed and seconds."""
     begun = time.perf_counter()
-    states = {at for step in steps for at in (step, step + 1)}  # after it too, to be held against
+    states = {at for step in steps for at in (step, step + 1)}  # after it too, to be compared with
     lab = _alike(task, golden_key)
     return Walk(lab.golden, lab.walks, epoch).go(states), time.perf_counter() - begun
 
@@ -133,7 +139,7 @@ def walk(task: Task, golden_key: str, epoch: int, steps: tuple[int, ...]) -> tup
 def experiment(task: Task, golden_key: str, number: int) -> tuple[Result, dict[str, Any]]:
     """One experiment to its verdict, and where it was made."""
     lab = _alike(task, golden_key)
-    return lab.run(number), described(lab.session)
+    return run_experiment(lab, number), described(lab.golden)
 
 
 def _alike(task: Task, golden_key: str) -> Laboratory:
@@ -145,11 +151,11 @@ def _alike(task: Task, golden_key: str) -> Laboratory:
     return lab
 
 
-def described(session: Session) -> dict[str, Any]:
+def described(golden: Golden) -> dict[str, Any]:
     """The environment of a result: arithmetic, libraries, host."""
-    return {**session.arithmetic, **_here()}
+    return {**golden.determined_by["arithmetic"], **_here()}
 
 
 @functools.cache
-def _here():
+def _here() -> dict[str, Any]:
     return {**environment.describe(), "host": platform.node()}

@@ -13,19 +13,19 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from ..data import DATASETS
-from ..data.batches import steps_per_epoch
 from ..faults.fault_models import FAULT_MODELS, FLOAT32, VALUES, Pattern, Values, read_histogram
-from ..faults.injection import OPTIONAL, OPTIONS, REQUIRED, STAGES, sites_of
+from ..faults.injection import STAGES
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
-from ..runs.replay_run import last_step
-from ..training.workloads import WORKLOADS, Workload, contradiction, make_workload
+from ..runs.follow import Address, horizon_or_end, numbered
+from ..training.workload import Workload
+from ..training.workloads import find_workload, restore_workload
 
 # How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")
 PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED")
 LARGEST = 10_000_000  # experiments of a plan
+INJECTION = re.compile(r"(\s*(#.*)?\n)*\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
 RUN = ("exit", "horizon", "audit", "twins")
 
@@ -85,18 +85,40 @@ class Plan:
     @property
     def steps_per_epoch(self) -> int:
         """Steps in each epoch of the workload."""
-        return steps_per_epoch(DATASETS[self.workload.dataset].train, self.workload.batch_size)
+        return self.workload.steps_per_epoch
 
-    def last_step(self, epoch: int, step: int) -> int:
-        """Number, over all epochs, of the last step that an experiment at (epoch, step) may run."""
-        return last_step(self.workload.epochs, self.steps_per_epoch, epoch, step, self.horizon)
+    @property
+    def end(self) -> Address:
+        """The last step of the training."""
+        return Address(self.workload.epochs - 1, self.steps_per_epoch - 1)
+
+    def last_step(self, fault: Address) -> Address:
+        """The last step that an experiment may run, by the horizon."""
+        return horizon_or_end(self.workload.epochs, self.steps_per_epoch, fault, self.horizon)
+
+    def followed(self, epoch: int, step: int) -> int:
+        """How many steps an experiment at a step takes that is followed as far as it may be."""
+        at, last = Address(epoch, step), self.last_step(Address(epoch, step))
+        return numbered(last, self.steps_per_epoch) - numbered(at, self.steps_per_epoch) + 1
 
     @property
     def golden_epochs(self) -> int:
-        """Epochs of the golden run that its experiments are held against."""
+        """Epochs of the golden run that its experiments are compared with."""
         if self.horizon is None or self.twins or (self.exit == "conditions" and self.audit):
             return self.workload.epochs
-        return self.last_step(max(self.epochs), self.steps_per_epoch - 1) // self.steps_per_epoch + 1
+        return self.last_step(Address(max(self.epochs), self.steps_per_epoch - 1)).epoch + 1
+
+    def sentence(self) -> str:
+        """The plan in words."""
+        size = f"{self.experiments} experiments"
+        if self.half_width is not None:
+            size += f", for rates within ±{self.half_width:g} at {self.confidence:.0%}"
+        ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
+        models = ", ".join(model.name for model in self.models)
+        return (
+            f"{size}, on {self.workload.describe()}: {len(self.sites)} sites, {len(self.epochs)} of "
+            f"{self.workload.epochs} epochs; fault models {models}; exit mode {self.exit}, followed {ends}"
+        )
 
     def identity(self) -> dict[str, Any]:
         """What determines experiment i and its verdict: everything but how many there are."""
@@ -109,7 +131,7 @@ class Plan:
 def restore_plan(kept: dict[str, Any]) -> Plan:
     """The plan whose fields were kept as JSON."""
     known = dict(kept)
-    known["workload"] = Workload(**{**known["workload"], "blocks": tuple(known["workload"]["blocks"])})
+    known["workload"] = restore_workload(known["workload"])
     known["models"] = tuple(
         Model(**{**model, "options": tuple((name, _restored(name, value)) for name, value in model["options"])})
         for model in known["models"]
@@ -144,6 +166,8 @@ def read_plan(path: pathlib.Path) -> Plan:
 
 def parse_plan(text: str, path: object = "plan") -> Plan:
     """As `read_plan`, from the file's text; a histogram's path counts from the folder of `path`."""
+    if INJECTION.match(text):
+        raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
     try:
         document = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
@@ -257,24 +281,27 @@ class _Reader:
         return value
 
 
-def _workload(document, read) -> Workload:
-    if "workload" not in document:
+def _workload(document: dict[str, Any], read: "_Reader") -> Workload:
+    name = document.get("workload")
+    if not isinstance(name, str):
         raise InputError("no workload = '…'", read.path)
-    name = read.one_of(document, "workload", None, WORKLOADS)
-    rows = (*OPTIONS, "learning_rate", "seed")
+    try:
+        workload = find_workload(name)
+    except InputError as error:
+        raise read.wrong("workload", str(error)) from None
+    known = {**workload.OPTIONS, **workload.REQUIRED}
     options = read.table(document, "options")
-    read.keys(options, rows, "options.")
+    read.keys(options, known, "options.")
     values = {}
     for key, value in options.items():
+        kind = known[key].kind
         try:
-            values[key] = (OPTIONAL | REQUIRED)[key](str(value))
-        except LookupError as hint:
-            raise read.wrong(f"options.{key}", f"{value!r}"[:60] + f" is unknown{hint.args[0]}") from None
-        except ValueError as expected:
-            raise read.wrong(f"options.{key}", f"{value!r}"[:60] + f"; expected {expected}") from None
-    workload = make_workload(name, **values)
-    if (problem := contradiction(workload)) is not None:
-        raise read.wrong(f"options.{problem[0]}", problem[1])
+            values[key] = kind.parse(str(value))
+        except ValueError:
+            raise read.wrong(f"options.{key}", kind.wrong(str(value))) from None
+    workload = workload.changed(**values)
+    if (problem := workload.contradiction()) is not None:
+        raise read.wrong(f"options.{problem.option}", problem.message)
     return workload
 
 
@@ -298,7 +325,7 @@ def _sites(faults, workload, read) -> tuple[str, ...]:
         if stage not in known:
             raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
     patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
-    sites = sites_of(workload)
+    sites = workload.sites()
     chosen = set(sites) if patterns[0].startswith("!") else set()
     for pattern in patterns:
         fits = fnmatch.filter(sites, pattern.removeprefix("!"))

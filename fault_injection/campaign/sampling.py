@@ -10,7 +10,10 @@ from models.fault import Fault, Operand, make_fault
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, Bits
-from ..faults.injection import STAGES, Injection, sites_of
+from ..faults.injection import STAGES, Injection
+from ..faults.new_bits import from_masks, unravel
+from ..machine.errors import InputError
+from ..runs.follow import Address
 from .plan import Model, Plan
 
 WHERE, WHAT = 0, 1  # tell an experiment's two random streams apart
@@ -25,7 +28,7 @@ class Experiment:
       epoch, step, worker: counted from 0.
       site: name of the operation struck.
       model: the fault model, which names the operand.
-      audited: whether a masked verdict by conditions is held against the run to the end.
+      audited: whether a masked verdict by conditions is compared with the run to the end.
     """
 
     number: int
@@ -76,11 +79,16 @@ class Choice:
     index: np.ndarray
     bits: Bits
 
+    @property
+    def at(self) -> Address:
+        """The step struck."""
+        return Address(self.experiment.epoch, self.experiment.step)
+
     @functools.cached_property
     def fault(self) -> Fault:
         """The fault as the compiled step takes it."""
         e = self.experiment
-        return make_fault(e.site, e.operand, e.worker, self.index, **self.bits._asdict())
+        return make_fault(self.site, e.operand, e.worker, self.index, **self.bits._asdict())
 
     @property
     def flipped_bit(self) -> int | None:
@@ -89,15 +97,9 @@ class Choice:
         alone = len(self.index) == 1 and self.bits.keep[0] and mask.bit_count() == 1
         return mask.bit_length() - 1 if alone else None
 
-    def injection(self, plan: Plan, new: np.ndarray) -> Injection:
-        """The same fault by its values, as an injection file has it.
-
-        Args:
-          new: uint32 [K], the bits that the elements became, as the faulty step reported them.
-            Every NaN is one NaN in a file.
-        """
-        e = self.experiment
-        places = np.array(np.unravel_index(self.index, self.site.shapes[e.operand])).T.tolist()
+    def injection(self, plan: Plan) -> Injection:
+        """The same fault as an injection file has it."""
+        e, operand = self.experiment, self.site.operands[self.experiment.operand]
         return Injection(
             workload=plan.workload,
             stage=next(published for published, ours in STAGES.items() if ours == self.site.stage),
@@ -106,8 +108,8 @@ class Choice:
             layer=e.site,
             epoch=e.epoch,
             step=e.step,
-            positions=tuple(map(tuple, places)),
-            values=tuple(new[: len(self.index)].view(np.float32).tolist()),
+            positions=tuple(unravel(self.index, operand.shape)),
+            bits=from_masks(self.index, self.bits, operand),
             horizon=plan.horizon,
         )
 
@@ -115,7 +117,18 @@ class Choice:
 def choose(plan: Plan, experiment: Experiment) -> Choice:
     """Positions and values of an experiment's fault, by its model."""
     rng = np.random.default_rng([plan.seed, experiment.number, WHAT])
-    site = sites_of(plan.workload)[experiment.site]
+    site = plan.workload.sites()[experiment.site]
     size = math.prod(site.shapes[experiment.operand])
     index = FAULT_MODELS[experiment.model.name].places(rng, size)
     return Choice(experiment, site, index, experiment.model.source()(rng, index, size))
+
+
+def injection_of(plan: Plan, number: int) -> Injection:
+    """Experiment `number` of a plan as an injection; nothing runs.
+
+    Raises:
+      InputError: the plan has no such experiment.
+    """
+    if not 0 <= number < plan.experiments:
+        raise InputError(f"experiment {number} is not of this campaign; expected 0 to {plan.experiments - 1}")
+    return choose(plan, draw(plan, number)).injection(plan)

@@ -1,4 +1,4 @@
-"""What a campaign knows: an SQLite file with one row an experiment.
+"""What a campaign knows: an SQLite file with one row per experiment.
 
 One process writes.  The rollback journal is kept (no write-ahead log), so that a network file
 system is as good as a local disk; a transaction is an experiment, and what was committed
@@ -14,15 +14,15 @@ import sqlite3
 import types
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 from ..machine.errors import InputError
-from ..runs.golden_run import content_hash
+from ..runs.dependencies import content_hash
 from .experiment import Result
 from .plan import Plan, restore_plan
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"
-VERSION = 1
+VERSION = 2
 NAME = "campaign.sqlite"
 SQL = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
@@ -86,14 +86,14 @@ class Store:
             self._check()
             refused.pop_all()
 
-    def _make(self):
+    def _make(self) -> None:
         with self.transaction():
             for statement in SCHEMA.split(";"):
                 self.connection.execute(statement)
             self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
             self.connection.execute(f"PRAGMA user_version = {VERSION}")
 
-    def _check(self):
+    def _check(self) -> None:
         (application,) = self.connection.execute("PRAGMA application_id").fetchone()
         (version,) = self.connection.execute("PRAGMA user_version").fetchone()
         if application != APPLICATION:
@@ -129,10 +129,10 @@ class Store:
                     self.connection.execute("ROLLBACK")
                 raise
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.connection.close()
 
     def plan(self) -> Plan | None:
@@ -165,7 +165,7 @@ class Store:
                 raise InputError(f"{what}; choose another --out", self.path)
             self._set({"plan_key": plan_key, "plan": dataclasses.asdict(plan), **known})
 
-    def _set(self, values):
+    def _set(self, values: dict[str, Any]) -> None:
         rows = [(name, json.dumps(value)) for name, value in values.items()]
         self.connection.executemany("INSERT OR REPLACE INTO campaign VALUES (?, ?)", rows)
 
@@ -209,6 +209,14 @@ class Store:
     def done(self) -> set[int]:
         """Numbers of the experiments that have a verdict."""
         return {row["number"] for row in self.query("SELECT number FROM experiments")}
+
+
+def open_plan(folder: pathlib.Path) -> Plan:
+    """The plan of the campaign in a folder; raises InputError where there is none, or it has not begun."""
+    with Store(folder) as store:
+        if (plan := store.plan()) is None:
+            raise InputError("the campaign has not begun", store.path)
+        return plan
 
 
 def experiment_key(plan_key: str, number: int) -> str:

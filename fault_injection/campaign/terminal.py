@@ -2,31 +2,30 @@
 
 import sys
 import time
+from typing import Self
 
-from ..runs.outcome import OUTCOMES
 from .plan import Plan
-from .rates import wilson
-from .report.queries import QUERIES
+from .standing import outcome_lines, rates
 from .store import Store
 
 EVERY = {True: 2.0, False: 60.0}  # seconds between two pictures, on a terminal and in a log
 UP, CLEAR = "\x1b[{}A", "\x1b[J"
 
 
-class Table:
-    """A table on standard error, redrawn in place on a terminal."""
+class Display:
+    """A table on standard error, redrawn in place on a terminal; a context that shows it a last time."""
 
     def __init__(self, store: Store, plan: Plan):
-        self.store, self.plan = store, plan
+        self._store, self._plan = store, plan
         self._before = len(store.done())
         self._begun = time.monotonic()
         self._shown = 0.0
         self._lines = 0
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: object) -> None:
         self.show(last=True)
 
     def show(self, last: bool = False) -> None:
@@ -41,19 +40,17 @@ class Table:
         self._lines = len(lines)
 
     def _text(self, seconds: float) -> list[str]:
-        counts = {row["outcome"]: row["n"] for row in self.store.query(QUERIES["outcomes"])}
-        total = sum(counts.values())
-        done = total - self._before
-        speed = f"{done / seconds * 3600:.0f} an hour, " if done else ""
-        left = f"{_clock((self.plan.experiments - total) * seconds / done)} left" if done else "starting"
-        lines = [f"{total} of {self.plan.experiments} experiments, {speed}{left}"]
-        if 0 < total < self.plan.experiments and len(self.plan.epochs) > 1:
+        outcomes = rates(self._store, self._plan)
+        total = next(iter(outcomes.values())).total if outcomes else 0
+        done, wanted = total - self._before, self._plan.experiments
+        if done:
+            pace = f"{done / seconds * 3600:.0f} an hour, {_clock((wanted - total) * seconds / done)} left"
+        else:
+            pace = "compiling the step that strikes, once per job" if total < wanted else "nothing is left to do"
+        lines = [f"{total} of {wanted} experiments, {pace}"]
+        if 0 < total < wanted and len(self._plan.epochs) > 1:
             lines.append("  (epoch after epoch: rates so far are not those of the whole plan)")
-        for outcome in OUTCOMES:
-            if outcome in counts:
-                rate = wilson(counts[outcome], total, self.plan.confidence)
-                lines.append(f"  {outcome:22s} {rate.found:7d}  {rate.share:7.2%}  [{rate.low:.2%}, {rate.high:.2%}]")
-        return lines
+        return lines + outcome_lines(outcomes)
 
 
 def _clock(seconds: float) -> str:

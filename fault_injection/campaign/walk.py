@@ -5,9 +5,10 @@ import pathlib
 from collections.abc import Iterable
 
 from ..machine.files import DamagedFile
-from ..runs.golden_run import Golden
+from ..runs.follow import Address, Observer, addresses, follow
+from ..runs.golden_run import Golden, Repeats
 from ..runs.run_store import RunStore
-from ..training.explicit import State
+from ..training.program import State, StepReport
 
 
 def walk_folder(walks: pathlib.Path, epoch: int) -> pathlib.Path:
@@ -31,34 +32,33 @@ class Walk:
 
     @property
     def _store(self) -> RunStore:
-        return RunStore(walk_folder(self.walks, self.epoch), self.golden.session.program.abstract)
+        return dataclasses.replace(self.golden.store, folder=walk_folder(self.walks, self.epoch))
 
     def go(self, steps: Iterable[int]) -> int:
         """Leave the state before each of `steps`, where it is not there; returns how many steps it computed.
 
-        The state before the step that an epoch no longer has is that after its last.
+        The state before the step that an epoch no longer has is the one after its last.
 
         Raises:
           NotRepeated: a step did not reproduce the golden record.
         """
-        with self._store.alone():
-            missing = set(steps) - set(self._store.checkpoints())
+        golden, store = self.golden, self._store
+        with store.alone():
+            missing = set(steps) - set(store.checkpoints())
             if not missing:
                 return 0
-            state = self.golden.state_before(self.epoch)
-            record = self.golden.record(self.epoch)
+            state = golden.fetch_state_before(self.epoch)
             if 0 in missing:
-                self._store.write_checkpoint(0, state)
-            for step, state, report in self.golden.session.steps(state, self.epoch, 0, max(missing)):
-                self.golden.compare(record, self.epoch, step, report.digest)
-                if step + 1 in missing:
-                    self._store.write_checkpoint(step + 1, state)
+                store.write_checkpoint(0, state)
+            last = Address(self.epoch, max(missing) - 1)
+            through = addresses(Address(self.epoch, 0), last, golden.program.steps_per_epoch)
+            follow(golden.program, state, through, observers=[Repeats(golden), _Leaving(store, missing)])
         return max(missing)
 
     def state_before(self, step: int) -> State:
         """The golden state before a step that the walk was asked for, on the devices.
 
-        Walked for again where it was removed or is damaged.
+        It is walked for again where it was removed or is damaged.
         """
         try:
             state = self._store.read_checkpoint(step)
@@ -66,4 +66,16 @@ class Walk:
             self._store.remove_checkpoint(step)
             self.go([step])
             state = self._store.read_checkpoint(step)
-        return self.golden.session.program.replicate(state)
+        return self.golden.program.place(state)
+
+
+class _Leaving(Observer):
+    """Keeps the states before some steps."""
+
+    def __init__(self, store: RunStore, wanted: set[int]):
+        self._store, self._wanted = store, wanted
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        """Keep the state if it is one of those wanted."""
+        if at.step + 1 in self._wanted:
+            self._store.write_checkpoint(at.step + 1, state)

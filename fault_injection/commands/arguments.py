@@ -1,11 +1,33 @@
-"""Types of arguments, and groups of options that several commands have."""
+"""Types of arguments, groups of options that several commands have, and how a command answers."""
 
 import argparse
+import json
 import pathlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
+from typing import Any
 
 from ..machine.environment import PRECISIONS, cache_folder
+from ..machine.errors import InputError
+from ..machine.files import strict_json
+from ..machine.processes import leading
+from ..training.workload import Option, Workload
+from ..training.workloads import WORKLOADS, find_workload
+
+Run = Callable[[argparse.Namespace], None]
+
+
+class Commands:
+    """The commands of a program; each adds its own parser."""
+
+    def __init__(self, parser: argparse.ArgumentParser):
+        self._parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(self, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+        """The parser of a new command, which `run` carries out; `text` says what it does."""
+        parser: argparse.ArgumentParser = self._parsers.add_parser(name, help=text, description=text)
+        parser.set_defaults(run=run)
+        return parser
 
 
 def positive(text: str) -> int:
@@ -18,21 +40,25 @@ def whole(text: str) -> int:
     return _number(text, 0)
 
 
-def _number(text, least):
+def _number(text: str, least: int) -> int:
     if not re.fullmatch(r"0|[1-9]\d{0,7}", text, re.ASCII) or int(text) < least:
-        raise argparse.ArgumentTypeError(f"{text!r}; expected a whole number from {least}")
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}; expected a whole number from {least}")
     return int(text)
 
 
-def epoch_list(text: str) -> set[int]:
-    """Epochs from a list such as 7,19,30-33."""
+def epoch_list(text: str) -> frozenset[int]:
+    """Epochs from a list such as 7,19,30-33.
+
+    >>> sorted(epoch_list("7,30-32"))
+    [7, 30, 31, 32]
+    """
     epochs: set[int] = set()
     for part in text.split(","):
         first, _, last = part.partition("-")
         if not re.fullmatch(r"\d{1,6}(-\d{1,6})?", part, re.ASCII) or int(last or first) < int(first):
-            raise argparse.ArgumentTypeError(f"{part!r}; expected epochs such as 7,19,30-33")
+            raise argparse.ArgumentTypeError(f"{part[:60]!r}; expected epochs such as 7,19,30-33")
         epochs |= set(range(int(first), int(last or first) + 1))
-    return epochs
+    return frozenset(epochs)
 
 
 def machine_options(parser: argparse.ArgumentParser) -> None:
@@ -57,33 +83,82 @@ def place_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data-dir",
         type=pathlib.Path,
-        help="folder of CIFAR-10 (default: $FAULT_INJECTION_DATA, the cache, ~/tensorflow_datasets, a download)",
+        help="folder of the dataset (default: $FAULT_INJECTION_DATA, the cache, ~/tensorflow_datasets, a download)",
     )
 
 
-def workload_options(parser: argparse.ArgumentParser, default: str, names: Sequence[str] = ()) -> None:
-    """Options named as rows of an injection file (all that a workload has), read by the same rules."""
-    from ..faults.injection import OPTIONAL, OPTIONS, REQUIRED
+def json_option(parser: argparse.ArgumentParser) -> None:
+    """`--json`: the command's result as one line of JSON."""
+    parser.add_argument("--json", action="store_true", help="print the result as one line of JSON, and nothing else")
 
-    names = names or (*OPTIONS, "learning_rate", "seed")
+
+def workload_options(parser: argparse.ArgumentParser, default: str, places_only: bool = False) -> None:
+    """Options of workloads, named as rows of an injection file; `given` reads them.
+
+    Args:
+      default: what holds where an option is absent.
+      places_only: only options that say how far a fault's place counts.
+    """
+    known: dict[str, Option] = {}
+    for workload in WORKLOADS.values():
+        known |= workload.OPTIONS if places_only else {**workload.OPTIONS, **workload.REQUIRED}
+    names = [name for name, option in known.items() if option.places or not places_only]
     for name in names:
-        read = (OPTIONAL | REQUIRED)[name]
-        parser.add_argument(f"--{name.replace('_', '-')}", type=_as_argument(name, read), help=f"default: {default}")
-    parser.set_defaults(rows=names)
+        parser.add_argument(flag(name), metavar="VALUE", help=f"{known[name].meaning} (default: {default})")
+    parser.set_defaults(option_names=names)
 
 
-def given(options: argparse.Namespace) -> dict[str, object]:
-    """The options of `workload_options` that were given, by name."""
-    return {name: getattr(options, name) for name in options.rows if getattr(options, name) is not None}
+def given(options: argparse.Namespace, workload: Workload) -> dict[str, Any]:
+    """The options of `workload_options` that were given, read as the workload reads them.
 
-
-def _as_argument(name, read):
-    def convert(text):
+    Raises:
+      InputError: the workload has no such option, or it is no such value.
+    """
+    known, values = {**workload.OPTIONS, **workload.REQUIRED}, {}
+    for name in options.option_names:
+        if (text := getattr(options, name)) is None:
+            continue
+        if name not in known:
+            raise InputError(f"{flag(name)} is not an option of {workload.name}; it has {', '.join(map(flag, known))}")
         try:
-            return read(text)
-        except LookupError as hint:
-            raise argparse.ArgumentTypeError(f"{text!r} is unknown{hint.args[0]}") from None
-        except ValueError as expected:
-            raise argparse.ArgumentTypeError(f"{text!r}; expected {expected}") from None
+            values[name] = known[name].kind.parse(text)
+        except ValueError:
+            raise InputError(f"argument {flag(name)}: {known[name].kind.wrong(text)}") from None
+    return values
 
-    return convert
+
+def chosen_workload(options: argparse.Namespace, embedded: bool = False) -> Workload:
+    """The workload that is named, with the options given.
+
+    Args:
+      embedded: start from the embedded default instead of the published set-up.
+
+    Raises:
+      InputError: there is none of that name, or its options do not go together.
+    """
+    workload = find_workload(options.workload)
+    values = given(options, workload)
+    workload = (workload.embedded() if embedded else workload).changed(**values)
+    if (problem := workload.contradiction()) is not None:
+        raise InputError(problem.message)
+    return workload
+
+
+def flag(name: str) -> str:
+    """How an option is written on a command line.
+
+    >>> flag("batch_size")
+    '--batch-size'
+    """
+    return f"--{name.replace('_', '-')}"
+
+
+def tell(line: str) -> None:
+    """Print one line of a command's result."""
+    if leading():
+        print(line, flush=True)
+
+
+def tell_json(value: Any) -> None:
+    """Print a command's result as one line of JSON; non-finite numbers become strings."""
+    tell(json.dumps(strict_json(value), ensure_ascii=False, allow_nan=False))

@@ -79,6 +79,18 @@ def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None
                 return
 
 
+def in_use(path: pathlib.Path) -> bool:
+    """Whether a process holds `path` as its `only_writer` now."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
 def read_text(path: str | os.PathLike) -> str:
     """The text of a file that a person wrote; raises InputError where it cannot be read, or is not UTF-8."""
     try:
@@ -96,14 +108,15 @@ def write_text(path: str | os.PathLike, text: str) -> None:
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
     """Write indented JSON; non-finite numbers become the strings `NaN`, `Infinity`, `-Infinity`."""
-    write_text(path, json.dumps(_strict(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_text(path, json.dumps(strict_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def _strict(value):
+def strict_json(value: Any) -> Any:
+    """A value that strict JSON can express: non-finite numbers become the strings `NaN`, `Infinity`, `-Infinity`."""
     if isinstance(value, Mapping):
-        return {str(key): _strict(item) for key, item in value.items()}
+        return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_strict(item) for item in value]
+        return [strict_json(item) for item in value]
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and not np.isfinite(value):

@@ -1,1 +1,1 @@
-"""Runs: golden, replayed, recorded, judged."""
+"""Runs: moved forward, recorded, judged; the golden run and the replay."""

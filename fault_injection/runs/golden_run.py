@@ -7,23 +7,27 @@ import hashlib
 import json
 import pathlib
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
 import numpy as np
-from tqdm import tqdm
 
-from ..machine.environment import cache_folder
+from ..machine.environment import arithmetic, cache_folder
 from ..machine.errors import InputError, Untrustworthy
 from ..machine.files import DamagedFile, write_json
-from ..machine.processes import leading, say, shared
-from ..training.explicit import Array, State, leaf_names
-from ..training.session import Session
-from .run_store import Epoch, RunStore, epoch_record
+from ..machine.processes import agree, say
+from ..training.program import Array, Evaluation, Program, Role, State, StepReport, leaf_names
+from ..training.workload import Workload
+from .dependencies import content_hash, source_of_bits
+from .follow import Address, Observer, addresses, follow
+from .outcome import Noise
+from .progress import Progress
+from .records import Epoch, Recorder, Run
+from .run_store import RunStore
 
-CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
-KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that a replay keeps without being asked
+TIMING = "timing.json"  # how long the run took when it was last made
+KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that are kept without being asked for
 
 
 class NotRepeated(Untrustworthy):
@@ -32,7 +36,7 @@ class NotRepeated(Untrustworthy):
 
 @dataclasses.dataclass(frozen=True)
 class Start:
-    """A state, made elsewhere, that a golden run starts from in place of initial weights.
+    """A state, made elsewhere, that a golden run starts from instead of initial weights.
 
     Attributes:
       epoch: the epoch that it precedes, the first of the run and of its record.
@@ -51,42 +55,47 @@ class Start:
         return hashlib.sha256(b"".join(f"{name} ".encode() + leaf.tobytes() for name, leaf in leaves)).hexdigest()
 
 
+@dataclasses.dataclass(frozen=True)
 class Golden:
-    """The golden run of a session's workload, on disk, made as far as it is asked for.
+    """The golden run of a workload, on disk, made as far as it is asked for.
 
     It is filed under a hash of what determines its bits: the workload, the data, the code,
     the libraries, the machine's arithmetic.  How many epochs were asked for is not part of
-    it: a longer run continues a shorter one.
-
-    Args:
-      session: the workload, ready to run.
-      cache: folder of the cache; by default `environment.cache_folder()`.
-      keep: epochs whose checkpoints are kept besides the newest; None keeps all.
-      start: the run begins there, and its record with it; None begins at initial weights.
+    it: a longer run continues a shorter one.  Of several processes only the leader reads and
+    writes; methods named `fetch_…` and `make` are for all of them to call at once.
 
     Attributes:
-      first: its first epoch.
+      workload, program: what is trained.
+      cache: folder of the cache; None for `environment.cache_folder()`.
+      keep: epochs whose checkpoints are kept besides the newest; None keeps all.
+      start: the run begins there, and its record with it; None begins at initial weights.
+      twin: 0, or the number of a twin: a run whose start differs by one unit in the last place.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        cache: pathlib.Path | None = None,
-        keep: Collection[int] | None = None,
-        start: Start | None = None,
-    ):
-        self.session = session
-        self.keep = keep
-        self.cache = cache or cache_folder()
-        self.start = start
-        self.first = start.epoch if start else 0
+    workload: Workload
+    program: Program
+    cache: pathlib.Path | None = None
+    keep: frozenset[int] | None = None
+    start: Start | None = None
+    twin: int = 0
+
+    @property
+    def first(self) -> int:
+        """Its first epoch."""
+        return self.start.epoch if self.start else 0
 
     @functools.cached_property
     def determined_by(self) -> dict[str, Any]:
         """What determines the run's bits, readable."""
-        workload = dataclasses.asdict(self.session.workload)
+        workload = dataclasses.asdict(self.workload)
         del workload["epochs"]  # a longer run continues a shorter one
-        known = {"workload": workload, "arithmetic": self.session.arithmetic}
+        machine = arithmetic(self.program.devices)
+        source = source_of_bits(self.workload)
+        known = {
+            "workload": workload,
+            "twin": self.twin,
+            "arithmetic": {**machine, "source": source, "data_sha256": self.program.data()},
+        }
         if self.start:
             known["start"] = {"epoch": self.start.epoch, "sha256": self.start.sha256}
         return known
@@ -99,41 +108,47 @@ class Golden:
     @functools.cached_property
     def store(self) -> RunStore:
         """Its files."""
-        workload = self.session.workload
-        folder = self.cache / "golden" / f"{workload.name}-{workload.dataset}-{self.key}"
-        return RunStore(folder, self.session.program.abstract)
+        runs = (self.cache or cache_folder()) / "golden"
+        names = tuple(leaf.name for leaf in self.program.leaves)
+        return RunStore(runs / f"{self.workload.label}-{self.key}", self.program.abstract, names)
 
     @property
     def folder(self) -> pathlib.Path:
         """Where its files are."""
         return self.store.folder
 
-    @shared
+    def twin_run(self, number: int) -> "Golden":
+        """Its twin; only the record of it is kept."""
+        return dataclasses.replace(self, twin=number, keep=frozenset())
+
     def elsewhere(self) -> list[tuple[pathlib.Path, str]]:
         """Golden runs in this cache that the same code made of the same workload elsewhere, and what differs there."""
         found = []
         known = json.loads(json.dumps(self.determined_by))  # as it is read
         ours = known["arithmetic"]
-        for path in sorted(self.cache.glob("golden/*/golden.json")):
+        for path in sorted(self.folder.parent.glob("*/golden.json")):
             with contextlib.suppress(OSError, ValueError, KeyError):
                 other = json.loads(path.read_text(encoding="utf-8"))
                 theirs = other["arithmetic"]
                 differs = [f"{name} {theirs[name]}, here {ours[name]}" for name in ours if theirs[name] != ours[name]]
-                same_run = all(other.get(part) == known.get(part) for part in ("workload", "start"))
+                same_run = all(other.get(part) == known.get(part) for part in ("workload", "twin", "start"))
                 if same_run and theirs["source"] == ours["source"] and differs:
                     found.append((path.parent, "; ".join(differs)))
         return found
 
     def disk_bytes(self, epochs: int) -> int:
-        """Disk that the run takes up to `epochs`: kept checkpoints, the newest, and the record."""
-        kept = epochs - self.first if self.keep is None else len({e for e in self.keep if e < epochs})
-        leaves = jax.tree.leaves(self.session.program.abstract)
-        checkpoint = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        names = self.session.names
-        step = 4 * (len(names.digest) + len(names.magnitude) + 3)
-        return (kept + 1) * checkpoint + (epochs - self.first) * self.session.steps_per_epoch * step
+        """The most disk that the run takes up to `epochs`: checkpoints and record."""
+        made = range(self.first, epochs)
+        # Besides those kept there are the newest and, while it is written, the one before it.
+        kept = len(made) + 1 if self.keep is None else min(len(self.keep & set(made)) + 2, len(made) + 1)
+        row = 4 * (len(self.program.leaves) + len(self.program.watched) + 3)
+        return kept * self.program.state_bytes + len(made) * self.program.steps_per_epoch * row
 
-    def ensure(self, epochs: int) -> None:
+    def recorded(self) -> int:
+        """Up to, but not including, which epoch the run has been made."""
+        return agree(lambda: self.store.recorded(self.first))
+
+    def make(self, epochs: int) -> None:
         """Make the run from its first epoch up to, but not including, `epochs`, going on where it stopped.
 
         Raises:
@@ -141,25 +156,38 @@ class Golden:
         """
         if self.recorded() >= epochs:
             return
-        with self.store.alone():
+        with self.alone():
             if self.recorded() >= epochs:  # another process has made it meanwhile
                 return
             imported = {"imported": self.start.origin} if self.start else {}
-            shared(write_json)(self.folder / "golden.json", {**self.determined_by, **imported})
+            agree(lambda: write_json(self.folder / "golden.json", {**self.determined_by, **imported}))
             begun = time.monotonic()
             first, state = self._newest(min(self.recorded(), epochs - 1))
             self._train(state, first, epochs)
-            say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - begun:.0f} s")
+            seconds, steps = time.monotonic() - begun, (epochs - first) * self.program.steps_per_epoch
+            agree(lambda: write_json(self.folder / TIMING, {"steps": steps, "seconds": seconds}))
+            say(f"golden run: epochs {first} to {epochs - 1} made in {seconds:.0f} s")
 
-    def recorded(self) -> int:
-        """Up to, but not including, which epoch the run has been made."""
-        return self.store.records(self.first)
+    def seconds_per_step(self) -> float | None:
+        """What a step took when the run was last made, compiling and evaluating included; None if it was not."""
+        try:
+            found = json.loads((self.folder / TIMING).read_bytes())
+            return float(found["seconds"] / found["steps"])
+        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return None
 
-    def state_before(self, epoch: int) -> State:
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """One run at a time writes its files; another waits, and says so."""
+        with contextlib.ExitStack() as held:
+            agree(lambda: held.enter_context(self.store.alone()))
+            yield
+
+    def fetch_state_before(self, epoch: int) -> State:
         """The state before an epoch that has been made, on the devices.
 
-        From its checkpoint; where that was not kept or is damaged, from the newest sound one
-        before it, running the epochs between again and holding them against the record.
+        It comes from its checkpoint.  Where that was not kept or is damaged, the epochs from the
+        newest sound one before it are run again, and compared with the record.
 
         Raises:
           NotRepeated: an epoch run again did not repeat its record.
@@ -167,127 +195,170 @@ class Golden:
         first, state = self._newest(epoch)
         if first < epoch:
             say(f"golden run: no checkpoint before epoch {epoch}; running again from epoch {first}")
-            with self.store.alone():
+            with self.alone():
                 state = self._train(state, first, epoch)
         return state
 
-    def record(self, epoch: int) -> Epoch:
+    def fetch_state_after(self, at: Address) -> State:
+        """The state after a step of an epoch that has been made, on the devices.
+
+        Raises:
+          NotRepeated: a step run again did not repeat its record.
+        """
+        steps = addresses(Address(at.epoch, 0), at, self.program.steps_per_epoch)
+        return follow(self.program, self.fetch_state_before(at.epoch), steps, observers=[Repeats(self)]).state
+
+    def fetch_record(self, epoch: int) -> Epoch:
         """The record of an epoch that has been made.
 
         Raises:
           InputError: it is damaged.
         """
         try:
-            return self.store.read_record(epoch)
+            return agree(lambda: self.store.read_record(epoch))
         except DamagedFile as error:
             raise InputError(f"{error}; delete it, and it is made again") from None
 
-    def _newest(self, epoch: int) -> tuple[int, State]:
-        """The newest sound checkpoint that is not after `epoch`; damaged ones are named and removed."""
-        for candidate in reversed(self.store.checkpoints()):
-            if candidate > epoch:
-                continue
-            try:
-                state = self.store.read_checkpoint(candidate)
-            except DamagedFile as error:
-                say(f"golden run: {error}; it is not used, and removed")
-                self.store.remove_checkpoint(candidate)
-                continue
-            return candidate, self.session.program.replicate(state)
-        if self.start:
-            return self.first, self.session.program.replicate(self.start.state)
-        return 0, self.session.start()
+    def fetch_run(self, epochs: int) -> Run:
+        """The records up to, but not including, `epochs`."""
+        records = tuple(self.fetch_record(epoch) for epoch in range(self.first, epochs))
+        return Run(self.first, records, len(records))
 
-    def _train(self, state: State, first: int, until: int) -> State:
-        """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
-        if first == self.first:
-            self.store.write_checkpoint(first, state)
-        steps = self.session.steps_per_epoch
-        label = "golden" if not self.session.workload.twin else f"twin {self.session.workload.twin}"
-        total = (until - first) * steps
-        with tqdm(total=total, desc=label, unit="step", mininterval=0.5, disable=not leading()) as bar:
-            for epoch in range(first, until):
-                reports = []
-                for _, state, report in self.session.steps(state, epoch):
-                    reports.append(report)
-                    bar.update()
-                    bar.set_postfix_str(f"epoch {epoch}, loss {report.loss:.3f}", refresh=False)
-                record = epoch_record(reports, self.session.evaluate(state))
-                self._file(epoch, record, state)
-        return state
-
-    def _file(self, epoch: int, record: Epoch, state: State) -> None:
-        with contextlib.suppress(FileNotFoundError, DamagedFile):
-            known = self.store.read_record(epoch)
-            for row, step in enumerate(record["step"]):
-                self.compare(known, epoch, int(step), record["digest"][row])
-        self.store.write_record(epoch, record)
-        self.store.write_checkpoint(epoch + 1, state)
-        # The checkpoint before the one just written was only needed to resume.
-        if self.keep is not None and epoch not in self.keep:
-            self.store.remove_checkpoint(epoch)
-
-    def compare(self, record: Epoch, epoch: int, step: int, digest: Array) -> None:
-        """Hold a state's digest after a step against the record.
+    def check(self, record: Epoch, at: Address, digest: Array) -> None:
+        """Compare a state's digest after a step with the record.
 
         Raises:
           NotRepeated: they differ; the message names the leaves and what to do.
         """
-        differs = record["digest"][step] != digest
+        differs = record["digest"][at.step] != digest
         if differs.any():
-            leaves = [name for name, d in zip(self.session.names.digest, differs, strict=True) if d]
+            leaves = [leaf.name for leaf, d in zip(self.program.leaves, differs, strict=True) if d]
             raise NotRepeated(
-                f"epoch {epoch}, step {step} does not repeat the golden run in {self.folder}: "
+                f"epoch {at.epoch}, step {at.step} does not repeat the golden run in {self.folder}: "
                 f"{len(leaves)} of {len(differs)} arrays of the state differ, {leaves[0]} the first. Either this "
                 "machine computes differently than when it was made, or it computes wrongly; "
                 "to make it anew, delete that folder"
             )
 
+    def _newest(self, epoch: int) -> tuple[int, State]:
+        """The newest sound checkpoint that is not after `epoch`; damaged ones are named and removed."""
+        for candidate in reversed(agree(self.store.checkpoints)):
+            if candidate > epoch:
+                continue
+            try:
+                state = agree(functools.partial(self.store.read_checkpoint, candidate))
+            except DamagedFile as error:
+                say(f"golden run: {error}; it is not used, and removed")
+                agree(functools.partial(self.store.remove_checkpoint, candidate))
+                continue
+            return candidate, self.program.place(state)
+        state = self.start.state if self.start else nudged(self.program, self.twin)
+        return self.first, self.program.place(state)
 
-def content_hash(value) -> str:
-    """Twelve hexadecimal digits of the hash of a JSON value."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:12]
+    def _train(self, state: State, first: int, until: int) -> State:
+        """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
+        if first == self.first:
+            agree(lambda: self.store.write_checkpoint(first, state))
+        steps = addresses(Address(first, 0), Address(until, -1), self.program.steps_per_epoch)
+        name = f"twin {self.twin}" if self.twin else "golden"
+        recorder = Recorder(Run(first, (), 0))
+        with Progress(name, (until - first) * self.program.steps_per_epoch) as progress:
+            return follow(self.program, state, steps, observers=[progress, recorder, _Filing(self, recorder)]).state
 
 
-def final_accuracies(records: list[Epoch]) -> tuple[float, float]:
-    """Training and test accuracy at the end: means over the records given, the last epochs of a run."""
-    train, test = (float(np.mean([r[name] for r in records])) for name in ("train_accuracy", "valid_accuracy"))
+class Repeats(Observer):
+    """Compares every step with the golden record; raises NotRepeated where one differs."""
+
+    def __init__(self, golden: Golden):
+        self._golden = golden
+        self._record = functools.lru_cache(maxsize=1)(golden.fetch_record)
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        """Compare the step."""
+        self._golden.check(self._record(at.epoch), at, report.digest)
+
+
+class _Filing(Observer):
+    """Keeps the golden run on disk, epoch by epoch."""
+
+    def __init__(self, golden: Golden, recorder: Recorder):
+        self._golden, self._recorder = golden, recorder
+
+    def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
+        """Write the epoch's record and the state after it."""
+        golden, record = self._golden, self._recorder.run.epochs[-1]
+
+        def file() -> None:
+            store = golden.store
+            with contextlib.suppress(FileNotFoundError, DamagedFile):
+                known = store.read_record(epoch)
+                for step, digest in enumerate(record["digest"]):
+                    golden.check(known, Address(epoch, step), digest)
+            store.write_record(epoch, record)
+            store.write_checkpoint(epoch + 1, state)
+            # The checkpoint before the one just written was only needed to resume.
+            if golden.keep is not None and epoch not in golden.keep:
+                store.remove_checkpoint(epoch)
+
+        agree(file)
+
+
+def kept_epochs(program: Program, epochs: int, wanted: Collection[int]) -> frozenset[int] | None:
+    """Which checkpoints a golden run keeps: all where they are small, else those of the epochs wanted."""
+    return None if (epochs + 1) * program.state_bytes <= KEEP_ALL_BELOW else frozenset(wanted)
+
+
+def nudged(program: Program, twin: int) -> State:
+    """The state before the first step; a twin's differs in one element, by one unit in the last place."""
+    state = program.init()
+    if not twin:
+        return state
+    leaves, structure = jax.tree.flatten(state)
+    parameters = [i for i, leaf in enumerate(program.leaves) if leaf.role == Role.PARAMETER]
+    largest = max(parameters, key=lambda i: np.size(leaves[i]))
+    changed = np.array(leaves[largest])
+    element = changed.reshape(-1)[(twin - 1) % changed.size :][:1]
+    element[:] = np.nextafter(element, element.dtype.type(np.inf))
+    leaves[largest] = changed
+    return jax.tree.unflatten(structure, leaves)
+
+
+def final_metrics(records: Collection[Epoch]) -> tuple[float, float]:
+    """The metric at the end on training and test data: means over the records given, the last epochs of a run."""
+    train, test = (float(np.mean([r[name] for r in records])) for name in ("train_metric", "valid_metric"))
     return train, test
 
 
-def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = None) -> dict | None:
-    """How far the final accuracies of the golden run and its twins spread, where twins were run.
+def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = None) -> Noise | None:
+    """How far the final metrics of the golden run and its twins spread; None where fewer than two twins were run.
 
     Args:
       epochs: length of the runs.
-      window: the final accuracy is a mean over so many last epochs.
+      window: the final metric is a mean over the last this many epochs.
       twins: how many are looked at; None for all that there are.
-
-    Returns:
-      None without twins; else their number `twins`, and `train`, `test`: the standard
-      deviation of the accuracy at the end over the golden run and its twins.
     """
-    finals = []
     last = range(max(0, epochs - window), epochs)
-    for run in [golden.folder, *twin_folders(golden)[:twins]]:
-        store = RunStore(run, golden.session.program.abstract)
-        with contextlib.suppress(FileNotFoundError, DamagedFile):
-            finals.append(final_accuracies([store.read_record(epoch) for epoch in last]))
-    if len(finals) < 3:
+
+    def finals() -> list[tuple[float, float]]:
+        found = []
+        for run in (golden, *twins_of(golden, twins)):
+            with contextlib.suppress(FileNotFoundError, DamagedFile):
+                found.append(final_metrics([run.store.read_record(epoch) for epoch in last]))
+        return found
+
+    found = agree(finals)
+    if len(found) < 3:
         return None
-    train, test = np.std(finals, axis=0, ddof=1)
-    return {"twins": len(finals) - 1, "train": float(train), "test": float(test)}
+    train, test = np.std(found, axis=0, ddof=1)
+    return Noise(len(found) - 1, float(train), float(test))
 
 
-@shared
-def twin_folders(golden: Golden) -> list[pathlib.Path]:
-    """Folders of the golden run's twins that have been started."""
-    found = []
-    for twin in range(1, 1000):
-        known = golden.determined_by
-        key = content_hash({**known, "workload": {**known["workload"], "twin": twin}})
-        folder = golden.folder.with_name(golden.folder.name.replace(golden.key, key))
-        if not folder.exists():
-            break
-        found.append(folder)
-    return found
+def twins_of(golden: Golden, most: int | None = None) -> Iterator[Golden]:
+    """The golden run's twins that have been started, at most `most`, in order; for the leader alone."""
+    number = 1
+    while most is None or number <= most:
+        twin = golden.twin_run(number)
+        if not twin.folder.exists():
+            return
+        yield twin
+        number += 1

@@ -1,4 +1,4 @@
-"""The verdict: what came of a fault, against the paired fault-free run.
+"""The verdict: what came of a fault, compared with the paired fault-free run.
 
 The names are published (He et al., ISCA 2023); their numeric thresholds are not.  The ones
 here are our own, each a field of `Thresholds`; a verdict states the rule and the numbers
@@ -6,9 +6,14 @@ that fired (docs/science.md, Outcomes).
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
+
+from ..training.program import Measure
+from .follow import Address
+from .records import Epoch, Run, cut
 
 MASKED = "Masked"
 IMMEDIATE = "Immediate INFs/NaNs"
@@ -20,7 +25,7 @@ LOW_TEST = "LowTestAccuracy"
 UNDECIDED = "Undecided"
 OUTCOMES = (MASKED, IMMEDIATE, SHORT_TERM, SLOW, SHARP_SLOW, SHARP, LOW_TEST, UNDECIDED)
 
-# An accuracy lower by exactly the tolerance is no worse, whatever its last bits say: those of a
+# A metric worse by exactly the tolerance is no worse, whatever its last bits say: those of a
 # step are float32, and 0.9 − 0.88 exceeds 0.02 even in float64.  One image in 10 million still counts.
 ROUNDING = 1e-7
 
@@ -30,25 +35,26 @@ class Thresholds:
     """Every number that a verdict depends on.  Accuracies are fractions: 0.02 is two points.
 
     Attributes:
-      immediate_steps: a non-finite value up to so many steps after the faulty one is immediate.
-      final_epochs: accuracies at the end are means over so many last epochs (of those that
+      immediate_steps: a non-finite value at most this many steps after the faulty one is immediate.
+      final_epochs: metrics at the end are means over the last this many epochs (of those that
         ended after the fault).
-      tolerance: an accuracy at the end that is lower by no more than this is no worse.
-      sigmas: the tolerance is at least so many standard deviations of the golden run's twins.
-      collapse_steps: a collapse happens within so many steps after the faulty one.
+      tolerance: a metric at the end that is worse by no more than this is no worse; None for
+        the tolerance that the loss head states.
+      sigmas: the tolerance is at least this many standard deviations of the golden run's twins.
+      collapse_steps: a collapse happens at most this many steps after the faulty one.
       collapse_share: a collapse loses at least this share (above 0) of the golden run's
-        accuracy above chance, in one step's training accuracy.
-      level_steps: the level after a collapse is the mean training accuracy of so many steps,
-        the one that collapsed the first of them; the level at the end is that of so many last
-        steps.  (The epochs' means would not do: the fault's own holds steps before it.)
-      stay: a run has stayed there whose level at the end differs from the one after the
-        collapse by at most this share of the golden run's accuracy above chance (0.3 names the
+        lead over guessing, in one step's training metric.
+      level_steps: the level after a collapse is the mean training metric of this many steps,
+        the one that collapsed being the first; the level at the end is that of the last this
+        many steps.  (The epochs' means would not do: the fault's own holds steps before it.)
+      stay: a run has stayed there if its level at the end differs from the one after the
+        collapse by at most this share of the golden run's lead over guessing (0.3 names the
         one published example as its authors did; it regains a quarter).
     """
 
     immediate_steps: int = 1
     final_epochs: int = 3
-    tolerance: float = 0.02
+    tolerance: float | None = None
     sigmas: float = 3.0
     collapse_steps: int = 2
     collapse_share: float = 0.75
@@ -56,18 +62,52 @@ class Thresholds:
     stay: float = 0.3
 
 
-@dataclasses.dataclass(frozen=True)
-class Trace:
-    """Accuracies of one run from the fault on, as fractions.
+class Trace(NamedTuple):
+    """The metric of one run from the fault on.
 
     Attributes:
-      steps: training accuracy of each step, the faulty one first.
-      train, test: training and test accuracy of each epoch that ended after the fault.
+      steps: of each step on its training batch, the faulty one first.
+      train, test: on training and test data, of each epoch that ended after the fault.
     """
 
     steps: np.ndarray
     train: np.ndarray
     test: np.ndarray
+
+
+class Parts(NamedTuple):
+    """A number for the training data and one for the test data."""
+
+    train: float
+    test: float
+
+
+class Noise(NamedTuple):
+    """How far the metric at the end spreads over the golden run and its twins.
+
+    Attributes:
+      twins: how many were run.
+      train, test: standard deviations.
+    """
+
+    twins: int = 0
+    train: float = 0.0
+    test: float = 0.0
+
+
+class Compared(NamedTuple):
+    """Metrics at the end, of both runs, and what a difference is compared with."""
+
+    golden: Parts
+    faulty: Parts
+    worse: Parts
+    tolerance: Parts
+
+    def __str__(self) -> str:
+        return ", ".join(
+            f"{part} {faulty:.4f} against {golden:.4f} ({worse:+.4f} worse, tolerance {tolerance:.4f})"
+            for part, golden, faulty, worse, tolerance in zip(Parts._fields, *self, strict=True)
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,12 +118,13 @@ class Outcome:
       outcome: one of `OUTCOMES`.
       exactly_masked_after: steps after the faulty one until the state was bit-identical to the
         fault-free one (0: already after the faulty step), a proof that nothing later can
-        differ; None where that did not happen.
+        differ; None if that did not happen.
       rule: the rule that fired, with its numbers, in a sentence.
       first_nonfinite: steps from the faulty one to the first non-finite value, or None.
-      final: accuracies at the end, `{golden|faulty: {train, test}}`, None if no epoch ended.
-      worse: golden minus faulty of the same, `{train, test}`.
-      tolerance: what `worse` is held against, `{train, test}`, and `twins` behind it (0: none).
+      measure: what the loss head measures.
+      final: metrics at the end, `{golden|faulty: {train, test}}`; None if no epoch ended.
+      worse: by how much the faulty run's are worse, `{train, test}`.
+      tolerance: what `worse` is compared with, `{train, test}`, and how many `twins` are behind it.
       thresholds: the parameters of all rules.
     """
 
@@ -91,125 +132,168 @@ class Outcome:
     exactly_masked_after: int | None
     rule: str
     first_nonfinite: int | None
+    measure: dict[str, object]
     final: dict[str, dict[str, float]] | None
     worse: dict[str, float] | None
     tolerance: dict[str, float]
     thresholds: Thresholds
 
 
-def chance(labels: np.ndarray) -> float:
-    """Accuracy of guessing: the share of the commonest label [n]."""
-    return float(np.bincount(labels).max() / len(labels))
+def judge(
+    run: Run,
+    golden: Callable[[int], Epoch],
+    fault: Address,
+    measure: Measure,
+    *,
+    finished: bool,
+    first_nonfinite: int | None = None,
+    exactly_masked_after: int | None = None,
+    noise: Callable[[int], Noise | None] = lambda epochs: None,
+    thresholds: Thresholds | None = None,
+) -> Outcome:
+    """The verdict on a recorded run.
+
+    Args:
+      run: the faulty one, from the start of the fault's epoch on.
+      golden: the golden run's record of an epoch.
+      fault: the faulty step.
+      finished, first_nonfinite, exactly_masked_after: as in `classify`.
+      noise: spread over the golden run's twins, as a mean over the last so many epochs as given.
+    """
+    t = thresholds or Thresholds()
+    records = [cut(golden(run.first + i), len(epoch["step"])) for i, epoch in enumerate(run.epochs)]
+    paired = Run(run.first, tuple(records), run.ended)
+    # The twins are compared over as many epochs as the verdict is a mean of.
+    window = min(t.final_epochs, run.ended or t.final_epochs)
+    return classify(
+        _trace(paired, fault.step),
+        _trace(run, fault.step),
+        measure,
+        finished=finished,
+        first_nonfinite=first_nonfinite,
+        exactly_masked_after=exactly_masked_after,
+        noise=noise(window),
+        thresholds=t,
+    )
+
+
+def _trace(run: Run, step: int) -> Trace:
+    return Trace(run.column("metric")[step:], run.epoch_column("train_metric"), run.epoch_column("valid_metric"))
 
 
 def classify(
     golden: Trace,
     faulty: Trace,
+    measure: Measure,
     *,
     finished: bool,
     first_nonfinite: int | None = None,
     exactly_masked_after: int | None = None,
-    noise: dict[str, Any] | None = None,
-    chance: float = 0.1,
+    noise: Noise | None = None,
     thresholds: Thresholds | None = None,
 ) -> Outcome:
     """The first rule that applies, in the order of docs/science.md, Outcomes.
 
+    >>> accuracy = Measure("accuracy", "higher", chance=0.1, tolerance=0.02)
+    >>> golden = Trace(np.full(30, 0.9), np.full(3, 0.9), np.full(3, 0.8))
+    >>> faulty = Trace(np.full(30, 0.9), np.full(3, 0.9), np.full(3, 0.7))
+    >>> classify(golden, faulty, accuracy, finished=True).outcome
+    'LowTestAccuracy'
+
     Args:
-      golden, faulty: accuracies of both runs over the same steps and epochs.
-      finished: whether the faulty run reached the end of the training.
-      first_nonfinite: steps from the faulty one to the first non-finite loss, gradient,
-        parameter, optimizer moment, running statistic or validation loss; None if there was none.
+      golden, faulty: both runs over the same steps and epochs.
+      measure: what the metric is, and in which direction it is better.
+      finished: whether the faulty run was to reach the end of the training.
+      first_nonfinite: steps from the faulty one to the first non-finite loss, gradient, leaf of
+        the state or test loss; None if there was none.
       exactly_masked_after: see `Outcome`.
-      noise: `train` and `test` standard deviations of the accuracy at the end over the golden
-        run and its `twins`; None if no twins were run.
-      chance: accuracy of guessing.
+      noise: None if no twins were run.
     """
     t = thresholds or Thresholds()
-    noise = noise or {"twins": 0, "train": 0.0, "test": 0.0}
-    tolerance = {part: max(t.tolerance, t.sigmas * noise[part]) for part in ("train", "test")}
-    final, worse = _final(golden, faulty, t)
-    name, rule = _first_rule(
-        golden, faulty, finished, first_nonfinite, exactly_masked_after, final, worse, tolerance, chance, t
-    )
+    noise = noise or Noise()
+    least = measure.tolerance if t.tolerance is None else t.tolerance
+    tolerance = Parts(*(max(least, t.sigmas * deviation) for deviation in (noise.train, noise.test)))
+    compared = _compare(golden, faulty, measure, tolerance, t)
+    if first_nonfinite is not None:
+        name, rule = _nonfinite(first_nonfinite, t)
+    elif exactly_masked_after is not None:
+        name, rule = MASKED, f"exactly masked: the state {_when(exactly_masked_after)} is bit-identical to the golden"
+        rule += " run's"
+    elif not finished or compared is None:
+        so_far = "no epoch has ended since the fault" if compared is None else f"so far {compared}"
+        name, rule = UNDECIDED, f"the run was cut {len(faulty.steps) - 1} step(s) after the fault; {so_far}"
+    else:
+        name, rule = _at_the_end(golden, faulty, measure, compared, t)
     return Outcome(
         outcome=name,
         exactly_masked_after=exactly_masked_after,
         rule=rule,
         first_nonfinite=first_nonfinite,
-        final=final,
-        worse=worse,
-        tolerance={**tolerance, "twins": noise["twins"]},
-        thresholds=t,
+        measure=measure._asdict(),
+        final=compared and {"golden": compared.golden._asdict(), "faulty": compared.faulty._asdict()},
+        worse=compared and compared.worse._asdict(),
+        tolerance={**tolerance._asdict(), "twins": noise.twins},
+        thresholds=dataclasses.replace(t, tolerance=least),
     )
 
 
-def _final(golden, faulty, t):
+def _compare(golden: Trace, faulty: Trace, measure: Measure, tolerance: Parts, t: Thresholds) -> Compared | None:
+    """The metrics at the end; None if no epoch ended."""
     if not len(faulty.train):
-        return None, None
-    window = slice(-t.final_epochs, None)
-    final = {
-        name: {part: float(np.mean(getattr(run, part)[window])) for part in ("train", "test")}
-        for name, run in (("golden", golden), ("faulty", faulty))
-    }
-    return final, {part: final["golden"][part] - final["faulty"][part] for part in ("train", "test")}
+        return None
+    ours, theirs = (
+        Parts(*(float(np.mean(part[-t.final_epochs :])) for part in (run.train, run.test))) for run in (golden, faulty)
+    )
+    worse = Parts(*(measure.worse(one, other) for one, other in zip(ours, theirs, strict=True)))
+    return Compared(ours, theirs, worse, tolerance)
 
 
-def _first_rule(golden, faulty, finished, nonfinite, exact, final, worse, tolerance, chance, t):
-    if nonfinite is not None:
-        when = "at the faulty step" if nonfinite == 0 else f"{nonfinite} step(s) after the faulty one"
-        name = IMMEDIATE if nonfinite <= t.immediate_steps else SHORT_TERM
-        return name, f"first non-finite value {when}; immediate means at most {t.immediate_steps} after it"
-    if exact is not None:
-        when = "after the faulty step" if exact == 0 else f"{exact} step(s) after the faulty one"
-        return MASKED, f"exactly masked: the state {when} is bit-identical to the fault-free one"
-    if not finished:
-        distance = (
-            "no epoch has ended since the fault" if worse is None else f"so far {_compared(final, worse, tolerance)}"
-        )
-        return UNDECIDED, f"the run was cut {len(faulty.steps) - 1} step(s) after the fault; {distance}"
+def _when(steps: int) -> str:
+    return "after the faulty step" if steps == 0 else f"{steps} step(s) after the faulty one"
 
-    compared = _compared(final, worse, tolerance)
-    no_worse = {part: worse[part] <= tolerance[part] + ROUNDING for part in worse}
-    if no_worse["train"]:
-        if no_worse["test"]:
-            return MASKED, f"neither accuracy at the end is worse than the tolerance: {compared}"
-        return LOW_TEST, f"only the test accuracy at the end is worse than the tolerance: {compared}"
-    at, share = _collapse(golden.steps, faulty.steps, chance, t)
+
+def _nonfinite(first: int, t: Thresholds) -> tuple[str, str]:
+    name = IMMEDIATE if first <= t.immediate_steps else SHORT_TERM
+    when = "at the faulty step" if first == 0 else _when(first)
+    return name, f"first non-finite value {when}; immediate means at most {t.immediate_steps} after it"
+
+
+def _at_the_end(golden: Trace, faulty: Trace, measure: Measure, compared: Compared, t: Thresholds) -> tuple[str, str]:
+    """Outcome and rule of a run that reached the end of the training with finite values."""
+    name = measure.name
+    no_worse = Parts(*(w <= limit + ROUNDING for w, limit in zip(compared.worse, compared.tolerance, strict=True)))
+    if no_worse.train and no_worse.test:
+        return MASKED, f"neither {name} at the end is worse than the tolerance: {compared}"
+    if no_worse.train:
+        return LOW_TEST, f"only the test {name} at the end is worse than the tolerance: {compared}"
+    at, share = _collapse(golden.steps, faulty.steps, measure, t)
     if share < t.collapse_share:
         return SLOW, (
-            f"training accuracy at the end is worse than the tolerance: {compared}; no collapse: within "
-            f"{t.collapse_steps} steps at most {share:.2f} of the accuracy above chance was lost, "
+            f"training {name} at the end is worse than the tolerance: {compared}; no collapse: within "
+            f"{t.collapse_steps} steps at most {share:.2f} of the lead over guessing was lost, "
             f"a collapse is {t.collapse_share}"
         )
     since = faulty.steps[at:]
     after, last = since[: t.level_steps], since[-t.level_steps :]
     level, end = float(np.mean(after)), float(np.mean(last))
-    moved = abs(end - level) / (golden.steps[at] - chance)
-    collapsed = f"{share:.2f} of the accuracy above chance was lost {at} step(s) after the faulty one"
+    moved = abs(end - level) / float(measure.lead(golden.steps[at]))
+    collapsed = f"{share:.2f} of the lead over guessing was lost {at} step(s) after the faulty one"
     levels = (
         f"from {level:.3f} (mean of {len(after)} step(s) from there on) to {end:.3f} (of the last {len(last)}), "
-        f"by {moved:.2f} of the accuracy above chance, staying is {t.stay}: {compared}"
+        f"by {moved:.2f} of the lead over guessing, staying is {t.stay}: {compared}"
     )
     if moved <= t.stay:
         return SHARP, f"{collapsed}, and the run stayed there, {levels}"
-    direction = "recovered" if end > level else "declined further"
+    direction = "recovered" if measure.worse(level, end) < 0 else "declined further"
     return SHARP_SLOW, f"{collapsed}, then the run {direction} {levels}"
 
 
-def _compared(final, worse, tolerance):
-    return ", ".join(
-        f"{part} {final['faulty'][part]:.4f} against {final['golden'][part]:.4f} "
-        f"({worse[part]:+.4f} worse, tolerance {tolerance[part]:.4f})"
-        for part in ("train", "test")
-    )
-
-
-def _collapse(golden, faulty, chance, t):
-    """The step, 1 … `collapse_steps` after the fault, that lost the largest share of the accuracy above chance."""
+def _collapse(golden: np.ndarray, faulty: np.ndarray, measure: Measure, t: Thresholds) -> tuple[int, float]:
+    """The step, 1 … `collapse_steps` after the fault, that lost the largest share of the lead over guessing."""
     losses = [(0.0, 1)]
     for at in range(1, min(t.collapse_steps + 1, len(faulty))):
-        if golden[at] > chance:
-            losses.append((float((golden[at] - faulty[at]) / (golden[at] - chance)), at))
+        lead = measure.lead(golden[at])
+        if lead > 0:
+            losses.append((float(measure.worse(golden[at], faulty[at]) / lead), at))
     share, at = max(losses, key=lambda loss: loss[0])  # the first of equals
     return at, share

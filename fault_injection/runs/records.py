@@ -1,31 +1,65 @@
-"""What a replay writes: the published log, columns, verdict, provenance, picture."""
+"""What is recorded of a run: one record per epoch, made of columns."""
 
 import dataclasses
-import pathlib
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from ..faults.injection import Injection
-from ..machine.files import write_arrays, write_json, write_text
-from ..training.session import Names
-from .run_store import PER_EPOCH, Epoch
+from ..training.program import Evaluation, Program, Role, State, StepReport
+from .follow import Address, Observer
 
-FIELDS = ("gradients", "params", "stats")
+Epoch = dict[str, np.ndarray]
+PER_STEP = ("step", "loss", "metric", "digest", "magnitude")
+PER_EPOCH = ("train_loss", "train_metric", "valid_loss", "valid_metric")
+NOT_EVALUATED = Evaluation(np.nan, np.nan)
+
+
+class Row(NamedTuple):
+    """What is recorded of one step; see `StepReport`."""
+
+    step: np.ndarray
+    loss: np.ndarray
+    metric: np.ndarray
+    digest: np.ndarray
+    magnitude: np.ndarray
+
+
+def epoch_record(rows: Sequence[Row], evaluation: Evaluation = NOT_EVALUATED) -> Epoch:
+    """An epoch as columns: `PER_STEP` with one row per step, `PER_EPOCH` as scalars.
+
+    Args:
+      rows: of the epoch's steps from the first on.
+      evaluation: on the test data after the epoch.
+    """
+    record = {name: np.stack(column) for name, column in zip(PER_STEP, zip(*rows, strict=True), strict=True)}
+    # The epoch's training figures are means over its steps, because all batches have one size.
+    means = [record[column].mean(dtype=np.float64) for column in ("loss", "metric")]
+    return record | dict(zip(PER_EPOCH, map(np.asarray, [*means, *evaluation]), strict=True))
+
+
+def rows_of(record: Epoch, steps: int) -> list[Row]:
+    """The rows of the first `steps` steps of a record."""
+    return [Row(*(record[name][i] for name in PER_STEP)) for i in range(steps)]
+
+
+def cut(record: Epoch, steps: int) -> Epoch:
+    """The first steps of an epoch; the figures of the whole epoch stay."""
+    return {name: column[:steps] if name in PER_STEP else column for name, column in record.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One run as far as it was recorded: its epochs in order, each starting with step 0.
+    """One run as far as it was recorded: its epochs in order, each from step 0 on.
 
     Attributes:
       first: number of the first epoch.
-      epochs: their records; the last may have ended early.
+      epochs: their records; the last one may have ended early.
       ended: how many of them ran to their end and were evaluated.
     """
 
     first: int
-    epochs: list[Epoch]
+    epochs: tuple[Epoch, ...]
     ended: int
 
     def column(self, name: str) -> np.ndarray:
@@ -37,85 +71,65 @@ class Run:
         return np.array([epoch[name] for epoch in self.epochs[: self.ended]], np.float64)
 
 
-def columns(run: Run, names: Names) -> dict[str, np.ndarray]:
-    """A run as named columns: `steps/…` with a row a step, `epochs/…` with a row an epoch.
+class Recorder(Observer):
+    """Records a run.
 
-    `largest_<what>` are largest absolute values of the step's gradients, parameters,
-    statistics, each moment of the optimizer's history, and the running variances.
+    Args:
+      before: what was recorded of it before, ending with a whole epoch.
+      rows: of the epoch in which the recorded steps begin, the steps before them.
+    """
+
+    def __init__(self, before: Run, rows: Sequence[Row] = ()):
+        self._before = before
+        self._epochs: list[Epoch] = []
+        self._rows = list(rows)
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        """Add a row."""
+        numbers = (report.loss, report.metric, report.digest, report.magnitude)
+        self._rows.append(Row(np.int32(at.step), *map(np.asarray, numbers)))
+
+    def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
+        """Close the epoch's record."""
+        self._epochs.append(epoch_record(self._rows, evaluate()))
+        self._rows = []
+
+    @property
+    def run(self) -> Run:
+        """The run so far."""
+        begun = [epoch_record(self._rows)] if self._rows else []
+        ended = self._before.ended + len(self._epochs)
+        return Run(self._before.first, (*self._before.epochs, *self._epochs, *begun), ended)
+
+
+def columns(run: Run, program: Program, metric: str) -> dict[str, np.ndarray]:
+    """A run as named columns: `steps/…` with one row per step, `epochs/…` with one row per epoch.
+
+    The metric's columns have its name.  `largest_<what>` are largest absolute values in the
+    step, of its gradients and of the state's leaves by their roles, each moment of the
+    optimizer's history apart.
     """
     magnitude = run.column("magnitude")
-    largest = {what: [i for i, name in enumerate(names.magnitude) if name.startswith(f"{what}/")] for what in FIELDS}
-    largest |= {f"history_{moment}": at for moment, at in names.history.items()}
-    largest["running_variance"] = names.running_variance
+    groups = {role.value: program.positions(role) for role in Role if role not in (Role.HISTORY, Role.OTHER)}
+    groups |= {f"history_{moment}": program.positions(Role.HISTORY, moment) for moment in program.moments}
     steps = {
         "epoch": np.concatenate([np.full(len(e["step"]), run.first + i) for i, e in enumerate(run.epochs)]),
-        **{name: run.column(name) for name in ("step", "loss", "accuracy")},
-        **{f"largest_{what}": worst(magnitude[:, at]) for what, at in largest.items() if at},
+        "step": run.column("step"),
+        metric: run.column("metric"),
+        "loss": run.column("loss"),
+        **{f"largest_{what}": worst(magnitude[:, at]) for what, at in groups.items() if at},
     }
-    epochs = {"epoch": run.first + np.arange(run.ended), **{name: run.epoch_column(name) for name in PER_EPOCH}}
+    epochs = {"epoch": run.first + np.arange(run.ended)}
+    for part in ("train", "valid"):
+        epochs[f"{part}_{metric}"] = run.epoch_column(f"{part}_metric")
+        epochs[f"{part}_loss"] = run.epoch_column(f"{part}_loss")
     return {f"steps/{k}": v for k, v in steps.items()} | {f"epochs/{k}": v for k, v in epochs.items()}
 
 
 def worst(magnitude: np.ndarray) -> np.ndarray:
-    """Largest magnitude along the last axis, NaN counting as the largest."""
-    return np.where(np.isnan(magnitude).any(-1), np.nan, np.max(magnitude, -1, initial=0))
+    """Largest magnitude along the last axis, NaN counting as the largest; 0 of none.
 
-
-def published_log(injection: Injection, run: Run, old: np.ndarray, checkpoint: object, nonfinite: bool) -> str:
-    """The log of the published artifact, line for line (docs/science.md, Log)."""
-    w = injection.workload
-    shape = injection.site.shapes[injection.operand]
-    lines = [
-        f"Inject to epoch: {injection.epoch}",
-        f"Inject to step: {injection.step}",
-        f"Load weights from {checkpoint}",
-    ]
-    for i, record in enumerate(run.epochs):
-        epoch = run.first + i
-        for step, loss, accuracy in zip(record["step"], record["loss"], record["accuracy"], strict=True):
-            if (epoch, step) == (injection.epoch, injection.step):
-                lines += [
-                    f"Inject worker: {injection.worker}",
-                    f"Inject layer: {injection.layer}",
-                    f"Shape for target layer is {tuple(shape)}",
-                ]
-                lines += [
-                    f"Position is {position}, Golden data is {float(before)!r}, inject data is {value!r}"
-                    for position, before, value in zip(injection.positions, old, injection.values, strict=True)
-                ]
-            lines.append(
-                f"Epoch: {epoch}/{w.epochs}, step: {step}/{injection.steps_per_epoch}, "
-                f"loss: {loss:.5f}, accuracy: {accuracy:.5f}"
-            )
-        if i < run.ended:
-            t = {name: float(record[name]) for name in PER_EPOCH}
-            lines.append(
-                f"End of epoch: {epoch}/{w.epochs}, train loss: {t['train_loss']:.5f}, "
-                f"train accuracy: {t['train_accuracy']:.5f}, valid loss: {t['valid_loss']:.5f}, "
-                f"valid accuracy: {t['valid_accuracy']:.5f}"
-            )
-    if nonfinite:
-        lines.append("Encounter NaN! Terminate training!")
-    return "\n".join(lines) + "\n"
-
-
-def write_results(
-    folder: pathlib.Path,
-    name: str,
-    log: str,
-    tables: dict[str, dict[str, np.ndarray]],
-    outcome: dict[str, Any],
-    provenance: dict[str, Any],
-    fault_at: float,
-    steps_per_epoch: int,
-) -> None:
-    """Write everything of one replay to `folder`; `outcome.json` last: where it is, all is."""
-    from .curves import draw_curves  # Matplotlib is slow to import
-
-    (folder / "outcome.json").unlink(missing_ok=True)
-    write_text(folder / f"replay_{name}.txt", log)
-    write_arrays(folder / "record.npz", {f"{run}/{k}": v for run, table in tables.items() for k, v in table.items()})
-    write_json(folder / "provenance.json", provenance)
-    title = f"{name}: {outcome['outcome']}"
-    draw_curves(folder / "curves.png", title, tables, fault_at, steps_per_epoch)
-    write_json(folder / "outcome.json", outcome)
+    >>> worst(np.array([[1.0, 2.0], [np.nan, 3.0]]))
+    array([ 2., nan])
+    """
+    return np.max(magnitude, -1, initial=0)  # NumPy's maximum of a NaN is NaN

@@ -1,27 +1,36 @@
-"""Replay one injection: from its file to a verdict."""
+"""Replay one injection: from its fault to a verdict, top to bottom."""
 
+import contextlib
 import dataclasses
+import functools
+import itertools
 import pathlib
-import shlex
+import shutil
 import time
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
-from models.fault import Struck
+from models.fault import Fault, Struck, inactive_fault
+from models.site import Site
 
 from ..faults.injection import Injection, format_injection
-from ..machine import environment
-from ..machine.processes import say, shared
-from ..published.checkpoints import imported_start
-from ..training.session import Session
-from .faulty_run import FaultyRun
-from .golden_run import KEEP_ALL_BELOW, Golden, noise_floor
-from .outcome import Outcome, Thresholds, Trace, chance, classify
-from .records import Run, columns, published_log, write_results
-from .run_store import cut
+from ..machine.errors import Untrustworthy
+from ..machine.files import DamagedFile, read_arrays, write_arrays
+from ..machine.processes import agree, say
+from ..training.program import Evaluation, State, StepReport
+from .dependencies import REPLAY, content_hash, source_of_verdicts
+from .exits import EXACT, ExactlyMasked, NonFinite
+from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered
+from .golden_run import Golden, Repeats, Start, kept_epochs, noise_floor
+from .outcome import Outcome, judge
+from .progress import Progress
+from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of
+from .run_store import RunStore
 
-WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
+
+class FaultNotApplied(Untrustworthy):
+    """The step did not do what the fault says: a defect of this program or of the machine."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,184 +39,233 @@ class Replay:
 
     Attributes:
       injection: the fault and its workload.
+      source: the golden run that it is compared with.
       outcome: the verdict.
       golden: the fault-free run, from its own first epoch on, as far as the faulty one was to go.
       faulty: the run with the fault, from the start of the fault's epoch.
       struck: what the fault did, as the step reported it.
+      seconds: that it took, the golden run included where it had to be made.
     """
 
     injection: Injection
+    source: Golden
     outcome: Outcome
     golden: Run
     faulty: Run
     struck: Struck
+    seconds: float
 
 
-def replay(
-    injection: Injection,
-    name: str,
-    out: pathlib.Path,
-    *,
-    cache: pathlib.Path | None = None,
-    data_dir: pathlib.Path | None = None,
-    checkpoints: str = "own",
-    devices: int | None = None,
-    command: list[str] | None = None,
-) -> Replay:
-    """Replay `injection` and write its results to the folder `out`.
+def replay(injection: Injection, golden: Golden) -> Replay:
+    """Replay `injection`, making as much of its golden run as is missing.
 
     Args:
-      name: of the injection, in file names and titles.
-      cache: folder of golden runs; by default `environment.cache_folder()`.
-      data_dir: where the dataset is; by default where its reader looks.
-      checkpoints: one of `golden.CHECKPOINTS`: `own` goes from initial weights through the whole golden
-        run, `upstream` from the published checkpoint before the fault's epoch, where the golden run starts.
-      devices: how many to use; by default as many as divide the workers.
-      command: what to type to repeat it, for the provenance.
+      golden: of the injection's workload, by a program that can strike its site; see `golden_for`.
 
     Raises:
-      InputError, OSError: the dataset or the published checkpoint cannot be read, or the results not written.
+      InputError, OSError: the dataset cannot be read, or a file not written.
       NotRepeated: a step before the fault, or the control, differs from the golden run.
       FaultNotApplied: the step's observations contradict the fault.
     """
     begun = time.monotonic()
-    session, golden = prepare(injection, cache, data_dir, checkpoints, devices)
-    epochs = epochs_needed(injection)
-    missing = epochs - golden.recorded()
-    if missing > 0:
-        for folder, differences in golden.elsewhere():
-            say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")
-        start = f" from the published checkpoint before epoch {golden.first}" if golden.start else ""
-        say(
-            f"no golden run of {injection.workload.name} on {injection.workload.dataset}{start} with these options and "
-            f"this machine yet, or not all of it: making {missing} epochs of {session.steps_per_epoch} steps in "
-            f"{golden.folder}, up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
+    program, fault = golden.program, injection.fault()
+    struck_at, steps_per_epoch = Address(injection.epoch, injection.step), program.steps_per_epoch
+    last, first = last_step(injection), Address(injection.epoch, 0)
+    epochs = last.epoch + 1
+
+    def since(at: Address) -> int:
+        return numbered(at, steps_per_epoch) - numbered(struck_at, steps_per_epoch)
+
+    # 1. The fault-free run, as far as the faulty one will go.
+    _announce(golden, epochs)
+    golden.make(epochs)
+    measure, record = program.measure(), functools.cache(golden.fetch_record)
+
+    key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY)])
+    store = RunStore(golden.folder.parent.parent / "replays" / key, program.abstract, golden.store.names)
+    with contextlib.ExitStack() as held:
+        agree(lambda: held.enter_context(store.alone()))
+        total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
+        progress = held.enter_context(Progress("replay", total, measure.name, record))
+        nonfinite, witness = NonFinite(since), Witness(injection.site, fault)
+        kept = agree(lambda: _kept(store, first.epoch))
+        control: State = None
+        if kept is None:
+            # 2. Up to the fault, every step as in the golden run.
+            recorder = Recorder(Run(first.epoch, (), 0))
+            before = itertools.takewhile(lambda at: at != struck_at, addresses(first, struck_at, steps_per_epoch))
+            state = golden.fetch_state_before(first.epoch)
+            state = follow(program, state, before, observers=[progress, Repeats(golden), recorder]).state
+
+            # 3. The control: the faulty step with an inactive fault, which must be the golden step.
+            progress.compiling("the step with the fault")
+            nothing = {struck_at: inactive_fault(len(fault.index))}
+            control = follow(program, state, [struck_at], nothing, [Repeats(golden)]).state
+            steps, faults = addresses(struck_at, last, steps_per_epoch), {struck_at: fault}
+        else:
+            # An interrupted replay goes on after the epochs that it has finished.
+            run, struck = kept
+            say(f"going on with an interrupted replay after epoch {run.first + run.ended - 1}")
+            witness.struck, recorder = struck, Recorder(run)
+            going_on = Address(run.first + run.ended, 0)
+            state = program.place(agree(lambda: store.read_checkpoint(going_on.epoch)))
+            steps, faults = addresses(going_on, last, steps_per_epoch), {}
+
+        # 4. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
+        masked = ExactlyMasked(since, record, lambda at: control if at == struck_at else golden.fetch_state_after(at))
+        keeper = _Keeper(store, recorder, witness)
+        watching = [progress, recorder, witness, nonfinite, masked, keeper]
+        ended = follow(program, state, steps, faults, watching).ended
+        faulty = recorder.run
+        if ended == EXACT:
+            faulty = _continued(faulty, record, last, steps_per_epoch)
+
+        # 5. The verdict.
+        outcome = judge(
+            faulty,
+            record,
+            struck_at,
+            measure,
+            finished=last == last_step(dataclasses.replace(injection, horizon=None)),
+            first_nonfinite=nonfinite.first,
+            exactly_masked_after=masked.after,
+            noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
         )
-    golden.ensure(epochs)
-    faulty = FaultyRun(injection, session, golden, last_step_of(injection))
-    with faulty.store.alone():
-        faulty.go()
-        result = _judge(faulty)
-        _write(result, name, out, session, golden, command, time.monotonic() - begun)
-        faulty.forget()
-    return result
+        agree(lambda: shutil.rmtree(store.folder, ignore_errors=True))
+    assert witness.struck is not None  # the faulty step was taken
+    seconds = time.monotonic() - begun
+    return Replay(injection, golden, outcome, golden.fetch_run(epochs), faulty, witness.struck, seconds)
 
 
-def _judge(faulty: FaultyRun) -> Replay:
-    """The verdict on a faulty run that has ended."""
-    injection, session, golden, run = faulty.injection, faulty.session, faulty.golden, faulty.run
-    paired = Run(
-        run.first, [cut(golden.record(run.first + i), len(e["step"])) for i, e in enumerate(run.epochs)], run.ended
-    )
-    thresholds = Thresholds()
-    # The twins are compared over as many last epochs as the verdict is a mean of.
-    window = min(thresholds.final_epochs, run.ended or thresholds.final_epochs)
-    outcome = classify(
-        _trace(paired, injection.step),
-        _trace(run, injection.step),
-        finished=faulty.last == injection.workload.epochs * session.steps_per_epoch - 1,
-        first_nonfinite=faulty.first_nonfinite,
-        exactly_masked_after=faulty.exactly_masked_after,
-        noise=noise_floor(golden, injection.workload.epochs, window),
-        chance=chance(session.images.train_labels),
-        thresholds=thresholds,
-    )
-    epochs = epochs_needed(injection)
-    whole = Run(golden.first, [golden.record(epoch) for epoch in range(golden.first, epochs)], epochs - golden.first)
-    return Replay(injection, outcome, whole, run, faulty.struck)
-
-
-def prepare(
+def golden_for(
     injection: Injection,
-    cache: pathlib.Path | None,
+    cache: pathlib.Path | None = None,
     data_dir: pathlib.Path | None = None,
-    checkpoints: str = "own",
     devices: int | None = None,
-) -> tuple[Session, Golden]:
-    """The session and golden run that a replay needs; nothing but an imported checkpoint is read or computed yet."""
-    session = Session(injection.workload, devices, data_dir)
-    start = imported_start(session, injection.epoch, cache) if checkpoints == "upstream" else None
-    golden = Golden(session, cache, start=start)
-    if golden.disk_bytes(injection.workload.epochs) > KEEP_ALL_BELOW:
-        golden.keep = {injection.epoch}
-    return session, golden
+    start: Callable[[Golden], Start] | None = None,
+) -> Golden:
+    """The golden run that a replay needs, by a program that can strike the injection's site; nothing runs yet.
+
+    Args:
+      cache: folder of golden runs; by default `environment.cache_folder()`.
+      data_dir: where the dataset is; by default where its reader looks.
+      devices: how many to use; by default as many as divide the workers.
+      start: makes the state that the golden run starts from, of the golden run without one.
+    """
+    w = injection.workload
+    program = w.program(frozenset({injection.layer}), devices, data_dir)
+    golden = Golden(w, program, cache, kept_epochs(program, w.epochs, {injection.epoch}))
+    return golden if start is None else dataclasses.replace(golden, start=start(golden))
 
 
-def last_step(epochs: int, steps_per_epoch: int, epoch: int, step: int, horizon: int | None) -> int:
-    """Number, over all epochs, of the last step to run after a fault at (epoch, step): the horizon's, or the end's."""
-    end = epochs * steps_per_epoch - 1
-    return end if horizon is None else min(epoch * steps_per_epoch + step + horizon, end)
+def last_step(injection: Injection) -> Address:
+    """The last step to run: the horizon's, or the training's."""
+    w, fault = injection.workload, Address(injection.epoch, injection.step)
+    return horizon_or_end(w.epochs, w.steps_per_epoch, fault, injection.horizon)
 
 
-def last_step_of(injection: Injection) -> int:
-    """`last_step` of an injection."""
-    i = injection
-    return last_step(i.workload.epochs, i.steps_per_epoch, i.epoch, i.step, i.horizon)
+def _announce(golden: Golden, epochs: int) -> None:
+    """Say that epochs of the golden run have to be made first, and why, where that is not plain."""
+    missing = epochs - golden.recorded()
+    if missing <= 0:
+        return
+    for folder, differences in agree(golden.elsewhere):
+        say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")
+    start = f" from the published checkpoint before epoch {golden.first}" if golden.start else ""
+    say(
+        f"no golden run of {golden.workload.label}{start} with these options and this machine yet, or not all of it: "
+        f"making {missing} epochs of {golden.program.steps_per_epoch} steps in {golden.folder}, "
+        f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
+    )
 
 
-def epochs_needed(injection: Injection) -> int:
-    """How many epochs of the golden run a replay is held against."""
-    return last_step_of(injection) // injection.steps_per_epoch + 1
+class Witness(Observer):
+    """Holds what the faulty step reports, and compares it with the fault.
+
+    Attributes:
+      struck: what the fault did; None before the faulty step.
+    """
+
+    def __init__(self, site: Site, fault: Fault, struck: Struck | None = None):
+        self._site, self._fault = site, fault
+        self.struck = struck
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        """Look at the first step; raises FaultNotApplied where its observations contradict the fault."""
+        if self.struck is None:
+            self.struck = check_struck(self._site.name, self._fault, report.struck)
 
 
-def _trace(run: Run, step: int) -> Trace:
-    accuracy = run.column("accuracy")[step:]
-    return Trace(accuracy, run.epoch_column("train_accuracy"), run.epoch_column("valid_accuracy"))
+def check_struck(site: str, fault: Fault, struck: Struck | None) -> Struck:
+    """Compare the step's observations with the fault: exactly the listed elements changed, to the bits asked for.
 
+    The new bits of an element that is a copy of another cannot be told beforehand, and are not compared.
 
-@shared
-def _write(result: Replay, name, out, session, golden, command, seconds) -> None:
-    injection, struck = result.injection, result.struck
-    count = len(injection.values)
-    old = np.asarray(struck.old)[:count].view(np.float32)
-    tables = {run: columns(getattr(result, run), session.names) for run in ("golden", "faulty")}
-    outcome: dict[str, Any] = dataclasses.asdict(result.outcome)
-    outcome["largest_from_the_faulty_step_on"] = {run: _watched(table, injection) for run, table in tables.items()}
-    provenance = {
-        "fault": describe_fault(injection, struck),
-        "command": shlex.join(command) if command else None,
-        "injection": format_injection(injection).splitlines(),
-        "struck": {
-            "elements": count,
-            "elements_changed": int(struck.operand_changed),
-            "output_elements_changed": int(struck.output_changed),
-            "old": old.tolist(),
-            "new": struck.new[:count].view(np.float32).tolist(),
-            "old_bits": [f"{bits:08x}" for bits in struck.old[:count]],
-            "new_bits": [f"{bits:08x}" for bits in struck.new[:count]],
-        },
-        "seed": injection.workload.seed,
-        "workload": dataclasses.asdict(injection.workload),
-        "golden_run": golden.key,
-        "golden_start": golden.start.origin if golden.start else "initial weights",
-        "arithmetic": session.arithmetic,
-        "environment": environment.describe(),
-        "seconds": round(seconds, 1),
+    Raises:
+      FaultNotApplied: they contradict it.
+    """
+    if struck is None:
+        raise FaultNotApplied(f"{site}: the step has no fault support")
+    listed = fault.index >= 0
+    known = listed & ((fault.keep == 0) | (fault.source == fault.index))
+    wanted = (struck.old & fault.keep) ^ fault.flip
+    changed = int(np.sum((struck.old != struck.new)[listed]))
+    found = {
+        "operations struck": (int(struck.hits), 1),
+        "listed elements with the listed bits": (int(np.sum((struck.new == wanted)[known])), int(np.sum(known))),
+        "elements of the operand changed": (int(struck.operand_changed), changed),
     }
-    checkpoint = golden.store.checkpoint_path(injection.epoch).relative_to(golden.folder.parent)
-    log = published_log(injection, result.faulty, old, checkpoint, result.outcome.first_nonfinite is not None)
-    fault_at = injection.epoch + injection.step / session.steps_per_epoch
-    write_results(out, name, log, tables, outcome, provenance, fault_at, session.steps_per_epoch)
+    for what, (observed, expected) in found.items():
+        if observed != expected:
+            raise FaultNotApplied(f"{site}: {what}: {observed}, expected {expected}")
+    return struck
 
 
-def _watched(table: dict[str, np.ndarray], injection: Injection) -> dict[str, list[float]]:
-    """Largest optimizer-history and running-variance values from the faulty step to two after it."""
-    since = (table["steps/epoch"] - injection.epoch) * injection.steps_per_epoch + table["steps/step"] - injection.step
-    watched = (since >= 0) & (since <= WATCHED_STEPS)
-    prefix = "steps/largest_"
-    return {
-        name.removeprefix(prefix): column[watched].tolist()
-        for name, column in table.items()
-        if name.startswith(f"{prefix}history") or name == f"{prefix}running_variance"
-    }
+class _Keeper(Observer):
+    """Keeps an unfinished replay on disk after each epoch, so that it can go on when killed."""
+
+    def __init__(self, store: RunStore, recorder: Recorder, witness: Witness):
+        self._store, self._recorder, self._witness = store, recorder, witness
+
+    def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
+        """Write what the fault did, the epoch's record and the state after it."""
+        store, struck, record = self._store, self._witness.struck, self._recorder.run.epochs[-1]
+        assert struck is not None  # an epoch that ended holds the faulty step, or comes after it
+
+        def keep() -> None:
+            write_arrays(_struck_path(store), dataclasses.asdict(struck))
+            store.write_record(epoch, record)
+            store.write_checkpoint(epoch + 1, state)
+            store.remove_checkpoint(epoch)
+
+        agree(keep)
 
 
-def describe_fault(injection: Injection, struck: Struck) -> str:
-    """The fault in one English sentence, with the first element's old and new value and the bits that differ."""
-    old, new = struck.old[0], struck.new[0]
-    differing = [bit for bit in range(31, -1, -1) if (int(old) ^ int(new)) >> bit & 1]
-    which = f"bits {', '.join(map(str, differing))} differ" if differing else "no bit differs"
-    values = f"from {float(old.view(np.float32))!r} to {float(new.view(np.float32))!r} ({which}, bit 0 the lowest)"
-    first = "" if len(injection.values) == 1 else "the first of them "
-    result = f"{int(struck.output_changed)} element(s) of the operation's result changed"
-    return f"{injection.sentence().removesuffix('.')}: {first}{values}; {result}."
+def _kept(store: RunStore, first: int) -> tuple[Run, Struck] | None:
+    """What an interrupted replay has left: its whole epochs, and what the fault did.  None where it left nothing."""
+    try:
+        struck = Struck(**{name: np.asarray(value) for name, value in read_arrays(_struck_path(store)).items()})
+        epoch = store.checkpoints()[-1]
+        store.read_checkpoint(epoch)
+        epochs = tuple(store.read_record(e) for e in range(first, epoch))
+    except (FileNotFoundError, IndexError, DamagedFile):
+        return None
+    return Run(first, epochs, len(epochs)), struck
+
+
+def _struck_path(store: RunStore) -> pathlib.Path:
+    return store.folder / "struck.npz"
+
+
+def _continued(run: Run, golden: Callable[[int], Epoch], last: Address, steps_per_epoch: int) -> Run:
+    """A run that ended with the golden state, gone on with as the golden run did."""
+    *whole, begun = run.epochs  # the last one was not evaluated
+    epoch, done = run.first + len(whole), len(begun["step"])
+    for number in range(epoch, last.epoch + 1):
+        steps = steps_per_epoch if number < last.epoch else last.step + 1
+        record = cut(golden(number), steps)
+        if number == epoch:
+            evaluation = Evaluation(float(record["valid_loss"]), float(record["valid_metric"]))
+            record = epoch_record([*rows_of(begun, done), *rows_of(record, steps)[done:]], evaluation)
+        whole.append(record)
+    return Run(run.first, tuple(whole), len(whole) - (last.step < steps_per_epoch - 1))

@@ -1,0 +1,115 @@
+"""`campaign`: many injections of one plan."""
+
+import argparse
+import collections
+import pathlib
+
+from ..campaign import jobs
+from ..campaign.driver import campaign
+from ..campaign.executors import on_a_scheduler, on_this_machine
+from ..campaign.experiment import Laboratory
+from ..campaign.plan import Plan, read_plan
+from ..campaign.sampling import draw
+from ..campaign.standing import standing
+from ..machine.errors import InputError
+from .arguments import Commands, json_option, place_options, positive, tell, tell_json
+from .estimates import clock, golden_needed
+
+DRAWN = 100_000  # experiments up to which `--check` draws them all, to count them by fault model
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    text = "run a campaign: many injections of one plan, with their statistics; goes on where it stopped"
+    sub = commands.add("campaign", run, text)
+    sub.add_argument("plan", type=pathlib.Path, metavar="PLAN", help="TOML file")
+    sub.add_argument("--out", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
+    sub.add_argument("--check", action="store_true", help="validate the plan, say what it needs, and run nothing")
+    sub.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per processor or accelerator)")
+    sub.add_argument("--scheduler", metavar="tcp://…", help="run on the workers of a Dask scheduler instead")
+    json_option(sub)
+    place_options(sub)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out the command."""
+    plan = read_plan(options.plan)
+    task = jobs.Task(plan, cache=options.cache, data_dir=options.data_dir, precision=options.precision)
+    if options.check:
+        _check(plan, task, options)
+        return
+    import jax
+
+    jax.config.update("jax_platforms", "cpu")  # of this process alone: accelerators are the jobs'
+    if not options.json:
+        tell(plan.sentence())
+    if options.out is None:
+        raise InputError("--out DIR is missing: the folder of the campaign")
+    if options.out.exists() and not options.out.is_dir():
+        raise InputError("--out is a file, expected a folder", options.out)
+    if options.scheduler and options.jobs:
+        raise InputError("--jobs counts processes of this machine, --scheduler has its own; give one of them")
+    executors = on_a_scheduler(options.scheduler) if options.scheduler else on_this_machine(options.jobs)
+    campaign(task, options.out, executors, str(options.plan))
+    if options.json:
+        tell_json(standing(options.out).as_dict())
+    else:
+        tell(f"now: python -m fault_injection report {options.out}")
+
+
+def _check(plan: Plan, task: jobs.Task, options: argparse.Namespace) -> None:
+    """Say what the campaign would do and need."""
+    lab = jobs.laboratory(task)
+    made = plan.workload.data_at_hand(options.data_dir)
+    drawn = _drawn(plan)
+    disk, seconds = jobs.disk_bytes(plan, lab.golden), lab.golden.seconds_per_step() if made else None
+    missing = plan.golden_epochs - (min(lab.golden.recorded(), plan.golden_epochs) if made else 0)
+    golden_steps = (missing + plan.twins * plan.golden_epochs) * plan.steps_per_epoch
+    least, most = (_steps_per_experiment(plan, lab, early) for early in (True, False))
+    if options.json:
+        tell_json(
+            {
+                "plan": plan.sentence(),
+                "experiments_by_model": drawn,
+                "golden_epochs_missing": missing,
+                "golden_steps": golden_steps,
+                "steps_per_experiment": [least, most],
+                "disk_bytes": disk,
+                "seconds_per_step": seconds,
+            }
+        )
+        return
+    tell(plan.sentence())
+    tell("Experiments by fault model: " + ", ".join(f"{name} {count}" for name, count in drawn.items()) + ".")
+    for line in golden_needed(lab.golden, plan.golden_epochs, options.data_dir):
+        tell(line)
+    tell(f"It is another golden run than a replay's: {jobs.WHY_ANOTHER}.")
+    twins = f", of {plan.twins} twins of it" if plan.twins else ""
+    tell(f"Disk: up to {disk / 1e6:.0f} MB for the states and records of the golden run{twins}, and for forks.")
+    tell(
+        f"Steps: {golden_steps} of the golden run and its twins; {least:.0f} per experiment if all end at once, "
+        f"{most:.0f} if all are followed as far as the plan allows."
+    )
+    if seconds is None:
+        tell("Time: not known before a golden run of this workload has been made on this machine.")
+    else:
+        low, high = (seconds * (golden_steps + plan.experiments * steps) for steps in (least, most))
+        tell(f"Time of one job: {clock(low)} to {clock(high)}, at {seconds:.3f} s per step, and compiling.")
+
+
+def _drawn(plan: Plan) -> dict[str, int]:
+    """How many experiments each fault model gets: drawn, or of a large plan what is expected."""
+    if plan.experiments <= DRAWN:
+        counts = collections.Counter(draw(plan, number).model.name for number in range(plan.experiments))
+        return {model.name: counts[model.name] for model in plan.models}
+    total = sum(model.weight for model in plan.models)
+    return {model.name: round(plan.experiments * model.weight / total) for model in plan.models}
+
+
+def _steps_per_experiment(plan: Plan, lab: Laboratory, early: bool) -> float:
+    """Mean number of steps per experiment, if all end as early as the exit mode can tell, or none does."""
+    steps = plan.steps_per_epoch
+    lengths = [plan.followed(epoch, step) for epoch in plan.epochs for step in range(steps)]
+    longest = sum(lengths) / len(lengths)
+    first = {"full": longest, "exact": 1, "conditions": lab.conditions.steps + 1}[plan.exit]
+    return min(first, longest) if early else longest

@@ -1,0 +1,52 @@
+"""`export`: injection files of a campaign's experiments, or its tables for other tools."""
+
+import argparse
+import pathlib
+
+from ..campaign.sampling import injection_of
+from ..campaign.store import Store, open_plan
+from ..campaign.tables import FORMATS, write_tables
+from ..faults.injection import write_injection
+from ..machine.errors import InputError
+from ..runs.outcome import OUTCOMES
+from .arguments import Commands, tell, whole
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    sub = commands.add("export", run, "write injection files of a campaign's experiments, or its tables; runs nothing")
+    sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
+    sub.add_argument("--id", type=whole, nargs="+", metavar="N", help="these experiments, as injection files")
+    sub.add_argument(
+        "--outcome", choices=OUTCOMES, metavar="OUTCOME", help="all experiments of this outcome, as injection files"
+    )
+    sub.add_argument(
+        "--format", choices=FORMATS, help="the tables in this format (default: csv; parquet: needs PyArrow)"
+    )
+    sub.add_argument("--out", type=pathlib.Path, help="folder to write to (default: DIR/export)")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out the command."""
+    out = options.out or options.campaign / "export"
+    if sum(map(bool, (options.id, options.outcome, options.format))) > 1:
+        raise InputError("--id and --outcome write injection files, --format writes tables; give one of them")
+    if options.id or options.outcome:
+        plan = open_plan(options.campaign)
+        numbers = options.id or _of_outcome(options.campaign, options.outcome)
+        for number, injection in [(number, injection_of(plan, number)) for number in numbers]:
+            path = out / f"experiment_{number}.csv"
+            write_injection(path, injection)
+            tell(str(path))
+        return
+    with Store(options.campaign) as store:
+        for path in write_tables(store, out, options.format or "csv"):
+            tell(str(path))
+
+
+def _of_outcome(folder: pathlib.Path, outcome: str) -> list[int]:
+    with Store(folder) as store:
+        rows = store.query("SELECT number FROM experiments WHERE outcome = ? ORDER BY number", [outcome])
+    if not rows:
+        raise InputError(f"no experiment of this campaign is {outcome}", folder)
+    return [row["number"] for row in rows]

@@ -1,0 +1,127 @@
+"""`replay`: one injection file, or one experiment of a campaign, from fault to verdict."""
+
+import argparse
+import dataclasses
+import functools
+import pathlib
+
+from ..campaign.sampling import injection_of
+from ..campaign.store import open_plan
+from ..faults.injection import Injection, read_injection, write_injection
+from ..machine import environment
+from ..machine.errors import InputError
+from ..machine.processes import agree
+from ..published.checkpoints import imported_start
+from ..runs.follow import numbered
+from ..runs.golden_run import Golden
+from ..runs.replay_files import write_replay
+from ..runs.replay_run import golden_for, last_step, replay
+from .arguments import Commands, json_option, machine_options, tell, tell_json, whole
+from .estimates import golden_needed, shown, time_needed
+
+CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    sub = commands.add("replay", run, "replay one injection, from fault to verdict")
+    sub.add_argument(
+        "what",
+        nargs="?",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="injection file, or with --id the folder of a campaign",
+    )
+    sub.add_argument("--file", type=pathlib.Path, help="injection file, the same as FILE")
+    sub.add_argument("--id", type=whole, metavar="N", help="number of an experiment of a campaign")
+    sub.add_argument(
+        "--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file, DIR/experiment_N)"
+    )
+    sub.add_argument("--check", action="store_true", help="validate, say what would be done, and run nothing")
+    json_option(sub)
+    sub.add_argument(
+        "--checkpoints",
+        choices=CHECKPOINTS,
+        help="where the golden run starts: initial weights, or the published checkpoint before the fault's epoch, "
+        "once fetch-checkpoints has imported it (default: own)",
+    )
+    machine_options(sub)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out the command."""
+    place = _place(options)
+    if options.id is None:
+        injection, name = agree(lambda: read_injection(place)), place.stem
+        out, devices = options.out or pathlib.Path("results") / name, None
+        command = ["python", "reproduce_injections.py", *options.arguments[1:]]
+    else:
+        # As its campaign made it: on one device, on CPUs with one thread.
+        environment.prepare(1, options.precision, bind=False)
+        injection, name = injection_of(open_plan(place), options.id), f"experiment_{options.id}"
+        out, devices = options.out or place / name, 1
+        command = ["python", "-m", "fault_injection", *options.arguments]
+    start = None
+    if options.checkpoints == "upstream":
+        start = functools.partial(imported_start, epoch=injection.epoch, cache=options.cache)
+    golden = golden_for(injection, options.cache, options.data_dir, devices, start)
+    if options.check:
+        _check(injection, golden, options)
+        return
+    if agree(lambda: out.exists() and not out.is_dir()):
+        raise InputError("--out is a file, expected a folder", out)
+    if options.id is not None:
+        write_injection(out / f"{name}.csv", injection)
+    result = replay(injection, golden)
+    write_replay(result, name, out, command)
+    if options.json:
+        tell_json({"name": name, **dataclasses.asdict(result.outcome), "folder": str(out)})
+        return
+    tell(f"{result.outcome.outcome}: {result.outcome.rule}")
+    tell(f"written to {out}/")
+
+
+def _place(options: argparse.Namespace) -> pathlib.Path:
+    """The file, or the folder of a campaign, that is named; what does not go with it is refused."""
+    if (options.file is None) == (options.what is None):
+        raise InputError("expected an injection file, or the folder of a campaign and --id N")
+    place: pathlib.Path = options.file or options.what
+    if options.file is not None and options.id is not None:
+        raise InputError("--id belongs to the folder of a campaign")
+    if options.id is None:
+        if agree(place.is_dir):
+            raise InputError("is a folder: of a campaign, say which experiment with --id N", place)
+        return place
+    for name in ("check", "checkpoints", "threads", "coordinator"):
+        if getattr(options, name) not in (None, False):
+            raise InputError(f"--{name} belongs to an injection file")
+    return place
+
+
+def _check(injection: Injection, golden: Golden, options: argparse.Namespace) -> None:
+    """Say what the run would do and need."""
+    w, last = injection.workload, last_step(injection)
+    epochs, steps_per_epoch = last.epoch + 1, w.steps_per_epoch
+    made = golden.recorded() - golden.first if w.data_at_hand(options.data_dir) else None
+    missing = epochs - golden.first - min(made or 0, epochs - golden.first)
+    steps = numbered(last, steps_per_epoch) + 1 - injection.epoch * steps_per_epoch
+    seconds = golden.seconds_per_step() if made is not None else None
+    if options.json:
+        tell_json(
+            {
+                "injection": injection.sentence(),
+                "workload": dataclasses.asdict(w),
+                "golden_epochs": epochs - golden.first,
+                "golden_epochs_missing": missing,
+                "replay_steps": steps,
+                "disk_bytes": golden.disk_bytes(epochs),
+                "seconds": None if seconds is None else seconds * (missing * steps_per_epoch + steps),
+            }
+        )
+        return
+    tell(injection.sentence())
+    tell(f"Workload: {shown(w)}")
+    for line in golden_needed(golden, epochs, options.data_dir):
+        tell(line)
+    tell(f"Then replays {steps} steps from the start of epoch {injection.epoch}, at most.")
+    tell(time_needed(seconds, missing * steps_per_epoch + steps))

@@ -1,0 +1,48 @@
+"""`results`: list finished replays with their verdicts, and draw several in one picture."""
+
+import argparse
+import pathlib
+
+from ..machine.errors import InputError
+from ..runs.finished import Finished, draw_together, find_finished
+from .arguments import Commands, json_option, tell, tell_json
+
+
+def add(commands: Commands) -> None:
+    """Add the command."""
+    sub = commands.add("results", run, "list finished replays with their verdicts; draw several in one picture")
+    sub.add_argument(
+        "folders",
+        nargs="*",
+        type=pathlib.Path,
+        default=[pathlib.Path("results")],
+        metavar="DIR",
+        help="folders to look in, and below (default: results)",
+    )
+    sub.add_argument("--curves", type=pathlib.Path, metavar="FILE.png", help="draw all that were found in one picture")
+    json_option(sub)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out the command."""
+    for folder in options.folders:
+        if not folder.is_dir():
+            raise InputError("is no folder", folder)
+    found = find_finished(options.folders)
+    if options.curves is not None:
+        draw_together(found, options.curves)
+    if options.json:
+        tell_json([entry.as_dict() for entry in found])
+        return
+    if not found:
+        tell(f"no finished replay in {', '.join(map(str, options.folders))}")
+    for line in _table(found):
+        tell(line)
+    if options.curves is not None:
+        tell(f"written to {options.curves}")
+
+
+def _table(found: list[Finished]) -> list[str]:
+    rows = [(str(entry.folder), entry.outcome, entry.summary) for entry in found]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

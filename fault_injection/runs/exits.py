@@ -1,0 +1,75 @@
+"""Observers that end a run: non-finite values, and a state that is the golden one again."""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ..training.program import Evaluation, State, StepReport, finite, same_bits
+from .follow import Address, Observer
+from .records import Epoch
+
+NONFINITE, EXACT = "non-finite", "exact"  # reasons to end a run
+
+
+class NonFinite(Observer):
+    """Ends a run at its first non-finite value: loss, gradient, any leaf of the state, or test loss.
+
+    Attributes:
+      first: number of steps from the fault to it; None while there was none.
+
+    Args:
+      since: number of steps from the fault to an address.
+    """
+
+    def __init__(self, since: Callable[[Address], int]):
+        self._since = since
+        self._last = 0
+        self.first: int | None = None
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
+        """End the run if the step saw a non-finite value."""
+        self._last = self._since(at)
+        if not finite(report):
+            self.first = self._last
+            return NONFINITE
+        return None
+
+    def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> str | None:
+        """End the run if the test loss is not finite: it sees what the next step would have seen."""
+        if not np.isfinite(evaluate().loss):
+            self.first = self._last + 1
+            return NONFINITE
+        return None
+
+
+class ExactlyMasked(Observer):
+    """Ends a run whose state is bit-identical to the golden one: nothing can differ from there on.
+
+    Attributes:
+      after: number of steps from the fault to the first such state; None while there was none.
+
+    Args:
+      since: number of steps from the fault to an address.
+      record: the golden record of an epoch, whose digests suggest that a state is the golden one.
+      golden: the golden state after an address, which confirms it on every bit.
+      ends: whether to end the run there, or only to note it.
+    """
+
+    def __init__(
+        self,
+        since: Callable[[Address], int],
+        record: Callable[[int], Epoch],
+        golden: Callable[[Address], State],
+        ends: bool = True,
+    ):
+        self._since, self._record, self._golden, self._ends = since, record, golden, ends
+        self.after: int | None = None
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
+        """End the run if the state is the golden one."""
+        if self.after is not None or (report.digest != self._record(at.epoch)["digest"][at.step]).any():
+            return None
+        if same_bits(state, self._golden(at)):
+            self.after = self._since(at)
+            return EXACT if self._ends else None
+        return None

@@ -1,0 +1,161 @@
+"""The engine: one function that moves a run forward, and asks its observers after each step."""
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+
+from models.fault import Fault
+
+from ..training.program import Evaluation, Program, State, StepReport
+
+
+class Address(NamedTuple):
+    """A step of a training, both numbers counted from 0."""
+
+    epoch: int
+    step: int
+
+
+class Observer:
+    """Looks at a run as it goes on, and may end it by giving a reason.
+
+    An observer keeps its own memory and changes nothing else.  The two methods here do nothing.
+    """
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
+        """After each step.
+
+        Args:
+          at: the step just done.
+          state: the state after it, which the next step consumes.
+          report: what the step said of itself, on the host.
+
+        Returns:
+          Why the run ends here, or None to go on.
+        """
+
+    def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> str | None:
+        """After the last step of an epoch.
+
+        Args:
+          epoch: the one that ended.
+          state: the state after it.
+          evaluate: evaluates the state, once for all observers, if one asks.
+
+        Returns:
+          Why the run ends here, or None to go on.
+        """
+
+
+class Followed(NamedTuple):
+    """Where a run was left.
+
+    Attributes:
+      state: the state there.
+      ended: the reason that an observer gave; None where all steps were done.
+      seconds: time spent in steps and evaluations.
+    """
+
+    state: State
+    ended: str | None
+    seconds: float
+
+
+def follow(
+    program: Program,
+    state: State,
+    steps: Iterable[Address],
+    faults: Mapping[Address, Fault] | None = None,
+    observers: Sequence[Observer] = (),
+) -> Followed:
+    """Move a run forward until its steps are done, or an observer gives a reason to end it.
+
+    Golden runs, replays, controls and experiments of a campaign are all made by this function.
+    Observers are asked in their order; the first reason ends the run, and no later one is asked.
+
+    Args:
+      state: the state before the first step, on the devices.  A step without a fault consumes its
+        buffers; after a first step with a fault it can still be used.
+      steps: addresses in the order of the training.
+      faults: what strikes at which step.  A fault that lasts stands at several.
+      observers: see `Observer`.
+    """
+    faults, spent, ended = faults or {}, 0.0, None
+    upcoming = iter(steps)
+    at = next(upcoming, None)
+    batch = None if at is None else program.batch(*at)
+    while at is not None and ended is None:
+        begun = time.perf_counter()
+        fault = faults.get(at)
+        if fault is None:
+            state, report = program.step(state, batch, *at)
+        else:
+            state, report = program.faulty_step(state, batch, *at, fault)
+        here, at = at, next(upcoming, None)
+        batch = None if at is None else program.batch(*at)  # prepared while the device computes
+        report = jax.device_get(report)
+        spent += time.perf_counter() - begun
+        ended = _first(observer.after_step(here, state, report) for observer in observers)
+        if ended is None and here.step == program.steps_per_epoch - 1:
+            evaluate = _Timed(functools.partial(program.evaluate, state))
+            ended = _first(observer.after_epoch(here.epoch, state, evaluate) for observer in observers)
+            spent += evaluate.seconds
+    return Followed(state, ended, spent)
+
+
+def addresses(first: Address, last: Address, steps_per_epoch: int) -> Iterator[Address]:
+    """The steps from `first` to `last`, both included.
+
+    >>> [tuple(at) for at in addresses(Address(0, 1), Address(1, 0), steps_per_epoch=3)]
+    [(0, 1), (0, 2), (1, 0)]
+    """
+    for number in range(numbered(first, steps_per_epoch), numbered(last, steps_per_epoch) + 1):
+        yield Address(*divmod(number, steps_per_epoch))
+
+
+def numbered(at: Address, steps_per_epoch: int) -> int:
+    """The number of a step over all epochs.
+
+    >>> numbered(Address(2, 1), steps_per_epoch=10)
+    21
+    """
+    return at.epoch * steps_per_epoch + at.step
+
+
+def horizon_or_end(epochs: int, steps_per_epoch: int, fault: Address, horizon: int | None) -> Address:
+    """The step that is `horizon` steps after a fault, or the training's last where that comes first.
+
+    >>> tuple(horizon_or_end(3, 10, Address(1, 8), horizon=5))
+    (2, 3)
+
+    Args:
+      epochs, steps_per_epoch: of the training.
+      horizon: None goes on to the end of the training.
+    """
+    end = epochs * steps_per_epoch - 1
+    last = end if horizon is None else min(numbered(fault, steps_per_epoch) + horizon, end)
+    return Address(*divmod(last, steps_per_epoch))
+
+
+class _Timed:
+    """A function of no arguments, called once when it is first asked for, with the time that took."""
+
+    def __init__(self, function: Callable[[], Evaluation]):
+        self._function = function
+        self._value: Evaluation | None = None
+        self.seconds = 0.0
+
+    def __call__(self) -> Evaluation:
+        if self._value is None:
+            begun = time.perf_counter()
+            self._value = self._function()
+            self.seconds = time.perf_counter() - begun
+        return self._value
+
+
+def _first(reasons: Iterable[str | None]) -> str | None:
+    """The first reason given; what follows it is not asked for."""
+    return next((reason for reason in reasons if reason is not None), None)

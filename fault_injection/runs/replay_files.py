@@ -1,0 +1,164 @@
+"""What a replay writes: the published log, columns, verdict, provenance, picture."""
+
+import dataclasses
+import pathlib
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from models.fault import Struck
+
+from ..faults.injection import Injection, format_injection
+from ..machine import environment
+from ..machine.files import write_arrays, write_json, write_text
+from ..machine.processes import agree
+from .follow import Address
+from .records import PER_EPOCH, columns
+from .replay_run import Replay
+
+WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
+Table = dict[str, np.ndarray]
+
+
+def write_replay(replay: Replay, name: str, out: pathlib.Path, command: Sequence[str] | None = None) -> None:
+    """Write everything of one replay to the folder `out`; `outcome.json` last: where it is, all is.
+
+    Args:
+      name: of the injection, in file names and titles.
+      command: what to type to repeat it, for the provenance.
+    """
+    agree(lambda: _write(replay, name, out, command))
+
+
+def _write(replay: Replay, name: str, out: pathlib.Path, command: Sequence[str] | None) -> None:
+    from .curves import draw_curves  # Matplotlib is slow to import
+
+    program, injection = replay.source.program, replay.injection
+    measure = program.measure()
+    tables = {run: columns(getattr(replay, run), program, measure.name) for run in ("golden", "faulty")}
+    outcome: dict[str, Any] = dataclasses.asdict(replay.outcome)
+    outcome["largest_from_the_faulty_step_on"] = {run: _watched(table, injection) for run, table in tables.items()}
+
+    (out / "outcome.json").unlink(missing_ok=True)
+    write_text(out / f"replay_{name}.txt", published_log(replay))
+    write_arrays(out / "record.npz", {f"{run}/{k}": v for run, table in tables.items() for k, v in table.items()})
+    write_json(out / "provenance.json", provenance(replay, command))
+    draw_curves(
+        out / "curves.png",
+        f"{name}: {replay.outcome.outcome}",
+        tables["golden"],
+        {"faulty": tables["faulty"]},
+        {"faulty": injection.epoch + injection.step / program.steps_per_epoch},
+        program.steps_per_epoch,
+        measure,
+    )
+    write_json(out / "outcome.json", outcome)
+
+
+def _watched(table: Table, injection: Injection) -> dict[str, list[float]]:
+    """Largest optimizer-history and running-variance values from the faulty step to two after it."""
+    since = (table["steps/epoch"] - injection.epoch) * injection.steps_per_epoch + table["steps/step"] - injection.step
+    watched = (since >= 0) & (since <= WATCHED_STEPS)
+    prefix = "steps/largest_"
+    return {
+        name.removeprefix(prefix): column[watched].tolist()
+        for name, column in table.items()
+        if name.startswith(f"{prefix}history") or name == f"{prefix}running_variance"
+    }
+
+
+def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str, Any]:
+    """Where the results of a replay come from: the fault, what it did, the machine, the command."""
+    injection, golden, struck = replay.injection, replay.source, replay.struck
+    known = golden.determined_by["arithmetic"]
+    old, new = (_values(injection, bits) for bits in (struck.old, struck.new))
+    digits = old.dtype.itemsize * 2
+    return {
+        "fault": describe_fault(injection, struck),
+        "command": shlex.join(command) if command else None,
+        "injection": format_injection(injection).splitlines(),
+        "struck": {
+            "elements": len(injection.positions),
+            "elements_changed": int(struck.operand_changed),
+            "output_elements_changed": int(struck.output_changed),
+            "old": old.tolist(),
+            "new": new.tolist(),
+            "old_bits": [f"{bits:0{digits}x}" for bits in struck.old[: len(old)]],
+            "new_bits": [f"{bits:0{digits}x}" for bits in struck.new[: len(new)]],
+        },
+        "seed": injection.workload.seed,
+        "workload": dataclasses.asdict(injection.workload),
+        "golden_run": golden.key,
+        "golden_start": golden.start.origin if golden.start else "initial weights",
+        "arithmetic": known,
+        "environment": environment.describe(),
+        "seconds": round(replay.seconds, 1),
+    }
+
+
+def _values(injection: Injection, bits: Any) -> np.ndarray:
+    """The numbers whose bits a step reported of the struck elements, in the operand's own dtype."""
+    dtype = np.dtype(injection.site.operands[injection.operand].dtype)
+    return np.asarray(bits[: len(injection.positions)]).astype(f"uint{dtype.itemsize * 8}").view(dtype)
+
+
+def describe_fault(injection: Injection, struck: Struck) -> str:
+    """The fault in one English sentence, with the first element's old and new value and the bits that differ."""
+    old, new = (_values(injection, bits)[0] for bits in (struck.old, struck.new))
+    changed = int(struck.old[0]) ^ int(struck.new[0])
+    differing = [bit for bit in range(old.dtype.itemsize * 8 - 1, -1, -1) if changed >> bit & 1]
+    which = f"bits {', '.join(map(str, differing))} differ" if differing else "no bit differs"
+    values = f"from {float(old)!r} to {float(new)!r} ({which}, bit 0 the lowest)"
+    first = "" if len(injection.positions) == 1 else "the first of them "
+    result = f"{int(struck.output_changed)} element(s) of the operation's result changed"
+    return f"{injection.sentence().removesuffix('.')}: {first}{values}; {result}."
+
+
+def published_log(replay: Replay) -> str:
+    """The log of the published artifact, line for line (docs/science.md, Log)."""
+    injection, run, golden = replay.injection, replay.faulty, replay.source
+    epochs, metric = injection.workload.epochs, golden.program.measure().name
+    checkpoint = golden.store.checkpoint_path(injection.epoch).relative_to(golden.folder.parent)
+    struck_at = Address(injection.epoch, injection.step)
+    lines = [
+        f"Inject to epoch: {injection.epoch}",
+        f"Inject to step: {injection.step}",
+        f"Load weights from {checkpoint}",
+    ]
+    for i, record in enumerate(run.epochs):
+        epoch = run.first + i
+        for step, loss, value in zip(record["step"], record["loss"], record["metric"], strict=True):
+            if (epoch, step) == struck_at:
+                lines += _struck_lines(injection, replay.struck)
+            lines.append(
+                f"Epoch: {epoch}/{epochs}, step: {step}/{injection.steps_per_epoch}, "
+                f"loss: {loss:.5f}, {metric}: {value:.5f}"
+            )
+        if i < run.ended:
+            t = {name: float(record[name]) for name in PER_EPOCH}
+            lines.append(
+                f"End of epoch: {epoch}/{epochs}, train loss: {t['train_loss']:.5f}, "
+                f"train {metric}: {t['train_metric']:.5f}, valid loss: {t['valid_loss']:.5f}, "
+                f"valid {metric}: {t['valid_metric']:.5f}"
+            )
+    if replay.outcome.first_nonfinite is not None:
+        lines.append("Encounter NaN! Terminate training!")
+    return "\n".join(lines) + "\n"
+
+
+def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
+    """The lines that stand before the faulty step's own."""
+    shape = injection.site.shapes[injection.operand]
+    # A file's own numbers where it gives them; they may have more digits than the operand's dtype.
+    new = injection.values or [float(value) for value in _values(injection, struck.new)]
+    return [
+        f"Inject worker: {injection.worker}",
+        f"Inject layer: {injection.layer}",
+        f"Shape for target layer is {tuple(shape)}",
+        *(
+            f"Position is {position}, Golden data is {float(before)!r}, inject data is {value!r}"
+            for position, before, value in zip(injection.positions, _values(injection, struck.old), new, strict=True)
+        ),
+    ]
