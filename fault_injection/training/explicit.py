@@ -60,15 +60,15 @@ def gradients(network: Layer, params: Params, stats: Stats, batch, ctx: Context,
     """One forward and backward pass of the device's workers.
 
     Args:
-      batch: `image` [R,b,H,W,C], `label` [R,b].
+      batch: `input` [R,b,H,W,C], `target` [R,b].
       batch_size: global; the loss is the sum over examples divided by it.
 
     Returns:
       This device's share of loss and accuracy, new statistics (mean over its workers),
       gradients (summed over its workers), observations, logits [R,b,classes].
     """
-    logits, new_stats, cache, forward = network.forward(params, stats, batch["image"], ctx)
-    loss, correct, dlogits = cross_entropy(logits, batch["label"])
+    logits, new_stats, cache, forward = network.forward(params, stats, batch["input"], ctx)
+    loss, correct, dlogits = cross_entropy(logits, batch["target"])
     _, grads, backward = network.backward(params, cache, dlogits / batch_size, ctx)
     loss, accuracy = jnp.sum(loss) / batch_size, jnp.sum(correct) / batch_size
     return loss, accuracy, new_stats, grads, merge([forward, backward]), logits
@@ -271,8 +271,8 @@ def make_program(
 
     def evaluate(state, batch, numbers):
         ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
-        logits = network.forward(state.params, state.stats, batch["image"], ctx)[0]
-        loss, correct, _ = cross_entropy(logits, batch["label"])
+        logits = network.forward(state.params, state.stats, batch["input"], ctx)[0]
+        loss, correct, _ = cross_entropy(logits, batch["target"])
         sums = [jnp.sum(t * batch["weight"]) for t in (loss, correct, jnp.ones_like(loss))]
         return lax.psum(tuple(sums), AXIS)
 
