@@ -42,7 +42,7 @@ def host_batches(session: Session) -> list[dict[str, np.ndarray]]:
 
 def whole_batches(session: Session) -> list[tuple[np.ndarray, np.ndarray]]:
     """The same batches without workers: images [N,H,W,C], labels [N]."""
-    return [(b["image"].reshape(-1, 32, 32, 3), b["label"].reshape(-1)) for b in host_batches(session)]
+    return [(b["input"].reshape(-1, 32, 32, 3), b["target"].reshape(-1)) for b in host_batches(session)]
 
 
 def training(session: Session) -> Callable[[], object]:
@@ -79,7 +79,7 @@ def reference_gradients(session: Session, params, image: np.ndarray, label: np.n
         loss, _, _, grads, _, _ = gradients(network, params, stats, batch, ctx, len(label))
         return loss, grads
 
-    loss, grads = passes(params, stats, {"image": image[None], "label": label[None]})
+    loss, grads = passes(params, stats, {"input": image[None], "target": label[None]})
     return float(loss), jax.device_get(grads)
 
 

@@ -49,7 +49,7 @@ def test_the_images_are_the_records_in_their_order(copies, images):
         assert all((pixels[..., i] == plane).all() for i, plane in enumerate((red, green, blue)))
 
 
-@pytest.mark.parametrize("layout", ["python", "binary archive", "python archive"])
+@pytest.mark.parametrize("layout", ["python", "python archive"])  # the binary archive is the one that is downloaded
 def test_every_layout_gives_the_same_images(copies, images, layout):
     assert load_cifar10(copies[0][layout]).sha256 == images.sha256
 
@@ -220,7 +220,7 @@ BATCH = {"labels": [0] * 10_000, "data": np.zeros((10_000, 3072), np.uint8)}
         ({"labels": [0] * 9_999}, "9,999 labels, expected 10,000"),
         ({"labels": [0] * 9_999 + [10]}, "label 10 in record 9999"),
         ({"labels": [0] * 9_999 + [1 << 80]}, "in record 9999"),
-        ({"labels": "0" * 10_000}, "not a list of whole numbers"),
+        ({"labels": "0" * 10_000}, "'labels' holds a str, expected a list of whole numbers"),
         ({"data": np.zeros((10_000, 3073), np.uint8)}, r"shape \(10000, 3073\), expected \(10000, 3072\)"),
         ({"fine_labels": []}, "a file of CIFAR-100"),
     ],
@@ -233,7 +233,7 @@ def test_a_batch_with_something_else_in_it_is_named(tmp_path, change, message):
 
 def test_a_batch_without_labels_and_one_cut_short_are_named(tmp_path):
     content = pickle.dumps({"data": BATCH["data"]})
-    for damaged, message in ((content, "no entry 'labels'"), (content[:-100], "not readable as a pickle")):
+    for damaged, message in ((content, "no entry 'labels'"), (content[:-100], "the pickle cannot be read")):
         (tmp_path / "data_batch_1").write_bytes(damaged)
         with pytest.raises(InputError, match=message):
             load_cifar10(tmp_path)
@@ -264,8 +264,7 @@ def test_a_download_is_then_read(copies, images, tmp_path, monkeypatch):
     monkeypatch.delenv("FAULT_INJECTION_DATA", raising=False)
     monkeypatch.setattr(cifar10, "download", bring)
     assert load_cifar10().sha256 == images.sha256
-    monkeypatch.delattr(cifar10, "download")
-    assert load_cifar10().sha256 == images.sha256
+    assert find_cifar10() == tmp_path / "cache" / "data" / cifar10.ARCHIVES[0]  # and not downloaded again
 
 
 def test_data_dir_reaches_the_reader(copies, repository, tmp_path, capsys):

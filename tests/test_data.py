@@ -56,7 +56,9 @@ def test_digits_are_what_is_known_of_them_without_reading(digits):
     assert digits.train_labels.shape == (1437,) and digits.test_labels.shape == (360,)
     assert digits.train_images.dtype == digits.test_images.dtype == np.uint8
     assert digits.train_labels.dtype == digits.test_labels.dtype == np.int32
-    assert set(digits.train_labels) == set(digits.test_labels) == set(range(10))
+    assert set(digits.train_labels) == set(digits.test_labels) == set(range(info.classes))
+    example = batches(digits).train(0, 0)["input"][0, 0]
+    assert (example.shape, example.dtype) == (info.example.shape, info.example.dtype)
 
 
 def test_digits_are_normalised_by_the_training_images(digits):
@@ -110,6 +112,13 @@ def test_the_hash_of_a_dataset_notices_one_pixel_one_label_and_the_normalisation
     assert len({images.sha256, *(other.sha256 for other in altered)}) == 4
 
 
+@given(st.lists(st.integers(0, 9), min_size=1), st.lists(st.integers(0, 9), min_size=1))
+def test_chance_is_what_the_best_constant_guess_scores_on_the_training_labels(train, test):
+    labels = [np.array(part, np.int32) for part in (train, test)]
+    images = Images(places(len(train)), labels[0], places(len(test)), labels[1], AS_IS)
+    assert images.chance == max(np.mean(labels[0] == guess) for guess in range(10))
+
+
 # ---- Batches ------------------------------------------------------------------------------
 
 
@@ -129,8 +138,8 @@ def test_the_published_steps_an_epoch():
 
 def test_a_batch_has_a_row_a_worker(digits):
     batch = batches(digits, workers=8, batch_size=128).train(0, 0)
-    assert batch["image"].shape == (8, 16, 32, 32, 3) and batch["image"].dtype == np.float32
-    assert batch["label"].shape == (8, 16) and batch["label"].dtype == np.int32
+    assert batch["input"].shape == (8, 16, 32, 32, 3) and batch["input"].dtype == np.float32
+    assert batch["target"].shape == (8, 16) and batch["target"].dtype == np.int32
 
 
 @pytest.mark.parametrize("augmentation", AUGMENTATIONS)
@@ -142,7 +151,7 @@ def test_a_batch_made_alone_equals_the_one_made_in_sequence(augmentation):
     for address in reversed(addresses):
         np.random.seed(0)  # nor does it use or depend on the global state
         assert same(batches(images, augmentation=augmentation).train(*address), in_sequence[address])
-    assert same({"image": images.train_images}, {"image": places(200)})  # nor is the dataset altered
+    assert (images.train_images == places(200)).all()  # nor is the dataset altered
 
 
 def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
@@ -158,32 +167,32 @@ def test_another_seed_epoch_or_step_gives_another_order_and_other_crops():
     images = numbered()
     made = [batches(images, seed).train(epoch, step) for seed, epoch, step in itertools.product((1, 2), (0, 1), (0, 1))]
     for one, other in itertools.combinations(made, 2):
-        assert (one["label"] != other["label"]).any()
-        assert (shift(one["image"][:, 0]) != shift(other["image"][:, 0])).any()
+        assert (one["target"] != other["target"]).any()
+        assert (shift(one["input"][:, 0]) != shift(other["input"][:, 0])).any()
 
 
 def test_labels_stay_with_their_images():
     batch = batches(numbered()).train(3, 1)
-    assert (batch["image"][:, :, 16, 16, 0] == batch["label"] + 1).all()
+    assert (batch["input"][:, :, 16, 16, 0] == batch["target"] + 1).all()
 
 
 def test_an_epoch_visits_no_image_twice(digits):
     one = batches(dataclasses.replace(digits, train_labels=np.arange(1437)), batch_size=128, augmentation="none")
     assert steps_per_epoch(1437, 128) == 11
-    visited = np.concatenate([one.train(5, step)["label"].ravel() for step in range(11)])
+    visited = np.concatenate([one.train(5, step)["target"].ravel() for step in range(11)])
     assert len(visited) == 1408 == len(set(visited))
 
 
 def test_a_last_batch_that_runs_short_is_filled_from_the_beginning(digits):
     one = batches(dataclasses.replace(digits, train_labels=np.arange(1437)), batch_size=128, augmentation="none")
-    visited = np.concatenate([one.train(5, step)["label"].ravel() for step in range(12)])
+    visited = np.concatenate([one.train(5, step)["target"].ravel() for step in range(12)])
     assert set(visited[:1437]) == set(range(1437))
     assert (visited[1437:] == visited[: 12 * 128 - 1437]).all()
 
 
 def test_workers_crop_independently_and_in_every_way():
     one = batches(numbered(40), workers=2, batch_size=4, augmentation="crop")
-    shifts = np.array([shift(one.train(e, s)["image"][:, 0]) for e in range(100) for s in range(10)])  # [1000, R, 2]
+    shifts = np.array([shift(one.train(e, s)["input"][:, 0]) for e in range(100) for s in range(10)])  # [1000, R, 2]
     shifts = shifts.reshape(1000, 4)
     counts = np.stack([np.bincount(column.astype(int), minlength=SHIFTS) for column in shifts.T])
     assert counts.shape == (4, SHIFTS)
@@ -193,7 +202,7 @@ def test_workers_crop_independently_and_in_every_way():
 
 
 def test_a_workers_crop_does_not_depend_on_how_many_there_are():
-    two, four = (batches(numbered(), workers=workers, augmentation="crop").train(1, 2)["image"] for workers in (2, 4))
+    two, four = (batches(numbered(), workers=workers, augmentation="crop").train(1, 2)["input"] for workers in (2, 4))
     assert (shift(two[:, 0]) == shift(four[:2, 0])).all()
 
 
@@ -307,15 +316,15 @@ def test_the_test_batches_weigh_each_image_once(count, workers):
     blank = np.zeros((count, 1, 1, 1), np.uint8)
     labels = np.arange(count, dtype=np.int32)
     made = list(batches(Images(blank, labels, blank, labels, AS_IS), workers=workers).test())
-    label, weight = (np.concatenate([batch[key].ravel() for batch in made]) for key in ("label", "weight"))
+    label, weight = (np.concatenate([batch[key].ravel() for batch in made]) for key in ("target", "weight"))
     assert (np.bincount(label, weight, minlength=count) == 1).all()
     assert set(weight) <= {0, 1} and weight.dtype == np.float32
-    assert len({batch[key].shape for batch in made for key in ("label", "weight")}) == 1
-    assert made[0]["label"].shape[0] == workers
+    assert len({batch[key].shape for batch in made for key in ("target", "weight")}) == 1
+    assert made[0]["target"].shape[0] == workers
 
 
 def test_the_test_images_are_not_augmented(digits):
     made = list(batches(digits, workers=7).test())
-    image = np.concatenate([batch["image"].reshape(-1, 32, 32, 3) for batch in made])
+    image = np.concatenate([batch["input"].reshape(-1, 32, 32, 3) for batch in made])
     weight = np.concatenate([batch["weight"].ravel() for batch in made])
     assert (image[weight == 1] == digits.table[digits.test_images]).all()

@@ -107,7 +107,7 @@ def test_a_file_damaged_since_is_fetched_again_and_another_one_on_drive_refused(
     (tmp_path / "notes.txt").write_bytes(b"nodes")
     download(tmp_path)
     assert (tmp_path / "notes.txt").read_bytes() == b"notes"
-    assert re.search(r"notes\.txt: no longer what SHA256SUMS records", capsys.readouterr().err)
+    assert re.search(r"notes\.txt: the file is no longer the one that SHA256SUMS records", capsys.readouterr().err)
     (tmp_path / "notes.txt").unlink()
     gdown.files["notes.txt"] = b"other"
     with pytest.raises(InputError, match=r"notes\.txt: Google Drive has another file now: .*recorded in"):
@@ -136,7 +136,7 @@ def test_each_error_of_drive_and_network_is_one_line(gdown, tmp_path, capsys, er
 
 
 def test_a_pattern_that_fits_nothing_lists_what_there_is(gdown, tmp_path):
-    with pytest.raises(InputError, match=r"no file fits --only 'b\*'; there are 3: a/one\.index, "):
+    with pytest.raises(InputError, match=r"no file matches --only 'b\*'; there are 3: a/one\.index, "):
         download(tmp_path, "b*")
 
 

@@ -81,7 +81,7 @@ def weights_of(case):
 
 def batch_of(case, workers):
     image, label = recipe.images(case["N"])
-    return {"image": image.reshape(workers, -1, *image.shape[1:]), "label": label.reshape(workers, -1)}
+    return {"input": image.reshape(workers, -1, *image.shape[1:]), "target": label.reshape(workers, -1)}
 
 
 @cache
@@ -91,9 +91,9 @@ def compiled(network, observe=frozenset()):
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster
     def run(params, stats, batch, fault):
-        workers = np.arange(batch["label"].shape[0])
+        workers = np.arange(batch["target"].shape[0])
         ctx = Context(key=jax.random.key(0), workers=workers, fault=fault, observe=observe)
-        return gradients(network, params, stats, batch, ctx, batch["label"].size)
+        return gradients(network, params, stats, batch, ctx, batch["target"].size)
 
     return run
 
@@ -151,8 +151,8 @@ def test_loss_logits_and_running_statistics(any_case):
     @jax.jit
     def forward(params, stats, batch):
         ctx = Context(key=jax.random.key(0), workers=np.arange(1))
-        logits, stats, _, _ = network.forward(params, stats, batch["image"], ctx)
-        return logits, stats, cross_entropy(logits, batch["label"])[0]
+        logits, stats, _, _ = network.forward(params, stats, batch["input"], ctx)
+        return logits, stats, cross_entropy(logits, batch["target"])[0]
 
     logits, stats, loss = jax.device_get(forward(params, stats, batch))
     np.testing.assert_allclose(loss.mean(), any_case["golden"]["loss"], rtol=1e-5)
@@ -297,6 +297,6 @@ def test_evaluation_uses_the_running_statistics(case, trained):
     workload = make_workload(case["workload"], dropout=0.0)
     program = make_program(make_network(workload), make_optimizer(workload), 1, case["N"])
     state, batch = states[1].replace(stats=states[2].stats), batch_of(case, 1)
-    weight = np.ones_like(batch["label"], np.float32)
+    weight = np.ones_like(batch["target"], np.float32)
     loss = program.evaluate(program.replicate(state), program.place({**batch, "weight": weight}))[0]
     np.testing.assert_allclose(float(loss) / case["N"], expected, rtol=5e-2)

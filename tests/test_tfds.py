@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 
+from fault_injection.data import tfds
 from fault_injection.data.cifar10 import find_cifar10, load_cifar10
 from fault_injection.machine.errors import InputError
 
@@ -61,27 +62,33 @@ def records(images):
     return [framed(example(id=b"train_%05d" % n, image=image, label=n % 10)) for n, image in enumerate(encoded)]
 
 
-@pytest.fixture(scope="session")
-def prepared(records, tmp_path_factory):
-    """A prepared copy: 50 images over and over, the training part in two shards."""
-    root = tmp_path_factory.mktemp("tensorflow_datasets")
-    folder = root / "cifar10" / "3.0.2"
+@pytest.fixture
+def prepared(records, tmp_path, monkeypatch):
+    """A prepared copy of 1/100 of the images: 50 of them over and over, the training part in two shards."""
+    monkeypatch.setattr(tfds, "COUNTS", {"train": 500, "test": 100})
+    folder = tmp_path / "cifar10" / "3.0.2"
     folder.mkdir(parents=True)
     (folder / "dataset_info.json").write_text(json.dumps({"name": "cifar10", "fileFormat": "tfrecord"}))
-    for name, count in (("train.tfrecord-00000-of-00002", 600), ("train.tfrecord-00001-of-00002", 400)):
+    for name, count in (("train.tfrecord-00000-of-00002", 6), ("train.tfrecord-00001-of-00002", 4)):
         (folder / f"cifar10-{name}").write_bytes(b"".join(records) * count)
-    (folder / "cifar10-test.tfrecord-00000-of-00001").write_bytes(b"".join(records) * 200)
-    return root
+    (folder / "cifar10-test.tfrecord-00000-of-00001").write_bytes(b"".join(records) * 2)
+    return folder
 
 
 def test_a_prepared_copy_is_read_without_tensorflow(prepared, images):
-    found = load_cifar10(prepared)
+    found = load_cifar10(prepared.parents[1])
     assert "tensorflow" not in sys.modules
-    assert (found.train_images.reshape(1000, 50, 32, 32, 3) == images.train_images[:50]).all()
-    assert (found.test_images.reshape(200, 50, 32, 32, 3) == images.train_images[:50]).all()
-    assert (found.train_labels == np.arange(50_000) % 10).all()
-    folder = prepared / "cifar10" / "3.0.2"
-    assert find_cifar10(prepared) == find_cifar10(folder.parent) == find_cifar10(folder) == folder
+    assert (found.train_images.reshape(10, 50, 32, 32, 3) == images.train_images[:50]).all()
+    assert (found.test_images.reshape(2, 50, 32, 32, 3) == images.train_images[:50]).all()
+    assert (found.train_labels == np.arange(500) % 10).all()
+    assert all(find_cifar10(place) == prepared for place in (prepared, *prepared.parents[:2]))
+
+
+def test_an_image_too_many_is_named(prepared, records):
+    with (prepared / "cifar10-test.tfrecord-00000-of-00001").open("ab") as file:
+        file.write(records[0])
+    with pytest.raises(InputError, match=r"-00000-of-00001: record 100: more images than the 100 of split test"):
+        load_cifar10(prepared)
 
 
 GREY = np.zeros((32, 32), np.uint8)
@@ -94,10 +101,10 @@ def flipped(record):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda r: r[0] + flipped(r[1]), "the checksum of record 1 does not fit"),
-        (lambda r: b"\xff" + r[0][1:], "the checksum of the length of record 0 does not fit"),
-        (lambda r: r[0] + r[1][:-3], "ends within record 1"),
-        (lambda r: r[0][:5], "ends within the length of record 0"),
+        (lambda r: r[0] + flipped(r[1]), "the checksum of record 1 does not match"),
+        (lambda r: b"\xff" + r[0][1:], "the checksum of the length of record 0 does not match"),
+        (lambda r: r[0] + r[1][:-3], "the file ends within record 1"),
+        (lambda r: r[0][:5], "the file ends within the length of record 0"),
         (lambda r: r[0] + framed(example(image=png(GREY), label=3)), "record 1: an image of 32×32 L"),
         (lambda r: framed(example(image=b"JPEG", label=3)), "record 0: cannot identify image"),
         (lambda r: framed(example(image=png(GREY)[:60], label=3)), "record 0: "),
@@ -119,13 +126,13 @@ def test_a_missing_shard_another_format_and_a_missing_extra_are_named(tmp_path, 
     info = tmp_path / "dataset_info.json"
     info.write_text('{"name": "cifar10"}')
     (tmp_path / "cifar10-train.tfrecord-00001-of-00002").touch()
-    with pytest.raises(InputError, match="-00000-of-00002: missing"):
+    with pytest.raises(InputError, match="-00000-of-00002: the file is missing"):
         load_cifar10(tmp_path)
     info.write_text('{"name": "cifar10", "fileFormat": "array_record"}')
     with pytest.raises(InputError, match="cifar10 in format array_record, expected cifar10 in tfrecord"):
         load_cifar10(tmp_path)
     info.write_text("{")
-    with pytest.raises(InputError, match="damaged"):
+    with pytest.raises(InputError, match="the file is damaged"):
         load_cifar10(tmp_path)
     monkeypatch.setitem(sys.modules, "google_crc32c", None)
     with pytest.raises(InputError, match=r"pip install -e '\.\[tfds\]'"):

@@ -45,7 +45,7 @@ def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -
       \\qquad \\tilde p_h = (x_h + 1)/(n_h + 2)
 
     The interval is Wilson's for as many experiments as would give this variance in a plain
-    sample.  p̃ in place of p̂, so that a stratum whose few experiments all agree is not taken as certain, is ours.
+    sample.  p̃ in place of p̂, so that a stratum whose few experiments all from_leader is not taken as certain, is ours.
 
     Args:
       strata: `(count, total, weight)` of each; those without experiments are left out, and the

@@ -10,7 +10,7 @@ from ..campaign.store import open_plan
 from ..faults.injection import Injection, read_injection, write_injection
 from ..machine import environment
 from ..machine.errors import InputError
-from ..machine.processes import agree
+from ..machine.processes import from_leader
 from ..published.checkpoints import imported_start
 from ..runs.follow import numbered
 from ..runs.golden_run import Golden
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
     place = _place(options)
     if options.id is None:
-        injection, name = agree(lambda: read_injection(place)), place.stem
+        injection, name = from_leader(lambda: read_injection(place)), place.stem
         out, devices = options.out or pathlib.Path("results") / name, None
         command = ["python", "reproduce_injections.py", *options.arguments[1:]]
     else:
@@ -68,7 +68,7 @@ def run(options: argparse.Namespace) -> None:
     if options.check:
         _check(injection, golden, options)
         return
-    if agree(lambda: out.exists() and not out.is_dir()):
+    if from_leader(lambda: out.exists() and not out.is_dir()):
         raise InputError("--out is a file, expected a folder", out)
     if options.id is not None:
         write_injection(out / f"{name}.csv", injection)
@@ -89,7 +89,7 @@ def _place(options: argparse.Namespace) -> pathlib.Path:
     if options.file is not None and options.id is not None:
         raise InputError("--id belongs to the folder of a campaign")
     if options.id is None:
-        if agree(place.is_dir):
+        if from_leader(place.is_dir):
             raise InputError("is a folder: of a campaign, say which experiment with --id N", place)
         return place
     for name in ("check", "checkpoints", "threads", "coordinator"):

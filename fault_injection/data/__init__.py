@@ -1,4 +1,8 @@
-"""Datasets: `batch(address)` is a pure function, so that any batch can be produced alone."""
+"""Datasets.  A batch is a pure function of its address, so that any batch can be produced alone.
+
+>>> DATASETS["cifar10"].train, DATASETS["cifar10"].example
+(50000, ShapeDtypeStruct(shape=(32, 32, 3), dtype=float32))
+"""
 
 import dataclasses
 import pathlib
@@ -10,30 +14,34 @@ import numpy as np
 from .batches import Batches
 from .cifar10 import find_cifar10, load_cifar10
 from .digits import load_digits
-from .images import Images
+from .images import SHAPE, Images
 
 __all__ = ["DATASETS", "Batches", "DatasetInfo", "Images"]
 
 
 @dataclasses.dataclass(frozen=True)
 class DatasetInfo:
-    """What can be known of a dataset without reading it, and how to read it.
+    """What is known of a dataset before it is read, and how to read it.
 
     Attributes:
-      train, test: numbers of images.
-      load: reads it, from the folder given or where it looks by default; raises InputError or OSError.
+      train, test: numbers of examples.
+      classes: number of labels, which are 0 to `classes` − 1.
+      example: shape and type of one input.
+      load: reads the dataset from the folder given, or from where it looks by default; raises
+        InputError or OSError.
       find: whether `load` would find it without the network; raises InputError.
     """
 
     train: int
     test: int
+    classes: int
+    example: jax.ShapeDtypeStruct
     load: Callable[[pathlib.Path | None], Images]
-    example: jax.ShapeDtypeStruct = jax.ShapeDtypeStruct((32, 32, 3), np.float32)
-    classes: int = 10
     find: Callable[[pathlib.Path | None], object] = lambda folder: True
 
 
+IMAGE = jax.ShapeDtypeStruct(SHAPE, np.float32)
 DATASETS = {
-    "digits": DatasetInfo(train=1437, test=360, load=load_digits),
-    "cifar10": DatasetInfo(train=50_000, test=10_000, load=load_cifar10, find=find_cifar10),
+    "digits": DatasetInfo(train=1437, test=360, classes=10, example=IMAGE, load=load_digits),
+    "cifar10": DatasetInfo(50_000, 10_000, classes=10, example=IMAGE, load=load_cifar10, find=find_cifar10),
 }

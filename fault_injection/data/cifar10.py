@@ -1,4 +1,4 @@
-"""CIFAR-10: found in one of its layouts, or downloaded."""
+"""CIFAR-10: found on disk in one of its layouts, or downloaded."""
 
 import os
 import pathlib
@@ -17,13 +17,17 @@ BYTES = 170_052_171
 
 
 def load_cifar10(folder: pathlib.Path | None = None) -> Images:
-    """50,000 training and 10,000 test images, from `folder`, or from where `find_cifar10` looks, or downloaded.
+    """Load 50,000 training and 10,000 test images: a copy on disk, or else a download.
 
-    The order is the official one, except from a copy prepared by tensorflow-datasets, which
-    shuffles: that is another data set (`Images.sha256`) and makes other golden runs.
+    The images come in the official order, except from a copy prepared by tensorflow-datasets,
+    which shuffles them.  Such a copy counts as another dataset (`Images.sha256`), and its
+    golden runs are others.
+
+    Args:
+      folder: a copy, or a folder that contains one; None searches where `find_cifar10` does.
 
     Raises:
-      InputError: the images are nowhere, or a file is damaged; the message names it.
+      InputError: there is no copy and no download, or a file is damaged; the message names it.
       OSError: a file cannot be read or written.
     """
     found = find_cifar10(folder) or _download()
@@ -31,17 +35,18 @@ def load_cifar10(folder: pathlib.Path | None = None) -> Images:
 
 
 def find_cifar10(folder: pathlib.Path | None = None) -> pathlib.Path | None:
-    """A copy of CIFAR-10: a folder or archive of the official layouts, or the folder of a prepared copy.
+    """Find a copy of CIFAR-10 on this machine.
 
     Args:
-      folder: is a copy or contains one; by default `$FAULT_INJECTION_DATA`, else `data` in the
-        cache; then `~/tensorflow_datasets`.
+      folder: a copy, or a folder that contains one.  None searches two places:
+        `$FAULT_INJECTION_DATA` (by default `data` in the cache), then `~/tensorflow_datasets`.
 
     Returns:
-      None where there is none and no folder was given.
+      A folder or an archive in one of the official layouts, or the folder of a prepared copy.
+      None where no folder was given and there is no copy.
 
     Raises:
-      InputError: a folder was given and holds none.
+      InputError: the folder given does not exist or holds no copy.
     """
     if folder is None:
         data = pathlib.Path(os.environ.get("FAULT_INJECTION_DATA") or cache_folder() / "data")
@@ -61,6 +66,7 @@ def find_cifar10(folder: pathlib.Path | None = None) -> pathlib.Path | None:
 
 
 def _copy_in(place: pathlib.Path) -> pathlib.Path | None:
+    """The first copy at `place` or one level down; official copies go first, unpacked before packed."""
     if not place.is_dir():
         return place if place.is_file() else None
     inside = (place, *sorted(path for path in place.iterdir() if path.is_dir()))
@@ -69,7 +75,7 @@ def _copy_in(place: pathlib.Path) -> pathlib.Path | None:
     return next(iter(official + archives + prepared_copies(place)), None)
 
 
-def _is_cifar100(folder):
+def _is_cifar100(folder: pathlib.Path) -> bool:
     names = {path.name for path in folder.iterdir()}
     return bool(names & {"fine_label_names.txt", "cifar100"} or {"train", "test", "meta"} <= names) or any(
         name.startswith("cifar-100") for name in names
@@ -77,15 +83,15 @@ def _is_cifar100(folder):
 
 
 def _download() -> pathlib.Path:
-    """Download the official archive into the cache."""
+    """Download the official archive into the cache; returns its path."""
     path = cache_folder() / "data" / ARCHIVES[0]
     try:
         download(URL, path, MD5, BYTES)
     except Unreachable as error:
         raise InputError(
-            f"the images of dataset 'cifar10' are not at hand, and cannot be downloaded ({error}). Three ways: "
-            f"--data-dir with the folder of {ARCHIVES[0]} or {ARCHIVES[1]}, packed or unpacked; --data-dir with a copy "
-            "prepared by tensorflow-datasets; or run once with network. (The row dataset,digits runs on embedded "
-            "images instead, with width,8 batch_size,128 epochs,20.)"
+            f"the images of dataset 'cifar10' are not on this machine, and {error}. Three ways out: give --data-dir "
+            f"the folder of {ARCHIVES[0]} or {ARCHIVES[1]}, packed or unpacked; give --data-dir a copy prepared by "
+            "tensorflow-datasets; or run once with network. (With the row dataset,digits the workload runs on "
+            "embedded images instead; add width,8 batch_size,128 epochs,20.)"
         ) from None
     return path

@@ -1,4 +1,4 @@
-"""The embedded default: scikit-learn's handwritten digits, brought to the size of CIFAR-10's images."""
+"""The embedded default: scikit-learn's handwritten digits, enlarged to the size of CIFAR-10's images."""
 
 import pathlib
 
@@ -8,13 +8,19 @@ from .images import Images, normalisation
 
 
 def load_digits(folder: pathlib.Path | None = None) -> Images:
-    """1437 training and 360 test images, every fifth being a test image.
+    """Load 1437 training and 360 test images; every fifth image, from the first on, is a test image.
 
-    The 8×8 grey images become 32×32×3 by repeating each pixel 4×4 times in three channels.
-    They come with scikit-learn: `folder` is not looked at.
+    The 8×8 grey images become 32×32×3: each pixel is repeated 4×4 times in three channels.
+
+    Args:
+      folder: ignored, because the images come with scikit-learn.
 
     Reference: Alpaydin and Kaynak, Optical Recognition of Handwritten Digits, UCI, 1998
     (the test part, as distributed with scikit-learn).
+
+    >>> digits = load_digits()
+    >>> digits.test_images.shape, digits.test_images.dtype
+    ((360, 32, 32, 3), dtype('uint8'))
     """
     from sklearn.datasets import load_digits as bundled  # slow to import
 

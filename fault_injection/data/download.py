@@ -1,7 +1,8 @@
-"""A file from the network: with progress, resumed where it was cut, checked before it appears."""
+"""A file from the network: shown while it arrives, resumed where it was cut, checked before it appears."""
 
 import hashlib
 import http.client
+import io
 import pathlib
 import urllib.error
 import urllib.request
@@ -17,27 +18,38 @@ TIMEOUT = 30  # seconds without a byte
 
 
 class Unreachable(Exception):
-    """The server cannot be reached, or does not give the file; the message says which and why."""
+    """The server cannot be reached, or does not give the file.
+
+    Args:
+      url: of the file.
+      reason: a few words of the server or the network.
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        self.url, self.reason = url, reason
+        super().__init__(f"{url} cannot be downloaded ({reason})")
 
 
 def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
-    """Bring the file at `url` to `path`; there already, it is left alone.
+    """Download the file at `url` to `path`, unless it is there already.
 
-    It grows as `.NAME.partial` beside `path`, which the next call goes on with after a cut.
-    Of several processes one downloads, and the others wait for it.
+    The file grows as `.NAME.partial` beside `path`.  After a cut, the next call goes on with
+    it.  Where several processes ask for one file, one downloads and the others wait for it.
 
     Args:
-      md5: of the file, in hexadecimal digits, as published with it.
+      url: of the file.
+      path: where the file appears once it is whole and checked.
+      md5: published checksum of the file, in hexadecimal digits.
       size: of the file, in bytes.
 
     Raises:
-      Unreachable: the network does not give it.
-      InputError: what arrived is not the file expected; it is removed.
-      OSError: it cannot be written, for lack of space for example.
+      Unreachable: the network does not give the file.
+      InputError: another file arrived; it is removed.
+      OSError: the file cannot be written, for example for lack of space.
     """
     partial = path.with_name(f".{path.name}.partial")
     with named(partial), only_writer(partial) as file:
-        if path.exists():  # another process has brought it meanwhile
+        if path.exists():  # another process has downloaded it meanwhile
             partial.unlink()
             return
         have = file.seek(0, 2)
@@ -46,7 +58,7 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
         label = f"downloading {path.name}"
         try:
             with tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=label, delay=0.5) as bar:
-                while have < size:  # again after a cut
+                while have < size:  # once more after each cut
                     before = have
                     for start, chunk in _chunks(url, have):
                         file.seek(start)
@@ -64,17 +76,19 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
         found = _md5(file)
         if found != md5:
             partial.unlink()
-            raise InputError(f"{partial}: MD5 {found} of what was downloaded, expected {md5}; it is removed", url)
+            raise InputError(f"the file downloaded to {partial} has MD5 {found}, expected {md5}; it is removed", url)
         partial.replace(path)
 
 
 def _chunks(url: str, start: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a file from `start` on, each chunk with its place, until the end or a cut.
+    """The bytes of a file from `start` on, until the end or a cut.
 
-    A server that does not know ranges sends the file from its beginning.
+    Yields:
+      Each chunk, after its place in the file.  A server that does not know ranges sends the
+      file from its beginning.
 
     Raises:
-      Unreachable: it ended before one byte came, unless there are no more.
+      Unreachable: no byte came, although there should be more.
     """
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     began = False
@@ -90,9 +104,9 @@ def _chunks(url: str, start: int) -> Iterator[tuple[int, bytes]]:
         if not began and code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             status = f"status {code}, " if code else ""
             reason = getattr(error, "reason", error) or type(error).__name__
-            raise Unreachable(f"{url}: {status}{reason}") from None
+            raise Unreachable(url, f"{status}{reason}") from None
 
 
-def _md5(file) -> str:
+def _md5(file: io.BufferedRandom) -> str:
     file.seek(0)
     return hashlib.file_digest(file, "md5").hexdigest()

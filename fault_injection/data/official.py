@@ -20,7 +20,7 @@ PARTS = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
 ROWS = 10_000  # images in each
 PIXELS = 3 * 32 * 32  # bytes of an image: red, green and blue plane
 BINARY_BYTES = ROWS * (1 + PIXELS)
-LARGEST_PICKLE = 8 * BINARY_BYTES  # no protocol takes more; what is larger is not read
+LARGEST_PICKLE = 8 * BINARY_BYTES  # no protocol takes more; a larger file is not read
 
 
 def is_official(folder: pathlib.Path) -> bool:
@@ -29,7 +29,7 @@ def is_official(folder: pathlib.Path) -> bool:
 
 
 def read_official(path: pathlib.Path) -> Images:
-    """Read a folder or an archive; of all layouts come the same images in the same order.
+    """Read a folder or an archive.  Every layout gives the same images in the same order.
 
     Raises:
       InputError: a file is missing, damaged or not CIFAR-10; the message names it.
@@ -40,10 +40,7 @@ def read_official(path: pathlib.Path) -> Images:
     missing = list(PARTS)
     for name, where, content in _files_in_folder(path) if path.is_dir() else _files_in_archive(path):
         part = name.removesuffix(".bin")
-        try:
-            label, planes = _binary(content) if name.endswith(".bin") else _pickled(content)
-        except ValueError as error:
-            raise InputError(str(error), where) from None
+        label, planes = _binary(content) if name.endswith(".bin") else _pickled(content, where)
         for record, found in enumerate(label):
             if not 0 <= found <= 9:
                 raise InputError(f"label {found} in record {record}, expected 0 to 9", where)
@@ -58,8 +55,8 @@ def read_official(path: pathlib.Path) -> Images:
     return Images(pixels[:train], labels[:train], pixels[train:], labels[train:], normalisation(pixels[:train]))
 
 
-def _files_in_folder(folder) -> Iterator[tuple[str, pathlib.Path, bytes]]:
-    """Name, place and content of each file of the layout that the folder holds."""
+def _files_in_folder(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, bytes]]:
+    """Name, place and content of each file in a folder; of the binary layout, if any file has it."""
     suffix = ".bin" if any((folder / f"{part}.bin").is_file() for part in PARTS) else ""
     for part in PARTS:
         file = folder / f"{part}{suffix}"
@@ -68,8 +65,8 @@ def _files_in_folder(folder) -> Iterator[tuple[str, pathlib.Path, bytes]]:
             yield file.name, file, file.read_bytes()
 
 
-def _files_in_archive(path) -> Iterator[tuple[str, pathlib.Path, bytes]]:
-    """The same from an archive, read from its beginning to its end and never unpacked."""
+def _files_in_archive(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, bytes]]:
+    """The same of an archive, read once from its beginning to its end and never unpacked on disk."""
     try:
         with gzip.open(path) as unzipped:
             with tarfile.open(fileobj=unzipped, mode="r|") as archive:
@@ -81,43 +78,42 @@ def _files_in_archive(path) -> Iterator[tuple[str, pathlib.Path, bytes]]:
                         _check_size(where.name, member.size, where)
                         file = archive.extractfile(member)
                         yield where.name, where, file.read() if file else b""
-            while unzipped.read(2**20):  # to the end, where gzip compares its checksum
+            while unzipped.read(2**20):  # to the end, where gzip checks its checksum
                 pass
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise InputError(f"damaged or truncated, expected a whole .tar.gz archive ({error})", path) from None
 
 
-def _check_size(name, size, where):
+def _check_size(name: str, size: int, where: pathlib.Path) -> None:
     if name.endswith(".bin"):
         if size != BINARY_BYTES:
             raise InputError(f"{size:,} bytes, expected {BINARY_BYTES:,}", where)
     elif not ROWS * PIXELS < size < LARGEST_PICKLE:
-        raise InputError(f"{size:,} bytes, expected somewhat more than {ROWS * PIXELS:,}", where)
+        raise InputError(f"{size:,} bytes, expected a little more than {ROWS * PIXELS:,}", where)
 
 
-def _binary(content) -> tuple[list[int], np.ndarray]:
-    """Labels [ROWS] and pixels [ROWS,PIXELS]."""
+def _binary(content: bytes) -> tuple[list[int], np.ndarray]:
+    """Labels [ROWS] and pixels [ROWS,PIXELS] uint8 of a file of the binary layout."""
     records = np.frombuffer(content, np.uint8).reshape(ROWS, 1 + PIXELS)
     return records[:, 0].tolist(), records[:, 1:]
 
 
-def _pickled(content) -> tuple[list[int], np.ndarray]:
-    """The same from the python layout; raises ValueError."""
-    batch = read_pickle(content)
-    if b"fine_labels" in batch:
-        raise ValueError("a file of CIFAR-100, expected CIFAR-10")
-    for key in (b"labels", b"data"):
-        if key not in batch:
-            raise ValueError(f"has no entry {key.decode()!r}, expected 'labels' and 'data'")
-    labels = batch[b"labels"]
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise ValueError(f"'labels' are not a list of whole numbers but {type(labels).__name__}")
-    if len(labels) != ROWS:
-        raise ValueError(f"{len(labels):,} labels, expected {ROWS:,}")
+def _pickled(content: bytes, where: pathlib.Path) -> tuple[list[int], np.ndarray]:
+    """The same of a file of the python layout; raises InputError."""
     try:
-        pixels = as_pixels(batch[b"data"])
+        batch = read_pickle(content)
+        if b"fine_labels" in batch:
+            raise InputError("a file of CIFAR-100, expected CIFAR-10", where)
+        for key in (b"labels", b"data"):
+            if key not in batch:
+                raise InputError(f"no entry {key.decode()!r}, expected 'labels' and 'data'", where)
+        labels, pixels = batch[b"labels"], as_pixels(batch[b"data"])
     except ValueError as error:
-        raise ValueError(f"'data' is {error}") from None
+        raise InputError(str(error), where) from None
+    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        raise InputError(f"'labels' holds a {type(labels).__name__}, expected a list of whole numbers", where)
+    if len(labels) != ROWS:
+        raise InputError(f"{len(labels):,} labels, expected {ROWS:,}", where)
     if pixels.shape != (ROWS, PIXELS):
-        raise ValueError(f"'data' has shape {pixels.shape}, expected {(ROWS, PIXELS)}")
+        raise InputError(f"'data' has shape {pixels.shape}, expected {(ROWS, PIXELS)}", where)
     return labels, pixels

@@ -1,7 +1,7 @@
 """CIFAR-10 as tensorflow-datasets prepares it, read without TensorFlow.
 
-A `dataset_info.json` stands beside shards of TFRecords; a record is a `tf.train.Example`
-whose image is a PNG.  The images are the official ones in another order.
+A prepared copy is a folder with `dataset_info.json` and shards of TFRecords.  Each record is
+a `tf.train.Example` whose image is a PNG.  The images are the official ones in another order.
 
 Reference: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
 """
@@ -10,8 +10,9 @@ import io
 import json
 import pathlib
 import struct
+import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -23,13 +24,16 @@ COUNTS = {"train": 50_000, "test": 10_000}
 
 
 def prepared_copies(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Prepared copies at `folder`, in it, or in its folder `cifar10`, the newest version first."""
+    """Prepared copies: `folder` itself, folders in it, and folders in its `cifar10`; newest version first."""
     found = [path.parent for pattern in (INFO, f"*/{INFO}", f"cifar10/*/{INFO}") for path in folder.glob(pattern)]
     return sorted((path for path in found if any(path.glob("cifar10-*"))), key=lambda path: path.name, reverse=True)
 
 
 def read_tfds(folder: pathlib.Path) -> Images:
-    """Read a prepared copy, the folder of one version.
+    """Read a prepared copy.
+
+    Args:
+      folder: of one version, such as `cifar10/3.0.2`.
 
     Raises:
       InputError: the extra `tfds` is not installed, or a file is missing, damaged or not CIFAR-10.
@@ -39,13 +43,13 @@ def read_tfds(folder: pathlib.Path) -> Images:
         from google_crc32c import value as crc32c
         from PIL import Image
     except ImportError as error:
-        hint = f"reading it needs {error.name}: pip install -e '.[tfds]'"
-        raise InputError(f"prepared by tensorflow-datasets; {hint}", folder) from None
+        what = f"tensorflow-datasets prepared this copy; reading it needs {error.name}"
+        raise InputError(f"{what}: pip install -e '.[tfds]'", folder) from None
     try:
         info = json.loads((folder / INFO).read_bytes())
         name, file_format = info["name"], info.get("fileFormat", "tfrecord")
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise InputError("damaged, expected the description of a dataset", folder / INFO) from None
+        raise InputError("the file is damaged, expected the description of a dataset", folder / INFO) from None
     if (name, file_format) != ("cifar10", "tfrecord"):
         raise InputError(f"dataset {name} in format {file_format}, expected cifar10 in tfrecord", folder / INFO)
 
@@ -69,28 +73,28 @@ def read_tfds(folder: pathlib.Path) -> Images:
     return Images(train, train_labels, test, test_labels, normalisation(train))
 
 
-def _shards(folder, split) -> list[pathlib.Path]:
-    """The files of a split, of which none is missing."""
+def _shards(folder: pathlib.Path, split: str) -> list[pathlib.Path]:
+    """The files of a split; raises InputError where one is missing."""
     found = sorted(folder.glob(f"cifar10-{split}.tfrecord-?????-of-?????"))
     total = found[0].name[-5:] if found else "00001"
     expected = [folder / f"cifar10-{split}.tfrecord-{i:05}-of-{total}" for i in range(int(total))]
     for path in expected:
         if path not in found:
-            raise InputError("missing", path)
+            raise InputError("the file is missing", path)
     return expected
 
 
 def _records(path: pathlib.Path, crc32c: Callable[[bytes], int]) -> Iterator[bytes]:
-    """The records of a TFRecord file: length, its checksum, data, its checksum."""
+    """The records of a TFRecord file, each of which is stored as length, checksum, data, checksum."""
 
-    def checked(file, size, what):
+    def checked(file: BinaryIO, size: int, what: str) -> bytes:
         data, checksum = file.read(size), file.read(4)
         if len(data) < size or len(checksum) < 4:
-            raise InputError(f"ends within {what}, expected a whole file", path)
+            raise InputError(f"the file ends within {what}", path)
         crc = crc32c(data)
         masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
         if masked != struct.unpack("<I", checksum)[0]:
-            raise InputError(f"the checksum of {what} does not fit: damaged", path)
+            raise InputError(f"the checksum of {what} does not match: the file is damaged", path)
         return data
 
     number = 0
@@ -101,9 +105,14 @@ def _records(path: pathlib.Path, crc32c: Callable[[bytes], int]) -> Iterator[byt
             number += 1
 
 
-def _example(record, Image) -> tuple[np.ndarray, int]:
-    """Pixels [32,32,3] uint8 and label of a `tf.train.Example`; raises what its reader or Pillow does."""
-    features = {}
+def _example(record: bytes, Image: types.ModuleType) -> tuple[np.ndarray, int]:
+    """Pixels [32,32,3] uint8 and label of a `tf.train.Example`, decoded with Pillow's module `Image`.
+
+    Raises:
+      ValueError, LookupError, TypeError: it is not an example of CIFAR-10.
+      OSError, SyntaxError: Pillow cannot read its image.
+    """
+    features: dict[Any, Any] = {}
     for _, entries in _fields(record):  # Example: features = 1
         for _, entry in _fields(entries):  # Features: map entries = 1
             pair = dict(_fields(entry))  # key = 1, Feature = 2
@@ -134,7 +143,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
         if tag & 7 == 2:  # a string or a message, after its length
             start, at = at, at + value
             if at > len(message):
-                raise ValueError("damaged, a field is longer than its message")
+                raise ValueError("a field is longer than its message")
             yield tag >> 3, message[start:at]
         elif tag & 7 == 0:
             yield tag >> 3, value
@@ -142,8 +151,8 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
             raise ValueError(f"a field of wire type {tag & 7}, expected an image and a label")
 
 
-def _varint(message, at) -> tuple[int, int]:
-    """An integer of seven bits a byte, the lowest first, and where it ends."""
+def _varint(message: bytes, at: int) -> tuple[int, int]:
+    """The integer at `at`, seven bits in each byte, the lowest first; and where it ends."""
     value = shift = 0
     while True:
         byte = message[at]

@@ -1,12 +1,11 @@
 """The machine and the libraries: set up once, described wherever bits depend on them.
 
-Bits repeat for one device kind and count, thread count, library version and matrix
-precision; a golden run is filed under all of these, and provenance names them.
+Bits repeat for one kind and number of devices, one number of threads, one version of each
+library and one precision of matrix products.  A golden run is filed under all of these, and
+the provenance of a result names them.
 """
 
-import ast
 import functools
-import hashlib
 import os
 import pathlib
 import platform
@@ -14,18 +13,13 @@ import subprocess
 import sys
 from typing import Any
 
-from .errors import InputError
+from .errors import InputError, Untrustworthy
+from .sources import ROOT
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # Names of matrix precisions, ours and JAX's.
 PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+DETERMINISTIC = "xla_gpu_deterministic_ops"
 HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
-# What computes a golden run, besides the libraries.
-SOURCES = (
-    "models/**/*.py",
-    "fault_injection/data/*.py",
-    "fault_injection/training/*.py",
-)
 
 
 def cache_folder() -> pathlib.Path:
@@ -34,45 +28,81 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(folder) if folder else pathlib.Path.home() / ".cache" / "fault_injection"
 
 
-def prepare(threads: int | None = None, precision: str = "float32", bind: bool = True) -> None:
-    """Set up JAX before its first computation.
+def prepare(threads: int | None = None, precision: str = "float32", bind: bool = True) -> dict[str, str]:
+    """Set up this process for computing; to be called at its start, before JAX's first computation.
+
+    It changes, where they are not so already:
+
+    - the environment variables `NPROC` (number of threads) and `XLA_FLAGS` (deterministic
+      operations on GPUs).  XLA reads them when JAX's backend is made, and child processes
+      inherit them.
+    - the processors that this process may use, where `threads` is given and `bind` is true.
+    - JAX's options `jax_default_matmul_precision` and, unless `$JAX_COMPILATION_CACHE_DIR` is
+      set, `jax_compilation_cache_dir` and `jax_persistent_cache_min_compile_time_secs`.
+
+    A second call with the same arguments changes nothing.
 
     Args:
-      threads: CPU threads to compute with; by default all that this process may use.  It
-        stands for processors: the process is bound to that many of them.
-      precision: key of `PRECISIONS`: to what the operands of every matrix product and
-        convolution are rounded. `bfloat16` is what TPUs do unless told otherwise.
-      bind: whether to bind it; with one thread a process may as well wander, its bits being the
-        same as long as this is called before JAX's backend is made, which tracing does too.
+      threads: CPU threads to compute with.  None leaves their number as it is: by default one
+        for each processor that this process may use.
+      precision: key of `PRECISIONS`: what the operands of every matrix product and convolution
+        are rounded to.  TPUs use `bfloat16` unless told otherwise.
+      bind: whether to bind this process to the first `threads` of its processors.  The bits
+        are the same without it.
+
+    Returns:
+      The variables and options that it changed, with their new values.
 
     Raises:
-      InputError: there are not so many.
+      InputError: this process may use fewer processors than `threads`.
+      Untrustworthy: JAX's backend exists already (tracing makes it, too), and a number of
+        threads, a flag or a precision would change.  The backend would keep the old one,
+        while results would be filed under the new one.  Nothing is changed then.
     """
+    if threads is not None and threads > available_processors():
+        raise InputError(f"--threads {threads}: this process may use {available_processors()} processors")
+    import jax
+    from jax._src import xla_bridge
+
+    flags = os.environ.get("XLA_FLAGS", "")
+    rounding = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if xla_bridge.backends_are_initialized():  # there is no public function that tells
+        late = []
+        if threads not in (None, number_of_threads()):
+            late.append(f"the number of threads from {number_of_threads()} to {threads}")
+        if PRECISIONS[precision] != rounding:
+            late.append(f"the matrix precision from {rounding} to {PRECISIONS[precision]}")
+        if DETERMINISTIC not in flags:
+            late.append(f"XLA_FLAGS, to set {DETERMINISTIC}")
+        if late:
+            raise Untrustworthy(f"too late to change {', '.join(late)}: JAX computes already; start a new process")
+
+    changed: dict[str, str] = {}
     if threads is not None:
-        if threads > available_processors():
-            raise InputError(f"--threads {threads}: this process may use {available_processors()} processors")
-        os.environ["NPROC"] = str(threads)  # read by XLA
+        if os.environ.get("NPROC") != str(threads):
+            changed["NPROC"] = str(threads)
         if bind and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    flags = os.environ.get("XLA_FLAGS", "")
-    if "xla_gpu_deterministic_ops" not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_deterministic_ops=true".strip()
+    if DETERMINISTIC not in flags:
+        changed["XLA_FLAGS"] = f"{flags} --{DETERMINISTIC}=true".strip()
+    os.environ |= changed
 
-    import jax
-
-    # GPUs and TPUs would multiply in fewer bits by default.
-    jax.config.update("jax_default_matmul_precision", PRECISIONS[precision])
+    options: dict[str, str | float] = {"jax_default_matmul_precision": PRECISIONS[precision]}
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        # XLA compiles for a number of threads, which JAX's key of a compiled program leaves out.
-        folder = cache_folder() / "xla" / f"{number_of_threads()}-threads"
-        jax.config.update("jax_compilation_cache_dir", str(folder))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+        # XLA compiles for a number of threads, which JAX leaves out of the key of a compiled program.
+        options["jax_compilation_cache_dir"] = str(cache_folder() / "xla" / f"{number_of_threads()}-threads")
+        options["jax_persistent_cache_min_compile_time_secs"] = 0.1
+    for name, value in options.items():
+        if getattr(jax.config, name) != value:
+            jax.config.update(name, value)
+            changed[name] = str(value)
+    return changed
 
 
 def use_huge_pages() -> None:
     """Start this process again with huge pages for its memory, where the C library offers them.
 
-    XLA takes its buffers afresh for every step on a CPU; with pages of 4 KiB a step of the
+    On a CPU, XLA allocates its buffers anew for every step.  With pages of 4 KiB, a step of the
     full-width network spends a tenth of its time on page faults.  The setting is read when a
     process starts, hence the restart.  A process that has `GLIBC_TUNABLES` keeps them.
     """
@@ -82,19 +112,27 @@ def use_huge_pages() -> None:
 
 
 def number_of_threads() -> int:
-    """CPU threads that XLA computes with."""
+    """How many CPU threads XLA computes with.
+
+    >>> number_of_threads() >= 1
+    True
+    """
     return int(os.environ.get("NPROC", available_processors()))
 
 
 def available_processors() -> int:
-    """Processors that this process may use."""
+    """How many processors this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def arithmetic(devices: int) -> dict[str, Any]:
-    """What the bits of a run depend on besides the workload, for a run on `devices` devices."""
+    """What the bits of a run on `devices` devices depend on, besides the workload: JSON values by name.
+
+    >>> sorted(arithmetic(1).keys() & {"platform", "devices", "threads", "jax"})
+    ['devices', 'jax', 'platform', 'threads']
+    """
     import jax
     import jaxlib
     import numpy as np
@@ -111,7 +149,6 @@ def arithmetic(devices: int) -> dict[str, Any]:
         "numpy": np.__version__,
         "matrix_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "processes": jax.process_count(),
-        "source": source_hash(),
     }
 
 
@@ -126,26 +163,8 @@ def _processor() -> str:
         return platform.processor()
 
 
-@functools.cache
-def source_hash(patterns: tuple[str, ...] = SOURCES) -> str:
-    """Hash of code, by default of what computes a golden run, comments and docstrings left out."""
-    digest = hashlib.sha256()
-    for path in sorted(path for pattern in patterns for path in ROOT.glob(pattern)):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        for node in ast.walk(tree):
-            body = getattr(node, "body", None)
-            if isinstance(body, list) and body and _is_text(body[0]):
-                del body[0]
-        digest.update(f"{path.relative_to(ROOT).as_posix()} {ast.dump(tree)} ".encode())
-    return digest.hexdigest()[:16]
-
-
-def _is_text(node):
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
 def describe() -> dict[str, Any]:
-    """For provenance: what else is worth knowing of the machine and the code."""
+    """What else the provenance of a result says of the machine and the code: JSON values by name."""
     import flax
     import optax
 
@@ -160,7 +179,7 @@ def describe() -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The checkout's commit, `-dirty` where files differ from it; None outside a checkout."""
+    """The commit of the checkout, with `-dirty` where tracked files differ from it; None outside of a checkout."""
     git = ["git", "-C", str(ROOT)]
     try:
         found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)

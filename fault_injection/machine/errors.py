@@ -10,20 +10,32 @@ class InputError(Exception):
     Args:
       message: what is wrong and what to do.
       path: the file at fault, if any.
-      line: its line, from 1.
+      line: its line, counted from 1.
+
+    >>> print(InputError("epoch -1, expected a whole number from 0", "example.csv", 5))
+    example.csv:5: epoch -1, expected a whole number from 0
     """
 
-    def __init__(self, message: str, path: object = None, line: int | None = None):
+    def __init__(self, message: str, path: object = None, line: int | None = None) -> None:
         place = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
         super().__init__(" ".join(f"{place}{message}".split()))
 
 
 class Untrustworthy(Exception):
-    """What was computed contradicts itself; nothing measured on it would mean anything.  The message is one line."""
+    """The computation contradicts itself or its own description, so its results would mean nothing.
+
+    The message is one line.
+    """
 
 
 def did_you_mean(found: str, valid: Iterable[str]) -> str:
-    """`; did you mean 'x'?` with the nearest valid name, or the valid names where none is near."""
+    """A hint that ends a message: the nearest valid name, or the valid names where none is near.
+
+    >>> did_you_mean("resnet19", ["resnet18", "densenet"])
+    "; did you mean 'resnet18'?"
+    >>> did_you_mean("transformer", ["resnet18", "densenet"])
+    '; expected one of resnet18, densenet'
+    """
     valid = list(valid)
     near = difflib.get_close_matches(found, valid, n=1, cutoff=0.6)
     if near:

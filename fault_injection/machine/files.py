@@ -1,4 +1,11 @@
-"""Files that are whole or not there: written aside, then renamed; arrays carry a checksum."""
+"""Files that are whole or absent: each is written aside, then renamed; arrays carry a checksum.
+
+>>> import tempfile
+>>> with tempfile.TemporaryDirectory() as folder:
+...     write_arrays(f"{folder}/state.npz", {"params/conv1/kernel": np.ones((3, 3), np.float32)})
+...     read_arrays(f"{folder}/state.npz")["params/conv1/kernel"].shape
+(3, 3)
+"""
 
 import contextlib
 import fcntl
@@ -18,14 +25,27 @@ CHECKSUM = "sha256"
 
 
 class DamagedFile(Exception):
-    """A file whose content is not what was written; the message names it."""
+    """The content of a file is not what was written.  The message is one line and names the file."""
 
 
 def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill the file `.NAME.partial` beside `path`, then rename it to `path`.
 
     A crash leaves the old content, and at most this one file beside it, which the next write
-    to `path` takes over.  Of several processes writing to `path`, one writes at a time.
+    to `path` takes over.  Where several processes write to `path`, one writes at a time.
+
+    Args:
+      path: the file; its folders are made where they are missing.
+      write: gets the open, empty file.
+
+    Raises:
+      OSError: the file cannot be written; the old content stays.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(f"{folder}/log", lambda file: file.write(b"whole"))
+    ...     pathlib.Path(f"{folder}/log").read_bytes()
+    b'whole'
     """
     path = pathlib.Path(path)
     aside = path.with_name(f".{path.name}.partial")
@@ -43,7 +63,7 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
 
 @contextlib.contextmanager
 def named(path: pathlib.Path) -> Iterator[None]:
-    """Errors of the system that do not say of which file they are, as of a full disk, say that it is `path`."""
+    """Inside this context, system errors that name no file, such as a full disk, name `path`."""
     try:
         yield
     except OSError as error:
@@ -53,17 +73,21 @@ def named(path: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None) -> Iterator[BinaryIO]:
-    """The file, made where there is none, open from its beginning once no other process is writing to it.
+def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None) -> Iterator[io.BufferedRandom]:
+    """Open the file for this process alone, from its beginning, once no other process has it open in this way.
 
-    It is free again when its process ends, however it ends.
+    It is released when the context or the process ends, however that ends.
 
     Args:
+      path: the file; it and its folders are made where they are missing.
       waiting: called before waiting for another process.
+
+    Raises:
+      OSError: the file cannot be made or opened.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # less what the umask takes away
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # minus the umask
         with os.fdopen(handle, "r+b") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -74,7 +98,7 @@ def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None
                 mine = os.path.samestat(os.fstat(handle), path.stat())
             except FileNotFoundError:
                 mine = False
-            if mine:  # else the writer waited for has renamed or removed this file: open a new one
+            if mine:  # else the other writer has renamed or removed this file meanwhile: open a new one
                 yield file
                 return
 
@@ -92,7 +116,7 @@ def in_use(path: pathlib.Path) -> bool:
 
 
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a file that a person wrote; raises InputError where it cannot be read, or is not UTF-8."""
+    """The text of a file that a person wrote; raises InputError where it cannot be read or is not UTF-8."""
     try:
         return pathlib.Path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
@@ -102,17 +126,28 @@ def read_text(path: str | os.PathLike) -> str:
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
-    """Write UTF-8 text; a file name's byte that is not UTF-8 becomes an escape, as JSON has it."""
+    """Write text as UTF-8; a byte of a file name that is not UTF-8 becomes an escape such as `\\udce9`, as in JSON."""
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
 def write_json(path: str | os.PathLike, value: Any) -> None:
-    """Write indented JSON; non-finite numbers become the strings `NaN`, `Infinity`, `-Infinity`."""
+    """Write a value as indented JSON; non-finite numbers become the strings `NaN`, `Infinity`, `-Infinity`.
+
+    Args:
+      path: the file.
+      value: mappings, lists, tuples, strings, numbers (NumPy's too), booleans and None.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_json(f"{folder}/outcome.json", {"loss": np.float32("nan")})
+    ...     json.loads(pathlib.Path(f"{folder}/outcome.json").read_text())
+    {'loss': 'NaN'}
+    """
     write_text(path, json.dumps(strict_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def strict_json(value: Any) -> Any:
-    """A value that strict JSON can express: non-finite numbers become the strings `NaN`, `Infinity`, `-Infinity`."""
+    """A value that strict JSON can express: non-finite numbers become `NaN`, `Infinity`, `-Infinity` as strings."""
     if isinstance(value, Mapping):
         return {str(key): strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -125,7 +160,12 @@ def strict_json(value: Any) -> Any:
 
 
 def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write named arrays as an .npz with a checksum over names, types, shapes and bytes."""
+    """Write named arrays as an .npz file with a checksum over names, types, shapes and bytes.
+
+    Raises:
+      ValueError: an array holds Python objects.
+      OSError: the file cannot be written.
+    """
     arrays = {name: np.asarray(array) for name, array in arrays.items()}
     checksum = np.frombuffer(_checksum(arrays), np.uint8)
     write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **{CHECKSUM: checksum}, **arrays))
@@ -136,7 +176,7 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      DamagedFile: it is truncated, altered or something else.
+      DamagedFile: the file is truncated, altered or of another kind.
     """
     content = pathlib.Path(path).read_bytes()
     try:
@@ -146,11 +186,11 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     except Exception as error:  # damage can surface anywhere in the reader
         raise DamagedFile(f"{path} is damaged ({error})") from None
     if not intact:
-        raise DamagedFile(f"{path} is damaged (its checksum does not fit)")
+        raise DamagedFile(f"{path} is damaged (its checksum does not match)")
     return arrays
 
 
-def _checksum(arrays) -> bytes:
+def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
     digest = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])

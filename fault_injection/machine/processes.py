@@ -1,46 +1,53 @@
-"""Several processes, one run: each computes its devices' part, the first alone has files and a voice.
+"""Several processes that compute one run: each computes on its own devices, the first alone has files and a voice.
 
-Every process runs the same program in the same order.  What is read from disk is read by the
-first, the leader, and told to all, so that no two can decide differently; what is written is
-written once, and an error there is an error of all.
+Every process runs the same program in the same order.  The first process, the leader, reads
+what is on disk and tells the others, so that no two can decide differently.  It writes each
+file once, and an error there is an error in all of them.
+
+Processes talk to each other in two places only: inside a training step, which sums over all
+devices, and where the code says `from_leader`.
 """
 
+import contextvars
 import functools
 import os
 import pickle
 import re
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
 from .errors import InputError
 
 Result = TypeVar("Result")
+Arguments = ParamSpec("Arguments")
 STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
+# Whether the leader is running something that the other processes are waiting for.
+_alone = contextvars.ContextVar("_alone", default=False)
 
 
 def join(coordinator: str, processes: int | None = None, process: int | None = None) -> None:
-    """Make this process one of several that compute together; before JAX's first computation.
+    """Make this process one of several that compute together; to be called before JAX's first computation.
 
     Args:
       coordinator: `HOST:PORT` where process 0 listens, or `auto` on a cluster that JAX knows
-        (Cloud TPU, Slurm, Open MPI, Kubernetes), which also tells the other two.
+        (Cloud TPU, Slurm, Open MPI, Kubernetes), which also tells the other two arguments.
       processes: how many there are.
       process: number of this one, from 0.
 
     Raises:
-      InputError: `auto`, but no such cluster is around.
-      JaxRuntimeError: they did not find each other.
+      InputError: `auto` outside of such a cluster.
+      JaxRuntimeError: the processes did not find each other.
     """
     import jax
 
     if coordinator == "auto":
         try:
             jax.distributed.initialize(heartbeat_timeout_seconds=HEARTBEAT)
-        except ValueError:  # what the cluster would have told is missing
+        except ValueError:  # JAX lacks what the cluster would have told
             hint = "say --coordinator HOST:PORT --processes N --process I"
             raise InputError(f"--coordinator auto: this is no cluster that JAX knows; {hint}") from None
     else:
@@ -48,15 +55,19 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
 
 
 def broke_off(error: Exception) -> bool:
-    """Whether an error says that a device or another process is lost, or that memory is."""
+    """Whether an error says that a device, another process or memory was lost.
+
+    >>> broke_off(ValueError("UNAVAILABLE: the other task died")), broke_off(ValueError("no such key"))
+    (True, False)
+    """
     from jax.errors import JaxRuntimeError
 
-    # A collective that fails where a program is started gives a ValueError, which begins with the runtime's status.
+    # A collective that fails where a program starts raises a ValueError, which begins with the runtime's status.
     return isinstance(error, JaxRuntimeError) or (isinstance(error, ValueError) and bool(STATUS.match(str(error))))
 
 
 def leave(code: int) -> NoReturn:
-    """End this process; one of several that failed does not wait for the others, which may be gone."""
+    """End this process.  One of several that failed does not wait for the others, which may be gone."""
     import jax
 
     if code and jax.distributed.is_initialized():
@@ -67,56 +78,66 @@ def leave(code: int) -> NoReturn:
 
 
 def leading() -> bool:
-    """Whether this is the process that reads, writes and speaks; the only one, as a rule."""
+    """Whether this is the leader, which reads, writes and speaks.  A single process is its own leader.
+
+    >>> leading()
+    True
+    """
     import jax
 
     return jax.process_index() == 0
 
 
 def say(line: str) -> None:
-    """Tell the person at the terminal."""
+    """Tell the person at the terminal one line, on standard error."""
     if leading():
         print(line, file=sys.stderr, flush=True)
 
 
-def agree(function: Callable[[], Result]) -> Result:
-    """What `function` returns, or raises, in the leader, in every process; it runs in no other."""
+def from_leader(function: Callable[[], Result]) -> Result:
+    """Run `function` in the leader, and return its value in every process.
+
+    Every process has to reach this call, in the same order as all others.  Where there are
+    several processes, the value is pickled and broadcast.  Within `function` only the leader
+    is running, so a nested call runs its own function directly.
+
+    Args:
+      function: takes nothing; what it reads or writes is the leader's.
+
+    Raises:
+      Exception: what `function` raised in the leader, in every process.
+
+    >>> from_leader(lambda: sorted(["0019.npz", "0007.npz"]))
+    ['0007.npz', '0019.npz']
+    """
     import jax
 
-    if jax.process_count() == 1:
+    if jax.process_count() == 1 or _alone.get():
         return function()
-    value: Any = None
-    error: Exception | None = None
+    outcome: tuple[Result | None, Exception | None] = None, None
     if leading():
+        token = _alone.set(True)
         try:
-            value = function()
-        except Exception as raised:  # whatever it is, the others are waiting; unless there is nobody left to tell
-            if broke_off(raised):
+            outcome = function(), None
+        except Exception as error:  # the others are waiting, whatever it is; unless there is nobody left to tell
+            if broke_off(error):
                 raise
-            error = raised
-    value, error = _tell((value, error))
-    if error is not None:
-        raise error
-    return value
+            outcome = None, error
+        finally:
+            _alone.reset(token)
+    value, raised = _broadcast(outcome)
+    if raised is not None:
+        raise raised
+    return value  # type: ignore[return-value]  # None only where `function` returned it
 
 
-def shared(function: Callable[..., Result]) -> Callable[..., Result]:
-    """`function`, run by the leader alone; see `agree`."""
-
-    @functools.wraps(function)
-    def by_leader(*args, **options):
-        return agree(functools.partial(function, *args, **options))
-
-    return by_leader
-
-
-def _tell(value):
-    """The leader's value, sent to all."""
+def _broadcast(value: Result) -> Result:
+    """The leader's value, in every process."""
     from jax.experimental.multihost_utils import broadcast_one_to_all
 
     content = pickle.dumps(value)
     length = int(broadcast_one_to_all(np.int32(len(content))))
-    # Of a power of two, so that few programs are compiled.
+    # The size is a power of two, so that few programs are compiled.
     padded = np.zeros(1 << (length - 1).bit_length(), np.uint8)
     if leading():
         padded[:length] = np.frombuffer(content, np.uint8)

@@ -19,7 +19,8 @@ def closure(
 ) -> list[pathlib.Path]:
     """The root files, and the files in `rooms` that they reach through import statements.
 
-    Imports inside functions count, imports by a computed name (`importlib`) do not.  The
+    Imports inside functions count; imports by a computed name (`importlib`), and those that only
+    a type checker reads, do not.  The
     `__init__.py` of a package counts where something is imported from the package itself,
     that is, a name that is not one of its submodules; it does not count where it only stands
     on the way to a submodule.
@@ -114,7 +115,7 @@ def _parsed(path: pathlib.Path) -> ast.Module:
 def _imported_files(path: pathlib.Path, checkout: pathlib.Path) -> list[pathlib.Path]:
     """The files of the checkout that the import statements of a file name."""
     found: list[pathlib.Path] = []
-    for node in ast.walk(_parsed(path)):
+    for node in _run(_parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 found += _module_files(checkout.joinpath(*alias.name.split(".")))
@@ -125,6 +126,14 @@ def _imported_files(path: pathlib.Path, checkout: pathlib.Path) -> list[pathlib.
             for alias in node.names:
                 found += list(_module_files(module / alias.name)) or list(_module_files(module))
     return found
+
+
+def _run(tree: ast.AST) -> Iterator[ast.AST]:
+    """The nodes of a tree, but for what only a type checker reads (`if TYPE_CHECKING:`)."""
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
+            yield from _run(node)
 
 
 def _module_files(module: pathlib.Path) -> Iterator[pathlib.Path]:

@@ -1,1 +1,1 @@
-"""What the authors of the published work provide: checkpoints, their format, their folders."""
+"""What the authors of the published work provide: checkpoints, their format, and the folders that hold them."""

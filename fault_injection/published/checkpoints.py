@@ -1,8 +1,9 @@
 """Checkpoints of the published artifact: TensorFlow's, turned into states of ours that a golden run can start from.
 
-They are kept in the cache, `upstream/<workload>/checkpoints/0019.npz` being the state before
-epoch 19 and `0019.json` what is known of it.  They come without a fault-free record, and cannot
-have one: it depends on the machine.  A golden run that starts there makes it (`golden.Start`).
+They are kept in the cache: `upstream/<workload>/checkpoints/0019.npz` is the state before
+epoch 19, and `0019.json` says where it comes from.  They come without a fault-free record and
+cannot have one, because the record depends on the machine.  A golden run that starts there
+makes it (`golden_run.Start`).
 """
 
 import functools
@@ -14,13 +15,11 @@ from typing import Any
 from ..machine.environment import cache_folder
 from ..machine.errors import InputError
 from ..machine.files import DamagedFile, write_json
-from ..machine.processes import say, shared
-from ..runs.faulty_run import same_bits
-from ..runs.golden_run import Start
+from ..machine.processes import from_leader, say
+from ..runs.golden_run import Golden, Start
 from ..runs.run_store import RunStore
-from ..training.explicit import State, leaf_names
-from ..training.session import Session
-from ..training.workloads import WORKLOADS, make_workload
+from ..training.program import Program, same_bits
+from ..training.workloads import WORKLOADS
 from .google_drive import SUMS, check_sums, fetch_folder, sha256
 from .tensorflow_format import ITERATIONS, Named, mismatches, name_variables, read_tensorflow, to_state
 
@@ -29,11 +28,14 @@ DRIVE = {"examples": "1HVRFWY7NI5xr5qzR8yNeSKCRVnJNnqFf", "epochs": "1B4ptjedCX4
 
 
 def fitting(named: Named) -> list[str]:
-    """The workloads whose names are exactly the checkpoint's; more than one only where no optimizer was saved."""
+    """The workloads whose states have exactly the names of a checkpoint.
+
+    There is more than one only where the optimizer was not saved.
+    """
     names = set(named.arrays)
     fits = []
     for workload in WORKLOADS:
-        expected = set(leaf_names(_session(workload).program.abstract))
+        expected = {leaf.name for leaf in _program(workload).leaves}
         if not named.has_optimizer:
             expected = {name for name in expected if not name.startswith("opt_state/")}
         if names == expected:
@@ -42,8 +44,8 @@ def fitting(named: Named) -> list[str]:
 
 
 @functools.cache
-def _session(workload: str) -> Session:
-    return Session(make_workload(workload))
+def _program(workload: str) -> Program:
+    return WORKLOADS[workload].program()
 
 
 def fetch(
@@ -55,21 +57,24 @@ def fetch(
     epoch: int | None = None,
     cache: pathlib.Path | None = None,
 ) -> list[pathlib.Path]:
-    """Download published checkpoints, or take those at `place`, and import those of a workload.
+    """Import the published checkpoints of a workload, from Google Drive or from a place on this machine.
+
+    A checkpoint that belongs to another workload is left out, with a line that says so.
 
     Args:
-      workload: a published name; None imports each checkpoint as the workload that it fits.
-      drive: key of `DRIVE`, where there is no `place`.
-      only: pattern of paths on Drive.
-      place: a folder of TensorFlow checkpoints, or the prefix of one.
-      epoch: the epoch that the one checkpoint found precedes; by default its iteration says so.
+      workload: a published name; None imports each checkpoint as the workload whose names it has.
+      drive: key of `DRIVE`: the folder to download, where there is no `place`.
+      only: pattern of the paths to download.
+      place: a folder of TensorFlow checkpoints, or one of them without its `.index`.
+      epoch: the epoch that the only checkpoint precedes; None takes it from its iteration.
+      cache: folder to keep them in; by default `environment.cache_folder()`.
 
     Returns:
       The files written.
 
     Raises:
-      InputError: nothing can be had, nothing fits, or something does not fit; every array that
-        does not is named before.
+      InputError: there is no checkpoint of the workload, or one does not match the workload's
+        state.  Each array that does not match is named before that.
     """
     cache = cache or cache_folder()
     if place is None:
@@ -83,10 +88,15 @@ def fetch(
     for prefix in prefixes:
         try:
             named = name_variables(read_tensorflow(prefix))
-            one = _choose(named, workload, alone)
-            written.append(_import(prefix, named, one, epoch, cache))
-        except _LeftOut as reason:
-            say(f"{prefix}: {reason}; left out")
+            fits = fitting(named)
+            if workload is None and len(fits) != 1:
+                say(f"{prefix}: fits {', '.join(fits) or 'no workload'}; name the workload; left out")
+            elif workload is not None and fits and workload not in fits:
+                say(f"{prefix}: fits {', '.join(fits)}, not {workload}; left out")
+            elif not fits and not alone:
+                say(f"{prefix}: fits no workload; to see why, name it with --from; left out")
+            else:  # where the only checkpoint fits no workload, the import names its mismatches
+                written.append(_import(prefix, named, workload or fits[0], epoch, cache))
         except InputError as error:
             if alone:
                 raise
@@ -95,33 +105,12 @@ def fetch(
     if failed:
         raise InputError(f"{len(failed)} of {len(prefixes)} checkpoints cannot be used, the first: {failed[0]}")
     if not written:
-        raise InputError(f"holds no checkpoint of {workload or 'one workload alone'}, see above", place)
+        raise InputError(f"holds no checkpoint of {workload or 'exactly one workload'}, see above", place)
     return written
 
 
-class _LeftOut(Exception):
-    """A checkpoint is not of the workload asked for; the message says of which."""
-
-
-def _choose(named: Named, workload: str | None, alone: bool) -> str:
-    """As which workload to import a checkpoint.
-
-    That of no workload at all is let through where it is the only one: its mismatches are then named.
-    """
-    fits = fitting(named)
-    if workload is None:
-        if len(fits) != 1:
-            raise _LeftOut(f"fits {', '.join(fits) or 'no workload'}; name the workload")
-        return fits[0]
-    if workload not in fits and (fits or not alone):
-        raise _LeftOut(
-            f"fits {', '.join(fits)}, not {workload}" if fits else "fits no workload; to see why, name it with --from"
-        )
-    return workload
-
-
 def _prefixes(place: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The checkpoints at a place, each file of them held against its recorded checksum, if there is one."""
+    """The checkpoints at a place; each of their files is compared with its recorded checksum, if there is one."""
     if place.is_dir():
         indices = sorted(place.rglob("*.index"))
     else:
@@ -140,15 +129,15 @@ def _prefixes(place: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _files(prefix: pathlib.Path) -> list[pathlib.Path]:
-    """The index of a checkpoint and its data."""
+    """The index of a checkpoint, and its data."""
     shards = [path for path in prefix.parent.iterdir() if path.name.startswith(f"{prefix.name}.data-")]
     return [prefix.with_name(f"{prefix.name}.index"), *sorted(shards)]
 
 
-def _import(prefix, named: Named, workload: str, epoch: int | None, cache) -> pathlib.Path:
-    """Write one checkpoint as a state before an epoch; returns its file."""
-    session = _session(workload)
-    abstract = session.program.abstract
+def _import(prefix: pathlib.Path, named: Named, workload: str, epoch: int | None, cache: pathlib.Path) -> pathlib.Path:
+    """Write one checkpoint as the state before an epoch; returns its file."""
+    program = _program(workload)
+    abstract = program.abstract
     wrong = mismatches(named, abstract)
     for line in wrong:
         say(f"{prefix}: {line}")
@@ -160,14 +149,14 @@ def _import(prefix, named: Named, workload: str, epoch: int | None, cache) -> pa
     if epoch is None:
         if ITERATIONS not in arrays:
             raise InputError("its iteration was not saved; say with --epoch before which epoch it was taken", prefix)
-        epoch, rest = divmod(int(arrays[ITERATIONS]), session.steps_per_epoch)
+        epoch, rest = divmod(int(arrays[ITERATIONS]), program.steps_per_epoch)
         if rest:
-            found = f"its iteration {arrays[ITERATIONS]} is not at the end of an epoch of {session.steps_per_epoch}"
+            found = f"its iteration {arrays[ITERATIONS]} is not at the end of an epoch of {program.steps_per_epoch}"
             raise InputError(f"{found} steps; say with --epoch before which epoch it was taken", prefix)
     if not named.has_optimizer:
-        say(f"{prefix}: without its optimizer: moments start at zero, the iteration at epoch {epoch}")
-    state = to_state(named, abstract, epoch * session.steps_per_epoch)
-    store = _store(cache, workload, abstract)
+        say(f"{prefix}: its optimizer was not saved: moments start at zero, the iteration at epoch {epoch}")
+    state = to_state(named, abstract, epoch * program.steps_per_epoch)
+    store = _store(cache, workload, program)
     path = store.checkpoint_path(epoch)
     try:
         if not same_bits(store.read_checkpoint(epoch), state):
@@ -190,30 +179,34 @@ def _import(prefix, named: Named, workload: str, epoch: int | None, cache) -> pa
     return path
 
 
-def _store(cache: pathlib.Path, workload: str, abstract: State) -> RunStore:
-    return RunStore(cache / "upstream" / workload, abstract)
+def _store(cache: pathlib.Path, workload: str, program: Program) -> RunStore:
+    return RunStore(cache / "upstream" / workload, program.abstract, tuple(leaf.name for leaf in program.leaves))
 
 
-@shared
-def _origin(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_bytes())
-    except ValueError:
-        raise DamagedFile(f"{path} is damaged") from None
+def imported_start(golden: Golden, epoch: int, cache: pathlib.Path | None = None) -> Start:
+    """The imported checkpoint before an epoch of a golden run's workload, for the run to start from.
 
-
-def imported_start(session: Session, epoch: int, cache: pathlib.Path | None = None) -> Start:
-    """The imported checkpoint before an epoch of a session's workload.
+    The leader reads it, and every process gets it.
 
     Raises:
-      InputError: there is none, it is damaged, or the workload is not of the published size.
+      InputError: there is none, it is damaged, or the workload does not have the published size.
     """
-    name = session.workload.name
-    store = _store(cache or cache_folder(), name, session.program.abstract)
+    name = golden.workload.name
+    store = _store(cache or cache_folder(), name, golden.program)
+
+    def read() -> Start:
+        origin = store.checkpoint_path(epoch).with_suffix(".json")
+        state = store.read_checkpoint(epoch)
+        try:
+            known: dict[str, Any] = json.loads(origin.read_bytes())
+        except ValueError:
+            raise DamagedFile(f"{origin} is damaged") from None
+        return Start(epoch, state, known)
+
     try:
-        return Start(epoch, store.read_checkpoint(epoch), _origin(store.checkpoint_path(epoch).with_suffix(".json")))
+        return from_leader(read)
     except FileNotFoundError:
-        there = ", ".join(map(str, store.checkpoints())) or "none"
+        there = ", ".join(map(str, from_leader(store.checkpoints))) or "none"
         raise InputError(
             f"no published checkpoint of {name} before epoch {epoch} was imported (there are: {there}); to get it: "
             f"python -m fault_injection fetch-checkpoints {name}",
@@ -221,6 +214,6 @@ def imported_start(session: Session, epoch: int, cache: pathlib.Path | None = No
         ) from None
     except DamagedFile as error:
         raise InputError(
-            f"{error}; published checkpoints fit a workload of published width, blocks and optimizer; if it is one, "
+            f"{error}; published checkpoints fit a workload of published width, blocks and optimizer; if this is one, "
             "delete that file and fetch it again"
         ) from None

@@ -1,7 +1,8 @@
-"""TensorFlow checkpoints of the published artifact: read, and named as ours, by rules.
+"""TensorFlow checkpoints of the published artifact: read, and given our names by rules.
 
-They are object-based: a key is the path of attributes to a variable.  For five workloads the
-keys are known (`tests/fixtures/published_checkpoint_layout.json`); those of nfnet are not.
+The checkpoints are object-based: a key is the path of attributes that leads to a variable.
+The keys of five workloads are known (`tests/fixtures/published_checkpoint_layout.json`);
+nfnet's are not.
 """
 
 import os
@@ -13,14 +14,14 @@ import jax
 import numpy as np
 
 from ..machine.errors import InputError
-from ..training.explicit import State, leaf_names
-from .google_drive import extra
+from ..training.program import State, leaf_names
+from .extras import import_extra
 
 KEY = re.compile(r"(?P<variable>.+?)(/\.OPTIMIZER_SLOT/optimizer/(?P<slot>\w+))?/\.ATTRIBUTES/VARIABLE_VALUE")
-# Not of a state: the graph of objects, how often was saved, generators of augmentation, and
-# the optimizer's settings, which are the workload's.
+# Keys that are not part of a state: the graph of objects, the number of saves, the random
+# generators of augmentation, and the optimizer's settings, which belong to the workload.
 OTHER = re.compile(r"_CHECKPOINTABLE_OBJECT_GRAPH|save_counter/.*|data_augmentation/.*|optimizer/(?!iter/).*")
-# From the path of a variable to ours, in this order; the last `/` left parts layer from parameter.
+# Applied in this order, the rules turn the path of a variable into ours: layer, `/`, parameter.
 RULES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -38,13 +39,16 @@ ITERATIONS = "opt_state/iterations"
 
 
 def state_name(key: str) -> str | None:
-    """Our name of the array that a key of a TensorFlow checkpoint holds: a leaf of the state, as in `leaf_names`.
+    """Our name of an array in a TensorFlow checkpoint: a leaf of the state, as in `leaf_names`.
 
-    `layer2/basics/0/conv1/bias_layer/bias/.ATTRIBUTES/VARIABLE_VALUE` is
-    `params/basicblock_2_basic_0_conv1/bias`.
+    Args:
+      key: of the array in the checkpoint.
 
     Returns:
-      None for what is not part of a state.
+      None where the key is not part of a state.
+
+    >>> state_name("layer2/basics/0/conv1/bias_layer/bias/.ATTRIBUTES/VARIABLE_VALUE")
+    'params/basicblock_2_basic_0_conv1/bias'
     """
     match = KEY.fullmatch(key)
     if OTHER.fullmatch(key) or match is None:
@@ -63,10 +67,10 @@ class Named(NamedTuple):
     """A checkpoint's arrays under our names.
 
     Attributes:
-      keys: where each came from, by our name.
+      keys: the checkpoint's key of each array, by our name.
       arrays: by our name.
-      settings: of its optimizer, such as the learning rate.
-      unknown: keys that name nothing we know of.
+      settings: the optimizer's, such as the learning rate.
+      unknown: keys that follow no rule.
     """
 
     keys: dict[str, str]
@@ -76,29 +80,39 @@ class Named(NamedTuple):
 
     @property
     def has_optimizer(self) -> bool:
-        """Whether the optimizer was saved, in part at least."""
+        """Whether at least a part of the optimizer was saved."""
         return any(name.startswith("opt_state/") for name in self.arrays)
 
 
 def read_tensorflow(prefix: pathlib.Path) -> dict[str, np.ndarray]:
-    """The arrays of a TensorFlow checkpoint by key; `prefix` is its path without `.index`.
+    """Read the arrays of a TensorFlow checkpoint, by key.
+
+    Args:
+      prefix: path of the checkpoint without `.index`.
 
     Raises:
       InputError: TensorFlow is missing, or the checkpoint is damaged or not whole.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it is talkative, and only reads here
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow is talkative, and only reads here
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    train = extra("tensorflow").train
+    train = import_extra("tensorflow").train
     try:
         reader = train.load_checkpoint(str(prefix))
         return {key: np.asarray(reader.get_tensor(key)) for key in sorted(reader.get_variable_to_shape_map())}
-    except Exception as error:  # damage surfaces as errors of several kinds
+    except Exception as error:  # damage shows as errors of several kinds
         raise InputError(f"not a whole TensorFlow checkpoint ({' '.join(str(error).split())[:200]})", prefix) from None
 
 
 def name_variables(variables: dict[str, np.ndarray]) -> Named:
-    """Name a checkpoint's arrays as ours; nothing is checked yet."""
-    keys, arrays, settings, unknown = {}, {}, {}, []
+    """Give the arrays of a checkpoint our names; nothing is checked yet.
+
+    >>> name_variables({"fc/bias/.ATTRIBUTES/VARIABLE_VALUE": np.zeros(10, np.float32)}).arrays.keys()
+    dict_keys(['params/fc/bias'])
+    """
+    keys: dict[str, str] = {}
+    arrays: dict[str, np.ndarray] = {}
+    settings: dict[str, float] = {}
+    unknown: list[str] = []
     for key, array in variables.items():
         name = state_name(key)
         if name is not None:
@@ -111,7 +125,7 @@ def name_variables(variables: dict[str, np.ndarray]) -> Named:
 
 
 def mismatches(named: Named, abstract: State) -> list[str]:
-    """What of a checkpoint does not fit a workload's state, a line each; a missing optimizer is none."""
+    """Where a checkpoint differs from the state of a workload: one line each.  A missing optimizer does not count."""
     expected = dict(zip(leaf_names(abstract), jax.tree.leaves(abstract), strict=True))
     found = [f"{key}: unknown" for key in named.unknown]
     for name, array in named.arrays.items():
@@ -131,10 +145,12 @@ def mismatches(named: Named, abstract: State) -> list[str]:
 
 
 def to_state(named: Named, abstract: State, iteration: int) -> State:
-    """The state, on the host, of a checkpoint that fits.
+    """The state that a checkpoint holds, on the host.
 
     Args:
-      iteration: where no optimizer was saved: it counts from there, its moments being zero.
+      named: a checkpoint without mismatches.
+      abstract: shapes and types of the state.
+      iteration: the optimizer's, where the optimizer was not saved.  Its moments are zero then.
     """
     initial = {ITERATIONS: iteration}
     leaves, structure = jax.tree.flatten(abstract)

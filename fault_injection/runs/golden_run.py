@@ -16,7 +16,7 @@ import numpy as np
 from ..machine.environment import arithmetic, cache_folder
 from ..machine.errors import InputError, Untrustworthy
 from ..machine.files import DamagedFile, write_json
-from ..machine.processes import agree, say
+from ..machine.processes import from_leader, say
 from ..training.program import Array, Evaluation, Program, Role, State, StepReport, leaf_names
 from ..training.workload import Workload
 from .dependencies import content_hash, source_of_bits
@@ -146,7 +146,7 @@ class Golden:
 
     def recorded(self) -> int:
         """Up to, but not including, which epoch the run has been made."""
-        return agree(lambda: self.store.recorded(self.first))
+        return from_leader(lambda: self.store.recorded(self.first))
 
     def make(self, epochs: int) -> None:
         """Make the run from its first epoch up to, but not including, `epochs`, going on where it stopped.
@@ -160,12 +160,12 @@ class Golden:
             if self.recorded() >= epochs:  # another process has made it meanwhile
                 return
             imported = {"imported": self.start.origin} if self.start else {}
-            agree(lambda: write_json(self.folder / "golden.json", {**self.determined_by, **imported}))
+            from_leader(lambda: write_json(self.folder / "golden.json", {**self.determined_by, **imported}))
             begun = time.monotonic()
             first, state = self._newest(min(self.recorded(), epochs - 1))
             self._train(state, first, epochs)
             seconds, steps = time.monotonic() - begun, (epochs - first) * self.program.steps_per_epoch
-            agree(lambda: write_json(self.folder / TIMING, {"steps": steps, "seconds": seconds}))
+            from_leader(lambda: write_json(self.folder / TIMING, {"steps": steps, "seconds": seconds}))
             say(f"golden run: epochs {first} to {epochs - 1} made in {seconds:.0f} s")
 
     def seconds_per_step(self) -> float | None:
@@ -180,7 +180,7 @@ class Golden:
     def alone(self) -> Iterator[None]:
         """One run at a time writes its files; another waits, and says so."""
         with contextlib.ExitStack() as held:
-            agree(lambda: held.enter_context(self.store.alone()))
+            from_leader(lambda: held.enter_context(self.store.alone()))
             yield
 
     def fetch_state_before(self, epoch: int) -> State:
@@ -215,7 +215,7 @@ class Golden:
           InputError: it is damaged.
         """
         try:
-            return agree(lambda: self.store.read_record(epoch))
+            return from_leader(lambda: self.store.read_record(epoch))
         except DamagedFile as error:
             raise InputError(f"{error}; delete it, and it is made again") from None
 
@@ -242,14 +242,14 @@ class Golden:
 
     def _newest(self, epoch: int) -> tuple[int, State]:
         """The newest sound checkpoint that is not after `epoch`; damaged ones are named and removed."""
-        for candidate in reversed(agree(self.store.checkpoints)):
+        for candidate in reversed(from_leader(self.store.checkpoints)):
             if candidate > epoch:
                 continue
             try:
-                state = agree(functools.partial(self.store.read_checkpoint, candidate))
+                state = from_leader(functools.partial(self.store.read_checkpoint, candidate))
             except DamagedFile as error:
                 say(f"golden run: {error}; it is not used, and removed")
-                agree(functools.partial(self.store.remove_checkpoint, candidate))
+                from_leader(functools.partial(self.store.remove_checkpoint, candidate))
                 continue
             return candidate, self.program.place(state)
         state = self.start.state if self.start else nudged(self.program, self.twin)
@@ -258,7 +258,7 @@ class Golden:
     def _train(self, state: State, first: int, until: int) -> State:
         """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
         if first == self.first:
-            agree(lambda: self.store.write_checkpoint(first, state))
+            from_leader(lambda: self.store.write_checkpoint(first, state))
         steps = addresses(Address(first, 0), Address(until, -1), self.program.steps_per_epoch)
         name = f"twin {self.twin}" if self.twin else "golden"
         recorder = Recorder(Run(first, (), 0))
@@ -300,7 +300,7 @@ class _Filing(Observer):
             if golden.keep is not None and epoch not in golden.keep:
                 store.remove_checkpoint(epoch)
 
-        agree(file)
+        from_leader(file)
 
 
 def kept_epochs(program: Program, epochs: int, wanted: Collection[int]) -> frozenset[int] | None:
@@ -346,7 +346,7 @@ def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = No
                 found.append(final_metrics([run.store.read_record(epoch) for epoch in last]))
         return found
 
-    found = agree(finals)
+    found = from_leader(finals)
     if len(found) < 3:
         return None
     train, test = np.std(found, axis=0, ddof=1)

@@ -13,7 +13,7 @@ from models.fault import Struck
 from ..faults.injection import Injection, format_injection
 from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
-from ..machine.processes import agree
+from ..machine.processes import from_leader
 from .follow import Address
 from .records import PER_EPOCH, columns
 from .replay_run import Replay
@@ -29,7 +29,7 @@ def write_replay(replay: Replay, name: str, out: pathlib.Path, command: Sequence
       name: of the injection, in file names and titles.
       command: what to type to repeat it, for the provenance.
     """
-    agree(lambda: _write(replay, name, out, command))
+    from_leader(lambda: _write(replay, name, out, command))
 
 
 def _write(replay: Replay, name: str, out: pathlib.Path, command: Sequence[str] | None) -> None:

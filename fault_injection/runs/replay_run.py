@@ -17,7 +17,7 @@ from models.site import Site
 from ..faults.injection import Injection, format_injection
 from ..machine.errors import Untrustworthy
 from ..machine.files import DamagedFile, read_arrays, write_arrays
-from ..machine.processes import agree, say
+from ..machine.processes import from_leader, say
 from ..training.program import Evaluation, State, StepReport
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, NonFinite
@@ -84,11 +84,11 @@ def replay(injection: Injection, golden: Golden) -> Replay:
     key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY)])
     store = RunStore(golden.folder.parent.parent / "replays" / key, program.abstract, golden.store.names)
     with contextlib.ExitStack() as held:
-        agree(lambda: held.enter_context(store.alone()))
+        from_leader(lambda: held.enter_context(store.alone()))
         total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
         progress = held.enter_context(Progress("replay", total, measure.name, record))
         nonfinite, witness = NonFinite(since), Witness(injection.site, fault)
-        kept = agree(lambda: _kept(store, first.epoch))
+        kept = from_leader(lambda: _kept(store, first.epoch))
         control: State = None
         if kept is None:
             # 2. Up to the fault, every step as in the golden run.
@@ -108,7 +108,7 @@ def replay(injection: Injection, golden: Golden) -> Replay:
             say(f"going on with an interrupted replay after epoch {run.first + run.ended - 1}")
             witness.struck, recorder = struck, Recorder(run)
             going_on = Address(run.first + run.ended, 0)
-            state = program.place(agree(lambda: store.read_checkpoint(going_on.epoch)))
+            state = program.place(from_leader(lambda: store.read_checkpoint(going_on.epoch)))
             steps, faults = addresses(going_on, last, steps_per_epoch), {}
 
         # 4. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
@@ -131,7 +131,7 @@ def replay(injection: Injection, golden: Golden) -> Replay:
             exactly_masked_after=masked.after,
             noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
         )
-        agree(lambda: shutil.rmtree(store.folder, ignore_errors=True))
+        from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
     assert witness.struck is not None  # the faulty step was taken
     seconds = time.monotonic() - begun
     return Replay(injection, golden, outcome, golden.fetch_run(epochs), faulty, witness.struck, seconds)
@@ -169,7 +169,7 @@ def _announce(golden: Golden, epochs: int) -> None:
     missing = epochs - golden.recorded()
     if missing <= 0:
         return
-    for folder, differences in agree(golden.elsewhere):
+    for folder, differences in from_leader(golden.elsewhere):
         say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")
     start = f" from the published checkpoint before epoch {golden.first}" if golden.start else ""
     say(
@@ -238,7 +238,7 @@ class _Keeper(Observer):
             store.write_checkpoint(epoch + 1, state)
             store.remove_checkpoint(epoch)
 
-        agree(keep)
+        from_leader(keep)
 
 
 def _kept(store: RunStore, first: int) -> tuple[Run, Struck] | None:

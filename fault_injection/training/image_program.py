@@ -13,7 +13,7 @@ from models.layer import Layer
 from ..data.batches import Batches
 from ..data.images import Images
 from ..machine.errors import InputError
-from ..machine.processes import agree
+from ..machine.processes import from_leader
 from .explicit import explicit_program
 from .program import Measure, Program
 
@@ -61,6 +61,6 @@ def image_program(
 def _read(dataset: "DatasetInfo", data_dir: pathlib.Path | None) -> Images:
     """The images; raises InputError or OSError where they cannot be read, or where two processes read others."""
     images = dataset.load(data_dir)
-    if agree(lambda: images.sha256) != images.sha256:
+    if from_leader(lambda: images.sha256) != images.sha256:
         raise InputError(f"process {jax.process_index()} has read other images of this dataset than process 0")
     return images

@@ -1,0 +1,88 @@
+"""A process is set up once; afterwards nothing that bits depend on changes unnoticed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from fault_injection.machine.environment import arithmetic, available_processors, number_of_threads, prepare
+from fault_injection.machine.errors import InputError, Untrustworthy
+
+
+def state():
+    options = ("jax_default_matmul_precision", "jax_compilation_cache_dir")
+    return dict(os.environ), os.sched_getaffinity(0), [getattr(jax.config, name) for name in options]
+
+
+def test_setting_up_again_changes_nothing():
+    jax.devices()
+    before = state()
+    assert prepare() == {}
+    assert state() == before
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"threads": 1}, "too late to change the number of threads from 7 to 1: JAX computes already"),
+        ({"precision": "bfloat16"}, "too late to change the matrix precision from float32 to bfloat16"),
+        ({"threads": 1, "precision": "tf32"}, "from 7 to 1, the matrix precision from float32 to tensorfloat32"),
+    ],
+)
+def test_what_bits_depend_on_is_not_changed_once_jax_computes(monkeypatch, arguments, message):
+    jax.devices()
+    monkeypatch.setenv("NPROC", "7")
+    before = state()
+    with pytest.raises(Untrustworthy, match=message) as raised:
+        prepare(**arguments)
+    assert "\n" not in str(raised.value)
+    assert state() == before
+
+
+def test_flags_that_would_not_be_read_any_more_are_refused(monkeypatch):
+    jax.devices()
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_enable_fast_math=false")
+    with pytest.raises(Untrustworthy, match="too late to change XLA_FLAGS, to set xla_gpu_deterministic_ops"):
+        prepare()
+
+
+def test_more_threads_than_processors_are_refused():
+    with pytest.raises(InputError, match=r"--threads 9999: this process may use \d+ processors"):
+        prepare(9999)
+
+
+SET_UP = """
+import json, os
+from fault_injection.machine.environment import arithmetic, prepare
+changed = [prepare(1, "bfloat16"), prepare(1, "bfloat16")]
+described = arithmetic(1)
+print(json.dumps([changed, len(os.sched_getaffinity(0)), described["threads"], described["matrix_precision"]]))
+"""
+
+
+def test_a_new_process_says_what_it_changed_and_computes_so(repository, tmp_path):
+    """Before JAX computes everything can be set, and provenance names it."""
+    known = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "FAULT_INJECTION_CACHE": str(tmp_path)}
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")} | known
+    done = subprocess.run(
+        [sys.executable, "-c", SET_UP], cwd=repository, env=environment, capture_output=True, text=True, check=True
+    )
+    (first, second), processors, threads, precision = json.loads(done.stdout)
+    assert first == {
+        "NPROC": "1",
+        "XLA_FLAGS": "--xla_cpu_enable_fast_math=false --xla_gpu_deterministic_ops=true",
+        "jax_default_matmul_precision": "bfloat16",
+        "jax_compilation_cache_dir": str(tmp_path / "xla" / "1-threads"),
+        "jax_persistent_cache_min_compile_time_secs": "0.1",
+    }
+    assert second == {}
+    assert (processors, threads, precision) == (1, 1, "bfloat16")
+
+
+def test_a_result_names_what_its_bits_depend_on():
+    described = arithmetic(1)
+    assert described["threads"] == number_of_threads() <= available_processors()
+    assert described["jax"] == jax.__version__ and described["processor"]
