@@ -110,12 +110,14 @@ def write_results(
     steps_per_epoch: int,
 ) -> None:
     """Write everything of one replay to `folder`; `outcome.json` last: where it is, all is."""
-    from .curves import draw_curves  # Matplotlib is slow to import
+    from .curves import Measure, draw_curves  # Matplotlib is slow to import
 
     (folder / "outcome.json").unlink(missing_ok=True)
     write_text(folder / f"replay_{name}.txt", log)
     write_arrays(folder / "record.npz", {f"{run}/{k}": v for run, table in tables.items() for k, v in table.items()})
     write_json(folder / "provenance.json", provenance)
     title = f"{name}: {outcome['outcome']}"
-    draw_curves(folder / "curves.png", title, tables, fault_at, steps_per_epoch)
+    faulty = {"faulty": tables["faulty"]}
+    at = {"faulty": fault_at}
+    draw_curves(folder / "curves.png", title, tables["golden"], faulty, at, steps_per_epoch, Measure())
     write_json(folder / "outcome.json", outcome)
