@@ -10,7 +10,7 @@ from ...runs.outcome import OUTCOMES, UNDECIDED
 from ..rates import Rate
 from . import figures
 from .facts import Facts, decode, described, total
-from .page import Cell, Commands, Picture, Section, Table
+from .page import Cell, Commands, Part, Picture, Section, Table
 
 
 def worst(facts: Facts) -> Section:
@@ -146,11 +146,13 @@ def depth(facts: Facts) -> Section:
                 series[stage][at] = rate
     if not rows:
         return Section("depth", "Depth", [text, "No experiment is done yet."])
-    paint = functools.partial(figures.rates, series={k: v for k, v in series.items() if v}, label="depth")
-    caption = "Share not masked by depth, with its interval."
-    alt = "Points with intervals over the depth of the layer, one colour per pass."
-    picture = Picture("sites", caption, alt, figures.draw(paint))
-    return Section("depth", "Depth", [text], [picture, Table("sites", "Share not masked by layer.", rows)])
+    parts: list[Part] = [Table("sites", "Share not masked by layer.", rows)]
+    if series := {stage: rates for stage, rates in series.items() if rates}:
+        paint = functools.partial(figures.rates, series=series, label="depth")
+        caption = "Share not masked by depth, with its interval."
+        alt = "Points with intervals over the depth of the layer, one colour per pass."
+        parts.insert(0, Picture("sites", caption, alt, figures.draw(paint)))
+    return Section("depth", "Depth", [text], parts)
 
 
 def bits(facts: Facts) -> Section:
@@ -165,11 +167,13 @@ def bits(facts: Facts) -> Section:
     rows: list[dict[str, Cell]] = [
         {"bit": str(bit), "experiments": rate.total, "not masked": rate} for bit, rate in rates.items()
     ]
-    drawn = {"": {bit: rate for bit, rate in rates.items() if rate.total}}
-    paint = functools.partial(figures.rates, series=drawn, label="bit that was inverted, 0 the lowest")
-    caption = "Share not masked by the bit that was inverted, with its interval."
-    picture = Picture("bits", caption, "Points with intervals over the number of the bit.", figures.draw(paint))
-    return Section("bits", "Bits", [text], [picture, Table("bits", "Share not masked by bit.", rows)])
+    parts: list[Part] = [Table("bits", "Share not masked by bit.", rows)]
+    if drawn := {bit: rate for bit, rate in rates.items() if rate.total}:
+        paint = functools.partial(figures.rates, series={"": drawn}, label="bit that was inverted, 0 the lowest")
+        caption = "Share not masked by the bit that was inverted, with its interval."
+        alt = "Points with intervals over the number of the bit."
+        parts.insert(0, Picture("bits", caption, alt, figures.draw(paint)))
+    return Section("bits", "Bits", [text], parts)
 
 
 def latency(facts: Facts) -> Section:
@@ -214,8 +218,8 @@ def necessary_condition(facts: Facts) -> Section:
         f"A bad outcome that does not show at once is said to need large values in the optimizer's history, or a large "
         f"running variance, within {limits['steps']} steps of the fault. Each point is an experiment at the largest "
         "values that it reached there, in units of the golden run's largest values around that epoch. Dashed lines "
-        f"mark what counts as large: {limits['margin']:g} times. Experiments are not shown whose faulty step met a "
-        "non-finite value or gave the golden run's state."
+        f"mark what counts as large: {limits['margin']:g} times. An experiment is not shown if its faulty step met a "
+        "non-finite value or ended in the golden run's state."
     ]
     if facts.plan.exit == "conditions":
         text.append(

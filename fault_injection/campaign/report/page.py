@@ -124,7 +124,7 @@ nav ul { list-style: none; margin: 1.5rem 0; padding: 0; columns: 12rem; font-si
 .summary li { margin: .45rem 0 }
 .scroll { overflow-x: auto }
 table { border-collapse: collapse; font-size: .875rem; line-height: 1.4; font-variant-numeric: tabular-nums;
-  margin: 1.2rem 0 }
+  margin: 1.2rem 0; min-width: 20rem }
 caption, figcaption, summary { text-align: left; color: var(--faint); font-size: .875rem; padding-bottom: .4rem }
 caption a, figcaption a { white-space: nowrap }
 th, td { padding: 0.25rem 1rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }

@@ -112,10 +112,11 @@ def _scope(facts: Facts) -> str:
     name, details = described(facts.plan)
     planned = facts.plan.experiments
     if not facts.total:
-        return f"This campaign of {planned:,} experiments on {name} ({details}) has no result yet."
+        return f"This campaign of {_plural(planned, 'experiment')} on {name} ({details}) has no result yet."
     finished = facts.total == planned
     what = f"all {planned:,}" if finished else f"{facts.total:,} of {planned:,}"
-    sentence = f"This campaign has made {what} planned experiments on {name} ({details})"
+    made = "its one planned experiment" if planned == 1 else f"{what} planned experiments"
+    sentence = f"This campaign has made {made} on {name} ({details})"
     if not finished and len(facts.plan.epochs) > 1:
         sentence += "; they run epoch after epoch, so the rates so far are not those of the whole plan"
     return f"{sentence}."
@@ -139,7 +140,7 @@ def _rate(facts: Facts) -> str:
             f"bad outcome is {commonest}, with {bad[commonest]:,} of {facts.bad:,}"
         )
     if undecided := facts.counts[UNDECIDED]:
-        sentence += f"; {undecided:,} more experiments were cut at the horizon, undecided, and are left out"
+        sentence += f"; {undecided:,} undecided at the horizon {'is' if undecided == 1 else 'are'} left out"
     return f"{sentence}."
 
 
@@ -178,10 +179,14 @@ def _latency(facts: Facts) -> str:
     steps = {row["steps"]: row["n"] for row in facts.rows("latency")}
     nonfinite, at_once = sum(steps.values()), steps.get(0, 0)
     return (
-        f"Of the {bad:,} bad outcomes, {_percent(facts.share(at_once, bad))} showed a non-finite value in the faulty "
-        f"step itself, {_number(nonfinite - at_once)} showed one later, and {_number(bad - nonfinite)} never showed "
-        f"one but ended with a worse {facts.measure.name}."
+        f"Of the {_plural(bad, 'bad outcome')}, {_percent(facts.share(at_once, bad))} showed a non-finite value in the "
+        f"faulty step itself, {_number(nonfinite - at_once)} showed one later, and {_number(bad - nonfinite)} ended "
+        f"with a worse {facts.measure.name} without one."
     )
+
+
+def _plural(n: int, noun: str) -> str:
+    return f"{n:,} {noun}{'' if n == 1 else 's'}"
 
 
 def _number(n: int) -> str:
@@ -197,14 +202,14 @@ def _cost(facts: Facts) -> str:
     if facts.plan.exit == "full":
         return f"{sentence}; every run was followed to a non-finite value or to the end."
     if facts.plan.exit == "exact":
-        return f"{sentence}; no verdict was given early without a proof."
+        return f"{sentence}; no verdict came early without a proof."
     if not found.early:
-        return f"{sentence}; no masked verdict was given early."
-    early = f"{sentence}; {found.early:,} masked verdicts were given early"
+        return f"{sentence}; no masked verdict came early."
+    early = f"{sentence}; {_plural(found.early, 'masked verdict')} came early"
     if not found.wrong.total:
-        return f"{early}, and none of them has been run to the end, so nothing here says how many are wrong."
+        return f"{early} and no audit has run one to the end, so nothing here says how many are wrong."
     return (
-        f"{early}, and of the {found.wrong.total:,} of them that were run to the end {_number(found.wrong.found)} "
-        f"changed, so at most {found.wrong.high:.1%} of the early verdicts are wrong, or {found.bound:.1%} of all "
+        f"{early}, an audit ran {found.wrong.total:,} of these to the end, and {_number(found.wrong.found)} changed, "
+        f"so at most {found.wrong.high:.1%} of the early verdicts are wrong, or {found.bound:.1%} of all "
         f"verdicts ({facts.plan.confidence:.0%} interval)."
     )
