@@ -10,6 +10,7 @@ import sys
 
 import numpy as np
 import pytest
+from fault_injection.training.session import Session
 
 from fault_injection.campaign import jobs
 from fault_injection.campaign.conditions import Conditions, Seen
@@ -18,15 +19,13 @@ from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory
 from fault_injection.campaign.jobs import Ready, Task, described
 from fault_injection.campaign.plan import parse_plan
-from fault_injection.campaign.report import sections as report
 from fault_injection.campaign.sampling import choose, draw
 from fault_injection.campaign.store import NAME, VERSION, Store
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.runs.golden_run import Golden
-from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
+from fault_injection.runs.outcome import MASKED, UNDECIDED
 from fault_injection.runs.replay_run import replay
-from fault_injection.training.session import Session
 
 PLAN = parse_plan("""
 workload = "resnet18"
@@ -320,15 +319,3 @@ def test_what_cannot_be_repeated_is_one_line(folder, capsys, arguments, message)
     assert main(["replay", *(str(folder) if word == "here" else word for word in arguments)]) == 2
     assert capsys.readouterr().err == f"{message}\n"
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
-
-
-def test_the_report_says_what_was_found_and_how(folder):
-    page = report.write_report(folder).read_text()
-    with Store(folder) as store:
-        counts = dict(store.query("SELECT outcome, count(*) FROM experiments GROUP BY outcome"))
-    for outcome in OUTCOMES:
-        assert f'<td>{outcome}</td><td><a href="#outcomes">{counts.get(outcome, 0)}</a>' in page
-    assert set(re.findall(r'href="#(\w+)"', page)) <= set(re.findall(r'<h3 id="(\w+)"', page)) == set(report.QUERIES)
-    assert "What is not modelled" in page
-    assert 'src="http' not in page and "<script" not in page
-    assert {path.stem for path in (folder / "figures").iterdir()} >= {"models", "stages", "sites", "bits", "conditions"}

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from strict_html import check_html
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import read_injection
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES
-from strict_html import check
 
 INJECTION = """\
 # a comment
@@ -93,7 +93,7 @@ def test_a_campaign_of_a_program_of_ones_own(capsys, tmp_path, cache, workload):
     assert answer(capsys, "status", out) == done
     answer(capsys, "report", out)
     page = (out / "report.html").read_text()
-    check(page)
+    check_html(page)
     assert "accuracy" not in page
 
     exported = main(["export", str(out), "--id", "7"])

@@ -116,7 +116,7 @@ class Plan:
         ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
         models = ", ".join(model.name for model in self.models)
         return (
-            f"{size}, on {self.workload.describe()}: {len(self.sites)} sites, {len(self.epochs)} of "
+            f"{size}, on {self.workload.title} ({self.workload.details}): {len(self.sites)} sites, {len(self.epochs)} of "
             f"{self.workload.epochs} epochs; fault models {models}; exit mode {self.exit}, followed {ends}"
         )
 

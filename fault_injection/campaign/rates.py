@@ -1,4 +1,4 @@
-"""Rates with their intervals."""
+"""Shares of experiments, with their confidence intervals."""
 
 import math
 import statistics
@@ -6,7 +6,13 @@ from typing import NamedTuple
 
 
 class Rate(NamedTuple):
-    """A share with its interval: `found` of `total`, all fractions in [0, 1]."""
+    """A share with its confidence interval.
+
+    Attributes:
+      found, total: `found` of `total` experiments.
+      share: a fraction in [0, 1]; NaN where there is no experiment.
+      low, high: ends of the interval, fractions in [0, 1].
+    """
 
     found: int
     total: int
@@ -16,7 +22,11 @@ class Rate(NamedTuple):
 
 
 def wilson(count: int, total: int, confidence: float = 0.95) -> Rate:
-    """Wilson's score interval of a binomial proportion; of nothing, everything is possible.
+    """Wilson's score interval of a binomial proportion.  Without experiments it is [0, 1].
+
+    >>> rate = wilson(3, 10)
+    >>> f"{rate.share:.3f} [{rate.low:.3f}, {rate.high:.3f}]"
+    '0.300 [0.108, 0.603]'
 
     .. math::
       \\frac{\\hat p + z²/2n ± z\\sqrt{\\hat p(1-\\hat p)/n + z²/4n²}}{1 + z²/n}
@@ -33,23 +43,27 @@ def _interval(count: int, total: int, share: float, equivalent: float, confidenc
     square = z * z / equivalent
     middle = (share + square / 2) / (1 + square)
     half = z * math.sqrt(share * (1 - share) / equivalent + square / (4 * equivalent)) / (1 + square)
-    # Exactly at the ends, whatever the rounding.
+    # A share of 0 or 1 is an exact end of its interval, which rounding would miss.
     return Rate(count, total, share, middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
 
 
 def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -> Rate:
-    """The share in a population of strata of known weights, whatever each stratum's share of the sample.
+    """The share in a population whose strata have known weights, however the sample is divided among them.
+
+    >>> stratified([(1000, 1000, 1.0), (0, 100, 1.0)]).share
+    0.5
 
     .. math::
       \\hat p = Σ w_h \\hat p_h, \\qquad \\hat σ² = Σ w_h² \\tilde p_h(1-\\tilde p_h)/n_h,
       \\qquad \\tilde p_h = (x_h + 1)/(n_h + 2)
 
-    The interval is Wilson's for as many experiments as would give this variance in a plain
-    sample.  p̃ in place of p̂, so that a stratum whose few experiments all from_leader is not taken as certain, is ours.
+    The interval is Wilson's, for the number of experiments that would give this variance in a
+    plain sample.  The variance uses p̃ where Cochran has p̂, so that a stratum whose few
+    experiments all agree is not taken as certain; this choice is ours.
 
     Args:
-      strata: `(count, total, weight)` of each; those without experiments are left out, and the
-        weights of the others brought to a sum of 1.
+      strata: `(count, total, weight)` of each.  Strata without experiments are left out, and the
+        other weights are scaled to a sum of 1.
 
     Reference: Cochran, Sampling Techniques, 3rd ed., section 5.10; Leveugle et al., DATE 2009.
     """

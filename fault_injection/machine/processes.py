@@ -9,7 +9,6 @@ devices, and where the code says `from_leader`.
 """
 
 import contextvars
-import functools
 import os
 import pickle
 import re

@@ -1,69 +1,107 @@
-"""The picture of a replay: loss and accuracy of both runs, the fault marked."""
+"""The picture of a replay: loss and metric of the golden run and of faulty ones, the faults marked."""
 
 import os
+from collections.abc import Mapping
 
 import matplotlib
 import numpy as np
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
+from numpy.typing import ArrayLike
 
 from ..machine.files import write_atomically
+from ..training.program import Measure
 
-GOLDEN, FAULTY, FAULT = "#0072b2", "#d55e00", "#444444"  # told apart by the colour-blind
+Table = Mapping[str, np.ndarray]  # columns of a run: `steps/…` with one row per step, `epochs/…` with one per epoch
+
+# Told apart by the colour-blind (Okabe and Ito, 2002); the golden run has the first.
+GOLDEN, FAULT = "#0072b2", "#444444"
+FAULTY = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def draw_curves(
     path: str | os.PathLike,
     title: str,
-    tables: dict[str, dict[str, np.ndarray]],
-    fault_at: float,
+    golden: Table,
+    faulty: Mapping[str, Table],
+    fault_at: Mapping[str, float],
     steps_per_epoch: int,
+    measure: Measure,
 ) -> None:
-    """Draw both runs over epochs and write a PNG.
+    """Draw the golden run and faulty ones over epochs, loss above metric, and write a PNG.
 
     Args:
-      tables: columns (`record.columns`) of `golden` and `faulty`.
-      fault_at: the fault's place on the axis of epochs.
-      steps_per_epoch: a step's training figures stand at its own fraction of the epoch.
+      golden, faulty: columns of the golden run and of each faulty run by its name: `steps/epoch`,
+        `steps/step`, `steps/loss`, `steps/<metric>`, `epochs/epoch`, `epochs/valid_loss` and
+        `epochs/valid_<metric>`. The runs may begin at different epochs.
+      fault_at: each faulty run's fault on the axis of epochs: its epoch, and its step as a fraction.
+      steps_per_epoch: a step's figures stand at its own fraction of the epoch.
+      measure: the metric. If it is the loss, there is one panel.
     """
+    names = list(dict.fromkeys(("loss", measure.name)))
+    runs: dict[str, tuple[Table, str]] = {"golden": (golden, GOLDEN)}
+    runs |= {name: (table, FAULTY[i % len(FAULTY)]) for i, (name, table) in enumerate(faulty.items())}
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(6.4, 5.0), dpi=200, layout="constrained")
-        loss, accuracy = figure.subplots(2, 1, sharex=True)
-        for label, colour in (("golden", GOLDEN), ("faulty", FAULTY)):
-            run = tables[label]
-            at = run["steps/epoch"] + run["steps/step"] / steps_per_epoch
-            ended = run["epochs/epoch"] + 1
-            finite = np.isfinite(run["steps/loss"])
-            style = {"color": colour, "lw": 1.0, "alpha": 0.8}
-            loss.plot(at[finite], run["steps/loss"][finite], label=f"{label}, train", **style)
-            accuracy.plot(at, run["steps/accuracy"], label=f"{label}, train", **style)
-            dots = {
-                "color": colour,
-                "marker": "o",
-                "ms": 3,
-                "lw": 0,
-                "markeredgecolor": "white",
-                "markeredgewidth": 0.3,
-            }
-            loss.plot(ended, run["epochs/valid_loss"], label=f"{label}, test", **dots)
-            accuracy.plot(ended, run["epochs/valid_accuracy"], label=f"{label}, test", **dots)
-            if not finite.all():
-                first = at[~finite][0]
-                accuracy.plot(
-                    first, run["steps/accuracy"][~finite][0], "x", color=colour, ms=8, mew=2, label="loss is not finite"
-                )
-        for axes in (loss, accuracy):
-            axes.axvline(fault_at, color=FAULT, lw=0.8, ls="--", label="fault")
+        figure = Figure(figsize=(6.4, 1.0 + 2.0 * len(names)), dpi=200, layout="constrained")
+        panels = dict(zip(names, np.atleast_1d(figure.subplots(len(names), 1, sharex=True)), strict=True))
+        for name, (run, colour) in runs.items():
+            _draw_run(panels, run, name, colour, steps_per_epoch, alone=len(faulty) == 1)
+        # One grey line where the faults are at one place, else each in its run's colour.
+        if len(set(fault_at.values())) == 1:
+            marks = [(next(iter(fault_at.values())), FAULT)]
+        else:
+            marks = [(at, runs[name][1]) for name, at in fault_at.items()]
+        for axes in panels.values():
+            for i, (at, colour) in enumerate(marks):
+                axes.axvline(at, color=colour, lw=0.8, ls="--", label="" if i else "fault")
             axes.grid(alpha=0.25, lw=0.5)
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        loss.set_ylabel("loss")
-        loss.set_yscale("log")
-        loss.yaxis.set_minor_formatter(LogFormatter())  # where no power of ten is in sight: 2.4, not 2.4×10⁰
-        accuracy.set_ylabel("accuracy")
-        accuracy.set_ylim(0, 1.02)
-        accuracy.set_xlabel("epoch")
+        for name, axes in panels.items():
+            axes.set_ylabel(name)
+            if name == "loss":
+                axes.set_yscale("log")
+                axes.yaxis.set_minor_formatter(LogFormatter())  # where no power of ten is in sight: 2.4, not 2.4×10⁰
+            elif measure.limits:
+                axes.set_ylim(0, 1.02)
+        lowest = panels[names[-1]]
+        lowest.set_xlabel("epoch")
         figure.suptitle(title, fontsize=10)
+        if len(faulty) != 1:
+            _dots(lowest, [], [], FAULT, "test, after each epoch")
+        handles, labels = lowest.get_legend_handles_labels()
+        legend: dict[str, Artist] = {}
+        for text, handle in zip(labels, handles, strict=True):
+            legend.setdefault(text, handle)
+        columns = 2 if len(faulty) > 1 else 3
         figure.legend(
-            *accuracy.get_legend_handles_labels(), fontsize=8, ncols=3, frameon=False, loc="outside lower center"
+            legend.values(), legend.keys(), fontsize=8, ncols=columns, frameon=False, loc="outside lower center"
         )
         write_atomically(path, lambda file: figure.savefig(file, format="png", metadata={"Software": None}))
+
+
+def _draw_run(
+    panels: Mapping[str, Axes], run: Table, name: str, colour: str, steps_per_epoch: int, alone: bool
+) -> None:
+    """Draw one run: lines for training, dots for the test after each epoch, a cross where the loss ceases."""
+    at = run["steps/epoch"] + run["steps/step"] / steps_per_epoch
+    finite = np.isfinite(run["steps/loss"])
+    for metric, axes in panels.items():
+        shown = finite if metric == "loss" else np.ones_like(finite)
+        label = f"{name}, train" if alone else name
+        axes.plot(at[shown], run[f"steps/{metric}"][shown], color=colour, lw=1.0, alpha=0.8, label=label)
+        label = f"{name}, test" if alone else ""
+        _dots(axes, run["epochs/epoch"] + 1, run[f"epochs/valid_{metric}"], colour, label)
+    if not finite.all():
+        metric, axes = list(panels.items())[-1]
+        first = int(np.argmin(finite))
+        # At the last value that can be drawn, or near the bottom where there is none.
+        level = np.asarray(run[f"steps/{metric}"])[: first + 1]
+        drawn = level[np.isfinite(level)]
+        y, transform = (drawn[-1], axes.transData) if len(drawn) else (0.05, axes.get_xaxis_transform())
+        axes.plot(at[first], y, "x", color=colour, ms=8, mew=2, label="loss is not finite", transform=transform)
+
+
+def _dots(axes: Axes, x: ArrayLike, y: ArrayLike, colour: str, label: str) -> None:
+    axes.plot(x, y, color=colour, marker="o", ms=3, lw=0, markeredgecolor="white", markeredgewidth=0.3, label=label)

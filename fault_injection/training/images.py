@@ -148,11 +148,17 @@ class ImageWorkload(Workload):
         """Name of its folders."""
         return f"{self.name}-{self.dataset}"
 
-    def describe(self) -> str:
-        """What it is and how large."""
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"{self.name} on {self.dataset}"
+
+    @property
+    def details(self) -> str:
+        """How large it is."""
         return (
-            f"{self.name} on {self.dataset} (width {self.width}, batch {self.batch_size} on {self.workers} workers, "
-            f"{self.epochs} epochs of {self.steps_per_epoch} steps)"
+            f"width {self.width}, batches of {self.batch_size} on {self.workers} workers, "
+            f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
 
 

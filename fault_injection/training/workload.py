@@ -120,9 +120,15 @@ class Workload(abc.ABC):
         """Name of its folders: letters, digits, dots, hyphens and underscores."""
         return re.sub(r"[^\w.-]+", "_", self.name, flags=re.ASCII)
 
-    def describe(self) -> str:
-        """What it is and how large, such as `resnet18 on digits (width 8, batch 128 on 8 workers)`."""
-        return f"{self.name} on {self.workers} worker{'s'[: self.workers > 1]}"
+    @property
+    def title(self) -> str:
+        """What it is, such as `resnet18 on digits`."""
+        return self.name
+
+    @property
+    def details(self) -> str:
+        """How large it is, such as `width 8, batches of 128 on 8 workers, 20 epochs of 11 steps`."""
+        return f"{self.workers} worker(s), {self.epochs} epochs of {self.steps_per_epoch} steps"
 
     def embedded(self) -> Self:
         """The embedded default: what two cores train in a minute or so; the workload itself where it is small."""

@@ -1,4 +1,4 @@
-"""The figures of a campaign's report."""
+"""The figures of a campaign's report.  A painter draws on axes that it is given; `draw` makes a PNG of it."""
 
 import io
 from collections.abc import Callable, Mapping, Sequence
@@ -7,14 +7,17 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ...runs.curves import FAULTY
 from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
+from ...training.program import Measure
 from ..rates import Rate
+from .facts import Group
 
 # Told apart by the colour-blind; masked is pale, so that what is not stands out.
 COLOURS = {
-    MASKED: "#cccccc",
+    MASKED: "#d9d9d9",
     IMMEDIATE: "#d55e00",
     SHORT_TERM: "#e69f00",
     SLOW: "#0072b2",
@@ -23,31 +26,43 @@ COLOURS = {
     LOW_TEST: "#cc79a7",
     UNDECIDED: "#000000",
 }
+SERIES = (COLOURS[SLOW], COLOURS[IMMEDIATE], COLOURS[SHARP], COLOURS[LOW_TEST])
+SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
 
-def draw(paint: Callable[..., object], *arguments: object, height: float = 3.2) -> bytes:
-    """What `paint(axes, *arguments)` paints, as PNG."""
+def draw(paint: Callable[[Axes], None], height: float = 3.2) -> bytes:
+    """What `paint` draws, as PNG.
+
+    Args:
+      height: in inches; the width is 7.2.
+    """
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(7.2, height), dpi=160, layout="constrained")
-        paint(figure.subplots(), *arguments)
+        paint(figure.subplots())
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": None})
     return file.getvalue()
 
 
-def bars(axes: Axes, counts: Mapping[str, Mapping[str, int]]) -> None:
-    """Shares of outcomes, a bar a group, the number of experiments after its name."""
-    names = [f"{name}  ({sum(of.values())})" for name, of in counts.items()]
+def _legend(axes: Axes, columns: int = 4) -> None:
+    axes.legend(fontsize=8, ncols=columns, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.3)
+
+
+def bars(axes: Axes, groups: Sequence[Group]) -> None:
+    """Shares of outcomes: one bar per group, with the number of experiments after its name."""
+    names = [f"{group.name}  ({group.counts.total():,})" for group in groups]
     start = np.zeros(len(names))
     for outcome in OUTCOMES:
-        share = np.array([of.get(outcome, 0) / max(1, sum(of.values())) for of in counts.values()])
+        share = np.array([group.counts[outcome] / max(1, group.counts.total()) for group in groups])
         if share.any():
             axes.barh(names, share, left=start, color=COLOURS[outcome], label=outcome, height=0.8)
             start += share
-    axes.invert_yaxis()
+    axes.set_ylim(len(names) - 0.45, -0.55)  # the first group at the top
     axes.set_xlim(0, 1)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.tick_params(axis="y", length=0)
     axes.set_xlabel("share of experiments")
-    axes.legend(fontsize=7, ncols=4, frameon=False, loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    _legend(axes)
 
 
 def rates(axes: Axes, series: Mapping[str, Mapping[int, Rate]], label: str) -> None:
@@ -56,54 +71,86 @@ def rates(axes: Axes, series: Mapping[str, Mapping[int, Rate]], label: str) -> N
         places = np.array(list(found)) + 0.24 * (i - (len(series) - 1) / 2)
         share = np.array([rate.share for rate in found.values()])
         error = np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found.values()]).T
-        colour = (COLOURS[SLOW], COLOURS[IMMEDIATE])[i]
-        error = np.maximum(error, 0)
-        axes.errorbar(places, share, yerr=error, fmt="o", ms=3, lw=0.8, capsize=1.5, color=colour, label=name)
+        axes.errorbar(
+            places,
+            share,
+            yerr=np.maximum(error, 0),
+            fmt="o",
+            ms=3.5,
+            lw=0.9,
+            capsize=1.5,
+            color=SERIES[i % len(SERIES)],
+            label=name,
+        )
     if len(series) > 1:
-        axes.legend(fontsize=7, ncols=2, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+        _legend(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(0, 1.02)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    highest = max(rate.high for found in series.values() for rate in found.values())
+    axes.set_ylim(-0.02 * highest, min(1.02, 1.06 * highest))
     axes.set_ylabel("not masked")
     axes.set_xlabel(label)
     axes.grid(alpha=0.25, lw=0.5)
 
 
-def latencies(axes: Axes, steps: Sequence[int], counts: Sequence[int]) -> None:
-    """How long until the first non-finite value."""
-    axes.bar(steps, counts, width=0.8, color=COLOURS[IMMEDIATE])
+def latencies(axes: Axes, counts: Mapping[int, int]) -> None:
+    """How many experiments met their first non-finite value after how many steps."""
+    drawn = axes.bar(list(counts), list(counts.values()), width=0.8, color=COLOURS[IMMEDIATE])
+    axes.bar_label(drawn, fontsize=7, padding=1)
     axes.set_yscale("log")
     axes.set_ylim(0.7)
-    axes.set_xlim(-0.7, max(5, *steps) + 0.7)
+    axes.set_xlim(-0.7, max(5, *counts) + 0.7)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("steps from the fault to the first non-finite value")
     axes.set_ylabel("experiments")
 
 
 def necessary(axes: Axes, history: np.ndarray, variance: np.ndarray, outcomes: Sequence[str], margin: float) -> None:
-    """Largest history and variance within two steps of the fault, by outcome."""
-    smallest = 1e-2  # what is smaller is drawn there
+    """One point per experiment: its largest optimizer history and running variance, coloured by outcome.
+
+    Args:
+      history, variance: float64 [n], in units of the golden run's largest.
+      outcomes: of the n experiments.
+      margin: from where on a value counts as large.
+    """
     for outcome in OUTCOMES:
         chosen = np.array([name == outcome for name in outcomes], bool)
         if chosen.any():
+            colour = "#999999" if outcome == MASKED else COLOURS[outcome]  # points have to be darker than bars
             x, y = (
-                np.clip(np.nan_to_num(v[chosen], nan=1e38, posinf=1e38), smallest, 1e38) for v in (history, variance)
+                np.clip(np.nan_to_num(v[chosen], nan=LARGEST, posinf=LARGEST), SMALLEST, LARGEST)
+                for v in (history, variance)
             )
-            axes.plot(x, y, "o", ms=3, alpha=0.7, mew=0, color=COLOURS[outcome], label=f"{outcome} ({chosen.sum()})")
+            axes.plot(x, y, "o", ms=3.5, alpha=0.7, mew=0, color=colour, label=f"{outcome} ({chosen.sum()})")
     axes.axvline(margin, color="#444444", lw=0.8, ls="--")
     axes.axhline(margin, color="#444444", lw=0.8, ls="--")
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set_xlabel("optimizer history, in units of the golden run's largest")
-    axes.set_ylabel("running variance, likewise")
-    axes.legend(fontsize=7, ncols=4, frameon=False, loc="lower center", bbox_to_anchor=(0.4, 1.0))
+    axes.set_xlabel("optimizer history / largest of the golden run")
+    axes.set_ylabel("running variance / largest of the golden run")
+    _legend(axes)
 
 
-def courses(axes: Axes, curves: Mapping[str, np.ndarray]) -> None:
-    """Training accuracy from the fault on, a line an experiment."""
-    for label, accuracy in curves.items():
-        axes.plot(np.arange(len(accuracy)), accuracy, lw=0.9, label=label)
+def courses(axes: Axes, curves: Mapping[str, np.ndarray], measure: Measure) -> None:
+    """The metric in training from the fault on: one line per experiment, a cross where the loss ceases to be finite.
+
+    Args:
+      curves: loss and metric, as `facts.decode` gives them, by the experiment's name.
+    """
+    metrics = {name: curve[:, -1] for name, curve in curves.items()}
+    for i, (name, metric) in enumerate(metrics.items()):
+        colour = FAULTY[i % len(FAULTY)]
+        axes.plot(np.arange(len(metric)), metric, lw=1.0, color=colour, label=name)
+        if not np.isfinite(curves[name][-1]).all():
+            at = metric[np.isfinite(metric)]
+            axes.plot(len(metric) - 1, at[-1] if len(at) else np.nan, "x", ms=6, mew=1.5, color=colour)
+    values = np.concatenate(list(metrics.values()))
+    values = values[np.isfinite(values)]
+    if measure.better == "higher" and len(values) and values.min() >= 0 and values.max() <= 1:
+        axes.set_ylim(-0.02, 1.02)
+    elif measure.better == "lower" and len(values) and values.min() > 0:
+        axes.set_yscale("log")
     axes.set_xlabel("steps from the fault")
-    axes.set_ylabel("training accuracy")
-    axes.set_ylim(0, 1.02)
+    axes.set_ylabel(f"training {measure.name}")
     axes.grid(alpha=0.25, lw=0.5)
-    axes.legend(fontsize=7, ncols=3, frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0))
+    _legend(axes, 3)

@@ -1,0 +1,123 @@
+"""What the sections of a report draw on: a campaign's store, its plan, and the rates of groups of experiments."""
+
+import collections
+import functools
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...machine.errors import InputError
+from ...runs.outcome import MASKED, UNDECIDED
+from ...training.program import Measure
+from ..rates import Rate, stratified, wilson
+from ..store import Store
+from .queries import QUERIES
+
+Counts = collections.Counter[str]  # experiments by outcome
+
+
+def decode(curve: bytes, steps: int) -> np.ndarray:
+    """The curve that the store keeps of an experiment.
+
+    Returns:
+      float32 [steps, columns], one row per step from the faulty one on: the loss first, the
+      workload's metric last, which may be the loss.
+    """
+    return np.frombuffer(curve, "<f4").reshape(steps, -1)
+
+
+class Group(NamedTuple):
+    """Experiments that have something in common, and their outcomes."""
+
+    name: str
+    counts: Counts
+    rate: Rate
+
+
+class Facts:
+    """What is known of one campaign; everything is read from the store when it is asked for.
+
+    Attributes:
+      store, plan, about: the campaign.
+      measure: what the workload's metric is called, and which direction is better.
+      epochs: length of the training.
+      conditions: parameters of the early verdict, by name.
+
+    Raises:
+      InputError: the campaign has not begun.
+    """
+
+    def __init__(self, store: Store) -> None:
+        plan = store.plan()
+        if plan is None:
+            raise InputError("the campaign has not begun", store.path)
+        self.store, self.plan, self.about = store, plan, store.about()
+        self.measure = Measure(**self.about["measure"])
+        self.epochs = plan.workload.epochs
+        self.conditions: Mapping[str, Any] = self.about["conditions"]
+
+    def rows(self, query: str, **parameters: object) -> list[sqlite3.Row]:
+        """Rows of a query of `QUERIES`."""
+        return self.store.query(QUERIES[query], parameters)
+
+    @functools.cached_property
+    def counts(self) -> Counts:
+        """All experiments by outcome."""
+        return collections.Counter({row["outcome"]: row["n"] for row in self.rows("outcomes")})
+
+    @property
+    def total(self) -> int:
+        """How many experiments are done."""
+        return self.counts.total()
+
+    @property
+    def decided(self) -> int:
+        """How many experiments have a verdict other than undecided."""
+        return self.total - self.counts[UNDECIDED]
+
+    @property
+    def bad(self) -> int:
+        """How many experiments were decided and not masked."""
+        return self.decided - self.counts[MASKED]
+
+    def share(self, count: int, total: int) -> Rate:
+        """A share with its interval at the plan's confidence."""
+        return wilson(count, total, self.plan.confidence)
+
+    def not_masked(self, counts: Counts) -> Rate:
+        """The share of the decided experiments that was not masked."""
+        decided = counts.total() - counts[UNDECIDED]
+        return self.share(decided - counts[MASKED], decided)
+
+    def whole(self) -> Rate:
+        """The share not masked of the whole campaign, its fault models weighted as in the plan."""
+        weights = {model.name: model.weight for model in self.plan.models}
+        models = [(group.rate, weights[group.name]) for group in self.groups("models")]
+        return stratified([(rate.found, rate.total, weight) for rate, weight in models], self.plan.confidence)
+
+    def outcomes_by(self, query: str) -> dict[Any, Counts]:
+        """Outcomes counted by the first column of a query, in its order."""
+        found: dict[Any, Counts] = {}
+        for row in self.rows(query):
+            found.setdefault(row[0], collections.Counter())[row["outcome"]] += row["n"]
+        return dict(sorted(found.items()))
+
+    def groups(self, query: str) -> list[Group]:
+        """The same with each group's rate, the group named as text."""
+        return [Group(str(name), counts, self.not_masked(counts)) for name, counts in self.outcomes_by(query).items()]
+
+    def depths(self) -> dict[str, dict[str, Counts]]:
+        """Outcomes by layer, in the order of the forward pass, and by stage; layers that were not struck have none."""
+        struck = self.outcomes_by("sites")
+        layers: dict[str, dict[str, Counts]] = {}
+        for site, operation in self.plan.workload.sites().items():
+            stages = layers.setdefault(operation.layer, {})
+            stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))
+        return layers
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Outcomes of several groups together."""
+    return sum(counts, collections.Counter())

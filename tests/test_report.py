@@ -1,0 +1,400 @@
+"""The report of a campaign: a strict page whose sentences and numbers are those of the store, whatever is in it."""
+
+import base64
+import dataclasses
+import html
+import pathlib
+import re
+import shutil
+import sqlite3
+
+import numpy as np
+import pytest
+from strict_html import NotStrict, check_html
+
+from fault_injection.campaign.conditions import Conditions
+from fault_injection.campaign.experiment import CONDITIONS, END, EXACT, HORIZON, NONFINITE, Result
+from fault_injection.campaign.plan import Plan, parse_plan
+from fault_injection.campaign.report.facts import Facts
+from fault_injection.campaign.report.page import LONG, Section, Table, element, page
+from fault_injection.campaign.report.queries import QUERIES
+from fault_injection.campaign.report.sections import SECTIONS, write_report
+from fault_injection.campaign.report.summary import summary
+from fault_injection.campaign.store import NAME, Store
+from fault_injection.machine.errors import InputError
+from fault_injection.runs.curves import draw_curves
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHORT_TERM, SLOW, UNDECIDED
+from fault_injection.training.program import Measure
+
+PLAN = parse_plan("""
+workload = "resnet18"
+[options]
+dataset = "digits"
+width = 2
+batch_size = 128
+epochs = 4
+[faults]
+experiments = 8
+seed = 3
+[faults.models]
+RD = 2
+RBFLIP = 1
+""")
+MEASURE = Measure("accuracy", "higher", 0.1, 0.02, (0, 1))._asdict()
+SHIPPED = pathlib.Path("results/campaign") / NAME
+
+
+def result(number: int, **changes: object) -> Result:
+    """A masked experiment, but for what is told."""
+    known = {
+        "number": number,
+        "epoch": 1,
+        "step": 2,
+        "worker": 0,
+        "site": "conv1",
+        "stage": "forward",
+        "operand": "output",
+        "model": "RD",
+        "value_source": "random_finite",
+        "elements": 1,
+        "bit": None,
+        "first_position": 0,
+        "old_bits": 0,
+        "new_bits": 1,
+        "operand_changed": 1,
+        "output_changed": 1,
+        "outcome": MASKED,
+        "rule": "a rule",
+        "exit": CONDITIONS,
+        "steps": 3,
+        "first_nonfinite": None,
+        "exactly_masked_after": None,
+        "conditions_after": 2,
+        "history_excess": 1.0,
+        "variance_excess": 1.0,
+        "loss_gap": 0.0,
+        "worse_train": None,
+        "worse_test": None,
+        "audit_outcome": None,
+        "audit_rule": None,
+        "audit_steps": 0,
+        "seconds": 1.0,
+        "outside_seconds": 0.1,
+        "setup_seconds": 0.0,
+    } | changes
+    steps = known["steps"] + known["audit_steps"]
+    curve = np.linspace([2.0, 0.1], [1.0, 0.5], steps, dtype="<f4")
+    if known["first_nonfinite"] is not None:
+        curve[-1] = np.nan
+    return Result(**{"curve": curve.tobytes()} | known)
+
+
+def immediate(number: int, **changes: object) -> Result:
+    known = {"outcome": IMMEDIATE, "exit": NONFINITE, "steps": 1, "first_nonfinite": 0, "conditions_after": None}
+    return result(number, **known | changes)
+
+
+def slow(number: int, **changes: object) -> Result:
+    known = {"outcome": SLOW, "exit": END, "steps": 30, "worse_train": 0.25, "worse_test": 0.5}
+    return result(number, **known | changes)
+
+
+def undecided(number: int, **changes: object) -> Result:
+    return result(number, **{"outcome": UNDECIDED, "exit": HORIZON, "steps": 4} | changes)
+
+
+def fill(folder: pathlib.Path, plan: Plan, results: list[Result], **about: object) -> pathlib.Path:
+    """A campaign's folder with these results in its store."""
+    with Store(folder, write=True) as store:
+        store.begin(
+            "a plan's key", plan, conditions=dataclasses.asdict(Conditions()), jobs=1, **{"measure": MEASURE} | about
+        )
+        store.event("started")
+        store.add(results, {"host": "<here> & there"}, "a plan's key")
+    return folder
+
+
+def sentences(folder: pathlib.Path) -> list[str]:
+    with Store(folder) as store:
+        return summary(Facts(store))
+
+
+STORES = {
+    "no experiment": (PLAN, []),
+    "one masked": (PLAN, [result(0)]),
+    "one not finite": (PLAN, [immediate(0)]),
+    "one degraded": (PLAN, [slow(0)]),
+    "one undecided": (dataclasses.replace(PLAN, horizon=3), [undecided(0, model="RBFLIP", bit=3)]),
+    "one of each": (
+        dataclasses.replace(PLAN, horizon=3),
+        [
+            result(0, model="RBFLIP", bit=30),
+            immediate(1, model="RBFLIP", bit=30),
+            slow(2, site="fc_grad_in", stage="backward", worse_test=None),
+            undecided(3, worse_train=0.1),
+            result(4, audit_outcome=SHORT_TERM, audit_rule="late <NaN>", audit_steps=5, first_nonfinite=7),
+            result(5, exit=EXACT, exactly_masked_after=0, steps=1, history_excess=0.0, variance_excess=0.0),
+            result(6, history_excess=np.inf, variance_excess=0.0),
+            immediate(7, outcome=SHORT_TERM, first_nonfinite=4, steps=5, worse_train=np.inf),
+        ],
+    ),
+}
+
+
+@pytest.fixture(params=list(STORES))
+def folder(request, tmp_path):
+    plan, results = STORES[request.param]
+    return fill(tmp_path, plan, results)
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory, repository):
+    folder = tmp_path_factory.mktemp("shipped")
+    shutil.copy(repository / SHIPPED, folder)
+    return write_report(folder)
+
+
+def check_page(path: pathlib.Path) -> str:
+    """The page, found strict, self-contained, and with one link per table and figure."""
+    text = path.read_text()
+    elements = check_html(text)
+    assert "script" not in elements and not re.search(r"(src|href)=\"(?!#|data:image/png;)", text)
+    parts = elements.count("table") + elements.count("img")
+    assert text.count('href="#query-') == parts
+    assert elements.count("a") == parts + len(SECTIONS) + 1
+    for name, sql in QUERIES.items():
+        assert f'<h3 id="query-{name}">' in text and html.escape(sql) in text
+    pictures = {base64.b64decode(data) for data in re.findall(r'src="data:image/png;base64,([^"]*)"', text)}
+    assert pictures == {figure.read_bytes() for figure in path.parent.glob("figures/*.png")}
+    return text
+
+
+def test_the_page_is_strict_and_complete_whatever_the_store_holds(folder):
+    text = check_page(write_report(folder))
+    assert "What is not modelled" in text
+    assert "nan" not in re.sub(r"NaN|data:image[^\"]*", "", text)
+
+
+def test_the_page_of_the_shipped_campaign(shipped):
+    text = check_page(shipped)
+    with sqlite3.connect(shipped.parent / NAME) as connection:
+        counts = dict(connection.execute("SELECT outcome, count(*) FROM experiments GROUP BY outcome"))
+        worst = connection.execute("SELECT number FROM experiments ORDER BY worse_train DESC").fetchone()
+    connection.close()
+    for outcome in OUTCOMES:
+        row = f'<th scope="row">{outcome}</th><td class="number">{counts.get(outcome, 0):,}</td>'
+        assert row in text
+    assert f"python -m fault_injection replay {shipped.parent} --id {worst[0]}\n" in text
+    assert {path.stem for path in shipped.parent.glob("figures/*.png")} == {
+        *("worst", "models", "stages", "operands", "epochs", "sites", "bits", "latency", "conditions")
+    }
+
+
+def test_the_summary_of_the_shipped_campaign(shipped):
+    scope, rate, factors, latency, cost = sentences(shipped.parent)
+    assert "has made all 2,400 planned experiments on resnet18 on digits (width 8, batches of 128" in scope
+    # 331 of 2400 are not masked; weighted by fault model they are a little fewer.
+    assert rate.startswith("13.6% [12.9%, 14.4%] of the faults were not masked")
+    assert "the commonest bad outcome is Immediate INFs/NaNs, with 319 of 331" in rate
+    assert factors.startswith("The fault model matters most")
+    assert "98.4% [94.3%, 99.6%] (N16_RD); by operand from 0.5% [0.2%, 1.4%] (input) to" in factors
+    assert "to 50.0% [29.9%, 70.1%] (bit 30)." in factors
+    assert latency.startswith("Of the 331 bad outcomes, 96.4%") and "none showed one later, and 12 ended" in latency
+    assert "1,668 masked verdicts came early, an audit ran 34 of these to the end, and none changed, " in cost
+    assert " so at most 10.2% of the early verdicts are wrong, or 7.1% of all verdicts" in cost
+
+
+@pytest.mark.parametrize(
+    ("changes", "results", "expected"),
+    [
+        ({}, [], ["This campaign of 8 experiments on resnet18 on digits", "has no result yet."]),
+        (
+            {},
+            [result(0)],
+            [
+                "1 of 8 planned",
+                "they run epoch after epoch",
+                "Every fault was masked; the rate of those that are not is at most 79.3%",
+            ],
+        ),
+        ({"epochs": (1,)}, [result(0)], ["1 of 8 planned experiments on resnet18 on digits (width 2, batches of"]),
+        (
+            {"experiments": 1},
+            [result(0)],
+            ["its one planned experiment on", "1 masked verdict came early and no audit has"],
+        ),
+        ({}, [result(0)], ["Without a bad outcome no fault model", "nothing is known of how soon a bad one shows"]),
+        (
+            {},
+            [undecided(0), undecided(1, bit=3)],
+            ["Every experiment was cut at the horizon, undecided, so no rate is known."],
+        ),
+        ({}, [immediate(0), undecided(1)], ["with 1 of 1; 1 undecided at the horizon is left out."]),
+        ({}, [immediate(0)], ["one model and strike one kind of operand, so there is nothing to compare"]),
+        (
+            {},
+            [immediate(0), result(1, model="RBFLIP")],
+            ["No difference is certain: by fault model the rate goes from 0.0%", "(RD), which may be chance."],
+        ),
+        (
+            {},
+            [slow(0), immediate(1), immediate(2, first_nonfinite=3)],
+            ["1 showed one later, and 1 ended with a worse accuracy without one"],
+        ),
+        ({}, [immediate(0)], ["none showed one later, and none ended", "no masked verdict came early"]),
+        ({"exit": "full"}, [slow(0)], ["; every run was followed to a non-finite value or to the end."]),
+        ({"exit": "exact"}, [slow(0)], ["; no verdict came early without a proof."]),
+        (
+            {},
+            [result(0, audit_outcome=SLOW, audit_steps=9), *(result(i, audit_outcome=MASKED) for i in (1, 2, 3))],
+            ["4 masked verdicts came early, an audit ran 4 of these to the end, and 1 changed, so at most 69.9%"],
+        ),
+    ],
+)
+def test_the_summary_says_what_is_so(tmp_path, changes, results, expected):
+    said = " ".join(sentences(fill(tmp_path, dataclasses.replace(PLAN, **changes), results)))
+    for part in expected:
+        assert part in said
+
+
+def test_a_campaign_of_one_epoch_is_no_less_representative_while_it_runs(tmp_path):
+    assert "epoch after epoch" not in sentences(fill(tmp_path, dataclasses.replace(PLAN, epochs=(1,)), [result(0)]))[0]
+
+
+def test_the_rate_weighs_fault_models_as_the_plan_does(tmp_path):
+    results = [immediate(i) for i in range(4)] + [result(4 + i, model="RBFLIP") for i in range(4)]
+    assert sentences(fill(tmp_path, PLAN, results))[1].startswith("66.7% [")  # RD has twice the weight of RBFLIP
+
+
+def test_what_surely_matters_is_said_to(tmp_path):
+    results = [immediate(i) for i in range(100)] + [result(100 + i, model="RBFLIP") for i in range(100)]
+    folder = fill(tmp_path, dataclasses.replace(PLAN, experiments=200), results)
+    assert sentences(folder)[2].startswith("The fault model matters most: by fault model the rate goes from 0.0% [0.0%")
+
+
+def test_the_worst_come_first_and_masked_ones_never(tmp_path):
+    results = [result(0, worse_train=0.9), slow(1), slow(2, worse_train=0.3), immediate(3), undecided(4)]
+    text = write_report(fill(tmp_path, PLAN, results)).read_text()
+    assert re.findall(r"--id (\d+)", text) == ["2", "1", "3"]
+
+
+def test_a_workload_may_measure_its_loss_alone(tmp_path):
+    curve = np.linspace(3, 1, 30, dtype="<f4").tobytes()  # one column
+    plan = dataclasses.replace(PLAN, horizon=3)
+    folder = fill(tmp_path, plan, [slow(0, curve=curve)], measure=MEASURE | {"name": "loss", "better": "lower"})
+    text = check_page(write_report(folder))
+    assert "ended with a worse loss" in text and "Training loss of these experiments" in text
+    assert "accuracy" not in text
+
+
+def test_text_of_the_store_is_escaped(tmp_path):
+    text = write_report(fill(tmp_path, PLAN, [result(0)])).read_text()
+    assert "&lt;here&gt; &amp; there" in text and "<here>" not in text
+    assert element("p", "<&", title='"') == '<p title="&quot;">&lt;&amp;</p>'
+
+
+def test_a_report_needs_a_campaign_that_has_begun(tmp_path):
+    with pytest.raises(InputError, match="no campaign here"):
+        write_report(tmp_path)
+    with Store(tmp_path, write=True):
+        pass
+    with pytest.raises(InputError, match="the campaign has not begun"):
+        write_report(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [NAME]
+
+
+def test_every_query_runs_and_every_one_is_shown(shipped):
+    with Store(shipped.parent) as store:
+        facts = Facts(store)
+        shown = {part.query for section in SECTIONS for part in section(facts).parts if hasattr(part, "query")}
+        for name in QUERIES:
+            facts.rows(name, epochs=20, steps_per_epoch=11)
+    assert shown == set(QUERIES) - {"disagreeing"}  # no audited verdict of this campaign changed
+
+
+def test_long_tables_are_folded():
+    for length, folded in ((LONG, False), (LONG + 1, True)):
+        table = Table("q", "a table", [{"name": str(i), "n": i} for i in range(length)])
+        text = page("title", ["One."], [Section("key", "title", [], [table])], {"q": "SELECT 1"})
+        assert ("details" in check_html(text)) == folded
+
+
+GOOD = page(
+    "A & B",
+    ["One < two."],
+    [Section("s", "Title", ["Text."], [Table("q", "Caption.", [{"name": "x", "n": 1}])])],
+    {"q": "SELECT 1"},
+)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("</table>", "", "</div> where <table> is open"),
+        ("</td>", "</td></td>", "</td> where <tr> is open"),
+        ("<p>Text.</p>", "<p>Text.<p>More.</p></p>", "<p> inside <p>"),
+        ("<p>Text.</p>", "<p>&nosuch;</p>", "unknown entity"),
+        ("<p>Text.</p>", "<p>this & that</p>", "unknown entity"),
+        ("<p>Text.</p>", "<p>a &amp b</p>", "unknown entity"),
+        ("<p>Text.</p>", "<p>1 > 0</p>", "bare character"),
+        ("<p>Text.</p>", '<p><img src="x"></p>', "without alt"),
+        ("<p>Text.</p>", "<p id=x>Text.</p>", "malformed tag"),
+        ("<p>Text.</p>", '<p id="s">Text.</p>', "'s' is given twice"),
+        ("<p>Text.</p>", '<p><a href="#nowhere">Text.</a></p>', "links to nowhere: nowhere"),
+        ("<p>Text.</p>", '<p><a href="#s">Text <a href="#s">and</a></a></p>', "<a> inside <a>"),
+        ("<tbody>", "<tbody>text", "text in <tbody>"),
+        ("<caption>", "<td></td><caption>", "<td> in <table>"),
+        ("<!doctype html>\n", "", "no <!doctype html>"),
+        ("</body></html>", "</body>", "not closed: html"),
+        ("</body></html>\n", '</body></html><a href="', "the page ends within"),
+    ],
+)
+def test_the_strict_parser_sees(right, wrong, message):
+    check_html(GOOD)
+    assert right in GOOD
+    with pytest.raises(NotStrict, match=re.escape(message)):
+        check_html(GOOD.replace(right, wrong, 1))
+
+
+def test_the_strict_parser_sees_the_caption_that_swallowed_the_table_after_it(shipped):
+    """A formatter had cut the caption off after `<a href="`, nine times."""
+    text = shipped.read_text()
+    broken, times = re.subn(r'(<figcaption>[^<]*<a href=)"[^"]*">[^<]*</a>[^<]*</figcaption></figure>', r'\1"', text)
+    assert times == 9
+    with pytest.raises(NotStrict):
+        check_html(broken)
+    broken, times = re.subn(r"</a>[^<]*</figcaption></figure>", "", text, count=1)
+    assert times == 1
+    with pytest.raises(NotStrict):
+        check_html(broken)
+
+
+def run(first: int, epochs: int, measure: str) -> dict[str, np.ndarray]:
+    """Columns of a run with four steps per epoch."""
+    step = np.arange(4 * epochs)
+    steps = {"epoch": first + step // 4, "step": step % 4, "loss": 1 / (1 + step), measure: 1 / (1 + step)}
+    ended = {name: np.linspace(0.5, 0.9, epochs) for name in ("valid_loss", f"valid_{measure}")}
+    return {f"steps/{k}": v for k, v in steps.items()} | {
+        f"epochs/{k}": v for k, v in {"epoch": first + np.arange(epochs), **ended}.items()
+    }
+
+
+@pytest.mark.parametrize("names", [(), ("faulty",), ("one", "two", "three")])
+@pytest.mark.parametrize(
+    ("measure", "height"),
+    [
+        (Measure("accuracy", "higher", 0.1, 0.02, (0, 1)), 1000),
+        (Measure("loss", "lower", 2.3, 0.1), 600),
+        (Measure("error", "lower", 0.9, 0.02, (0, 1)), 1000),
+    ],
+)
+def test_the_golden_run_is_drawn_beside_any_number_of_faulty_ones(tmp_path, names, measure, height):
+    faulty = {name: run(1, 2, measure.name) for name in names}
+    if names:
+        faulty[names[-1]]["steps/loss"][5:] = np.nan
+    at = {name: 1.25 + i for i, name in enumerate(names)}
+    path = tmp_path / "curves.png"
+    draw_curves(path, "title", run(0, 4, measure.name), faulty, at, 4, measure)
+    content = path.read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert (int.from_bytes(content[16:20]), int.from_bytes(content[20:24])) == (1280, height)
