@@ -11,7 +11,7 @@ import pathlib
 import sys
 import tempfile
 
-from fault_injection.faults.injection import read_injection
+from fault_injection.faults.injection_file import read_injection
 from fault_injection.machine.environment import prepare
 from fault_injection.runs.replay_run import replay
 

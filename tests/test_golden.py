@@ -13,11 +13,11 @@ import time
 import jax
 import numpy as np
 import pytest
-
 from fault_injection.runs.faulty_run import same_bits
+from fault_injection.training.session import Session
+
 from fault_injection.runs.golden_run import Golden, NotRepeated, noise_floor
 from fault_injection.runs.run_store import RunStore
-from fault_injection.training.session import Session
 from fault_injection.training.workloads import make_workload
 
 OPTIONS = {"dataset": "digits", "width": 2, "batch_size": 128, "workers": 4, "epochs": 4}

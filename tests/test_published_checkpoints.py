@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import recipe
 from conftest import FIXTURES, HERE
+from fault_injection.runs.faulty_run import same_bits
+from fault_injection.training.session import Session
 from write_tensorflow import END, slot_key, value
 
 from fault_injection.commands.main import main
@@ -20,11 +22,9 @@ from fault_injection.machine.files import write_json
 from fault_injection.published import checkpoints as upstream
 from fault_injection.published import google_drive as drive
 from fault_injection.published.tensorflow_format import mismatches, name_variables, state_name, to_state
-from fault_injection.runs.faulty_run import same_bits
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.replay_run import prepare, replay
 from fault_injection.runs.run_store import RunStore
-from fault_injection.training.session import Session
 from fault_injection.training.workloads import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]

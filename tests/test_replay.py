@@ -11,9 +11,9 @@ import time
 
 import numpy as np
 import pytest
+from fault_injection.runs.faulty_run import FaultNotApplied, check_struck, same_bits
 
 from fault_injection.faults.injection import Injection, write_injection
-from fault_injection.runs.faulty_run import FaultNotApplied, check_struck, same_bits
 from fault_injection.runs.golden_run import Golden, NotRepeated
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, UNDECIDED
 from fault_injection.runs.replay_run import prepare, replay

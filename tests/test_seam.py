@@ -6,7 +6,7 @@ import pytest
 from strict_html import check_html
 
 from fault_injection.commands.main import main
-from fault_injection.faults.injection import read_injection
+from fault_injection.faults.injection_file import read_injection
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES
 
 INJECTION = """\

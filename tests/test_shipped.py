@@ -6,10 +6,10 @@ import subprocess
 import sys
 
 import pytest
-
-from fault_injection.faults.injection import read_injection
-from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SLOW
 from fault_injection.training.session import Session
+
+from fault_injection.faults.injection_file import read_injection
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SLOW
 from fault_injection.training.workloads import make_workload
 from models.fault import inactive_fault
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fault_injection.training.session import Session
 
 from fault_injection.training.explicit import State, digest, magnitude
-from fault_injection.training.session import Session
 from fault_injection.training.workloads import WORKLOADS, make_workload
 from models.fault import Operand, inactive_fault, make_fault
 from models.site import list_sites

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from conftest import HERE
+from fault_injection.training.session import Session
 from write_tensorflow import slot_key, value
 
 from fault_injection.published import checkpoints as upstream
@@ -21,7 +22,6 @@ from fault_injection.published import google_drive as drive
 from fault_injection.published.tensorflow_format import state_name
 from fault_injection.runs.run_store import RunStore
 from fault_injection.training.explicit import leaf_names
-from fault_injection.training.session import Session
 from fault_injection.training.workloads import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]

@@ -10,11 +10,11 @@ import pathlib
 import re
 import statistics
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..faults.fault_models import FAULT_MODELS, FLOAT32, VALUES, Pattern, Values, read_histogram
-from ..faults.injection import STAGES
+from ..faults.injection import STAGES, too_large
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
 from ..runs.follow import Address, horizon_or_end, numbered
@@ -115,9 +115,10 @@ class Plan:
             size += f", for rates within ±{self.half_width:g} at {self.confidence:.0%}"
         ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
         models = ", ".join(model.name for model in self.models)
+        w = self.workload
         return (
-            f"{size}, on {self.workload.title} ({self.workload.details}): {len(self.sites)} sites, {len(self.epochs)} of "
-            f"{self.workload.epochs} epochs; fault models {models}; exit mode {self.exit}, followed {ends}"
+            f"{size}, on {w.title} ({w.details}): {len(self.sites)} sites, {len(self.epochs)} of {w.epochs} epochs; "
+            f"fault models {models}; exit mode {self.exit}, followed {ends}"
         )
 
     def identity(self) -> dict[str, Any]:
@@ -140,7 +141,7 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
     return Plan(**known)
 
 
-def _restored(name, value):
+def _restored(name: str, value: list[Any]) -> tuple[Any, ...]:
     return tuple(Pattern(*row) for row in value) if name == "patterns" else tuple(value)
 
 
@@ -235,13 +236,13 @@ class _Reader:
                 return number
         return self._line(key.rpartition(".")[0]) if "." in key else None
 
-    def keys(self, table: Mapping[str, Any], known, prefix: str) -> None:
+    def keys(self, table: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
         """Refuse a key that is not known."""
         for key in table:
             if key not in known:
                 raise self.wrong(f"{prefix}{key[:60]}", f"unknown key{did_you_mean(key, known)}")
 
-    def table(self, document, key: str) -> dict[str, Any]:
+    def table(self, document: Mapping[str, Any], key: str) -> dict[str, Any]:
         """A table, empty where there is none."""
         value = document.get(key, {})
         if not isinstance(value, dict):
@@ -249,31 +250,33 @@ class _Reader:
         return value
 
     @staticmethod
-    def _get(table, key, default):
+    def _get(table: Mapping[str, Any], key: str, default: Any) -> Any:
         return table.get(key.rpartition(".")[2], default)
 
-    def whole(self, table, key, default, low, high) -> Any:
+    def whole(self, table: Mapping[str, Any], key: str, default: int | None, low: int, high: int) -> Any:
         """A whole number."""
         value = self._get(table, key, default)
         if value is not default and (type(value) is not int or not low <= value <= high):
             raise self.wrong(key, f"{value!r}"[:60] + f"; expected a whole number from {low} to {high}")
         return value
 
-    def number(self, table, key, default, low, high) -> Any:
+    def number(self, table: Mapping[str, Any], key: str, default: float | None, low: float, high: float) -> Any:
         """A number."""
         value = self._get(table, key, default)
         if value is not default and (type(value) not in (int, float) or not low <= value <= high):
             raise self.wrong(key, f"{value!r}"[:60] + f"; expected a number from {low} to {high}")
         return value
 
-    def one_of(self, table, key, default, names) -> str:
+    def one_of(self, table: Mapping[str, Any], key: str, default: str | None, names: Collection[str]) -> str:
         """A name."""
         value = self._get(table, key, default)
         if not isinstance(value, str) or value not in names:
             raise self.wrong(key, f"{value!r}"[:60] + f" is unknown{did_you_mean(str(value), names)}")
         return value
 
-    def list_of(self, table, key, default, kind: type, expected: str) -> list:
+    def list_of(
+        self, table: Mapping[str, Any], key: str, default: list[Any] | None, kind: type, expected: str
+    ) -> list[Any]:
         """A list of one kind, not empty."""
         value = self._get(table, key, default)
         if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
@@ -281,7 +284,7 @@ class _Reader:
         return value
 
 
-def _workload(document: dict[str, Any], read: "_Reader") -> Workload:
+def _workload(document: Mapping[str, Any], read: _Reader) -> Workload:
     name = document.get("workload")
     if not isinstance(name, str):
         raise InputError("no workload = '…'", read.path)
@@ -305,7 +308,7 @@ def _workload(document: dict[str, Any], read: "_Reader") -> Workload:
     return workload
 
 
-def _epochs(faults, workload, read) -> tuple[int, ...]:
+def _epochs(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tuple[int, ...]:
     epochs = read.list_of(faults, "faults.epochs", list(range(workload.epochs)), int, "epochs, counted from 0")
     for epoch in epochs:
         if not 0 <= epoch < workload.epochs:
@@ -317,7 +320,7 @@ def _epochs(faults, workload, read) -> tuple[int, ...]:
     return tuple(sorted(epochs))
 
 
-def _sites(faults, workload, read) -> tuple[str, ...]:
+def _sites(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tuple[str, ...]:
     """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
     known = list(STAGES.values())
     stages = read.list_of(faults, "faults.stages", known, str, "stages")
@@ -337,10 +340,13 @@ def _sites(faults, workload, read) -> tuple[str, ...]:
     found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
     if not found:
         raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")
+    for name in found:
+        if (problem := too_large(sites[name])) is not None:
+            raise read.wrong("faults.sites", problem)
     return found
 
 
-def _models(faults, read) -> tuple[Model, ...]:
+def _models(faults: Mapping[str, Any], read: _Reader) -> tuple[Model, ...]:
     given = faults.get("models", dict.fromkeys(PUBLISHED_MODELS, 1))
     if not isinstance(given, dict) or not given:
         raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
@@ -361,7 +367,7 @@ def _models(faults, read) -> tuple[Model, ...]:
     return tuple(models)
 
 
-def _value_options(entry, values, key, read) -> tuple[tuple[str, Any], ...]:
+def _value_options(entry: Mapping[str, Any], values: str, key: str, read: _Reader) -> tuple[tuple[str, Any], ...]:
     needed = {"bit_flip": "bits", "histogram": "histogram"}
     for option in ("bits", "histogram"):
         if option in entry and needed.get(values) != option:

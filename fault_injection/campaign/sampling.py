@@ -10,8 +10,7 @@ from models.fault import Fault, Operand, make_fault
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, Bits
-from ..faults.injection import STAGES, Injection
-from ..faults.new_bits import from_masks, unravel
+from ..faults.injection import Injection
 from ..machine.errors import InputError
 from ..runs.follow import Address
 from .plan import Model, Plan
@@ -99,17 +98,16 @@ class Choice:
 
     def injection(self, plan: Plan) -> Injection:
         """The same fault as an injection file has it."""
-        e, operand = self.experiment, self.site.operands[self.experiment.operand]
-        return Injection(
+        e = self.experiment
+        return Injection.drawn(
             workload=plan.workload,
-            stage=next(published for published, ours in STAGES.items() if ours == self.site.stage),
+            site=self.site,
             fmodel=e.model.name,
             worker=e.worker,
-            layer=e.site,
             epoch=e.epoch,
             step=e.step,
-            positions=tuple(unravel(self.index, operand.shape)),
-            bits=from_masks(self.index, self.bits, operand),
+            index=self.index,
+            bits=self.bits,
             horizon=plan.horizon,
         )
 

@@ -6,7 +6,7 @@ import pathlib
 from ..campaign.sampling import injection_of
 from ..campaign.store import Store, open_plan
 from ..campaign.tables import FORMATS, write_tables
-from ..faults.injection import write_injection
+from ..faults.injection_file import write_injection
 from ..machine.errors import InputError
 from ..runs.outcome import OUTCOMES
 from .arguments import Commands, tell, whole

@@ -7,7 +7,8 @@ import pathlib
 
 from ..campaign.sampling import injection_of
 from ..campaign.store import open_plan
-from ..faults.injection import Injection, read_injection, write_injection
+from ..faults.injection import Injection
+from ..faults.injection_file import read_injection, write_injection
 from ..machine import environment
 from ..machine.errors import InputError
 from ..machine.processes import from_leader

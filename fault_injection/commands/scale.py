@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from ..faults.injection import read_injection, write_injection
+from ..faults.injection_file import read_injection, write_injection
 from ..faults.scaling import scale, scaled_name
 from ..machine.errors import InputError
 from .arguments import Commands, flag, given, workload_options
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> None:
     if not changes:
         raise InputError(f"scale to what? give at least one of {', '.join(map(flag, options.option_names))}")
     scaled, mapping = scale(injection, **changes)
-    out = options.out or pathlib.Path(scaled_name(options.file.stem, changes))
+    out = options.out or pathlib.Path(scaled_name(options.file.stem, injection.workload, changes))
     if out.is_dir():
         raise InputError("--out is a folder, expected a file", out)
     if out.exists() and not options.force:

@@ -1,4 +1,4 @@
-"""Software fault models by their published names: which operand they strike, where in it, with what values.
+"""Software fault models by their published names: which operand a fault strikes, where in it, and with what bits.
 
 They come from an analysis of what defects in an accelerator do to the tensors that software
 sees (docs/science.md, Fault models; FIdelity: He, Balaprakash, Li, MICRO 2020).  In an
@@ -18,6 +18,7 @@ from models.fault import ALL_ONES, Operand
 
 from ..machine.errors import InputError
 from ..machine.files import read_text
+from ..machine.reading import SHOWN
 
 Integers = np.ndarray
 FLOAT32 = 32  # bits of an element of every operand today
@@ -25,70 +26,90 @@ NAN, INF, MINUS_INF = 0x7FC00000, 0x7F800000, 0xFF800000
 
 
 class Bits(NamedTuple):
-    """What the listed elements become: `(bits of element source & keep) ^ flip`, as in `models.fault.Fault`."""
+    """What the listed elements become: `(bits of element source & keep) ^ flip`, as in `models.fault.Fault`.
+
+    Attributes:
+      source: int64 [K], row-major positions whose bits are read.
+      keep, flip: uint32 [K], masks.
+    """
 
     source: Integers
     keep: Integers
     flip: Integers
 
 
-# `(rng, index, size)`: a generator, the positions struck (row-major) and the elements of the operand.
+# `(rng, index, size)`: a generator, the positions struck (int64 [K], row-major) and the elements of the operand.
 Values = Callable[[np.random.Generator, Integers, int], Bits]
-# `(rng, size)`: distinct positions in an operand of `size` elements.
+# `(rng, size)`: distinct positions, int64 [K], in an operand of `size` elements.
 Places = Callable[[np.random.Generator, int], Integers]
 
 
-def _set(index, patterns) -> Bits:
-    """The elements take the given bits."""
+def _set(index: Integers, patterns: Integers | int) -> Bits:
+    """The elements get the given bits."""
     patterns = np.broadcast_to(np.asarray(patterns, np.uint32), index.shape)
     return Bits(index, np.zeros(index.shape, np.uint32), patterns)
 
 
-def _flip(index, masks) -> Bits:
+def _flip(index: Integers, masks: Integers | int) -> Bits:
     """The bits of the masks are inverted."""
     masks = np.broadcast_to(np.asarray(masks, np.uint32), index.shape)
     return Bits(index, np.full(index.shape, ALL_ONES, np.uint32), masks)
 
 
 def bit_flip(bits: tuple[int, ...] = tuple(range(FLOAT32))) -> Values:
-    """One bit of each element inverted, chosen uniformly from `bits`, 0 being the lowest."""
+    """One bit of each element is inverted, chosen uniformly from `bits`; bit 0 is the lowest.
 
-    def values(rng, index, size):
+    >>> bit_flip((31,))(np.random.default_rng(0), np.array([5]), 100).flip
+    array([2147483648], dtype=uint32)
+    """
+
+    def values(rng: np.random.Generator, index: Integers, size: int) -> Bits:
         return _flip(index, np.uint32(1) << rng.choice(np.array(bits, np.uint32), index.shape))
 
     return values
 
 
-def random_finite(rng, index, size) -> Bits:
-    """Bits uniform over all finite patterns of a float32."""
+def random_finite(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+    """Bits uniform over all finite patterns of a float32.
+
+    >>> bits = random_finite(np.random.default_rng(0), np.arange(1000), 1000)
+    >>> bool(np.isfinite(bits.flip.view(np.float32)).all())
+    True
+    """
     sign = rng.integers(2, size=index.shape, dtype=np.uint32)
     exponent = rng.integers(255, size=index.shape, dtype=np.uint32)  # 255 is that of NaN and infinity
     fraction = rng.integers(1 << 23, size=index.shape, dtype=np.uint32)
     return _set(index, (sign << 31) | (exponent << 23) | fraction)
 
 
-def same_tensor(rng, index, size) -> Bits:
-    """The values of other elements of the same tensor, each drawn uniformly from all but the one struck."""
+def same_tensor(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+    """Values of other elements of the same tensor, each drawn uniformly from all but the element struck.
+
+    >>> same_tensor(np.random.default_rng(0), np.array([0, 1]), 2).source
+    array([1, 0])
+    """
     source = (index + rng.integers(1, max(size, 2), size=index.shape)) % size
     return Bits(source, np.full(index.shape, ALL_ONES, np.uint32), np.zeros(index.shape, np.uint32))
 
 
-def zero(rng, index, size) -> Bits:
+def zero(rng: np.random.Generator, index: Integers, size: int) -> Bits:
     """Zero."""
     return _set(index, 0)
 
 
-def worst_case(rng, index, size) -> Bits:
-    """Uniform from 10¹⁶ to 10¹⁸: what the published values of latent outcomes can only have come from."""
+def worst_case(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+    """Uniform from 10¹⁶ to 10¹⁸: no other source can have given the published values of latent outcomes."""
     return _set(index, rng.uniform(1e16, 1e18, index.shape).astype(np.float32).view(np.uint32))
 
 
-def measured(rng, index, size) -> Bits:
+def measured(rng: np.random.Generator, index: Integers, size: int) -> Bits:
     """After a gate-level study of a GPU: half zeros, flips mostly of several bits, 1 % special values.
 
-    The kind is one for all elements: zero 0.5; NaN or an infinity 0.01; else inverted bits, of
-    each element as many, one with probability 0.38 and 2 to 8 (uniform) otherwise, at places
-    drawn anew.  The shares are the study's; 0.38 for "fewer than 40 %", and 2 to 8, are ours.
+    All elements of a fault share one kind: zero with probability 0.5, NaN or an infinity with
+    0.01, and inverted bits otherwise.  Then the same number of bits is inverted in each
+    element, at places drawn anew for each: one bit with probability 0.38, and 2 to 8 bits
+    (uniform) otherwise.  The shares are the study's, which says "fewer than 40 %" where we
+    take 0.38; the range from 2 to 8 is ours.
 
     Reference: arXiv 2605.04213.
     """
@@ -103,7 +124,13 @@ def measured(rng, index, size) -> Bits:
 
 
 class Pattern(NamedTuple):
-    """A row of a histogram: the bits are inverted (`flip`) or what the element becomes, in proportion to `weight`."""
+    """One row of a histogram of bit patterns.
+
+    Attributes:
+      flip: whether the bits are inverted; else the element gets them.
+      bits: the pattern.
+      weight: its share, in proportion to the sum of all weights.
+    """
 
     flip: bool
     bits: int
@@ -111,12 +138,17 @@ class Pattern(NamedTuple):
 
 
 def histogram(patterns: tuple[Pattern, ...]) -> Values:
-    """One of the patterns for each element, drawn by their weights."""
+    """One of the patterns for each element, drawn by their weights.
+
+    >>> nan = Pattern(flip=False, bits=NAN, weight=1.0)
+    >>> histogram((nan,))(np.random.default_rng(0), np.array([5]), 100).flip.view(np.float32)
+    array([nan], dtype=float32)
+    """
     weights = np.array([pattern.weight for pattern in patterns])
     kinds = np.array([pattern.flip for pattern in patterns])
     bits = np.array([pattern.bits for pattern in patterns], np.uint32)
 
-    def values(rng, index, size):
+    def values(rng: np.random.Generator, index: Integers, size: int) -> Bits:
         row = rng.choice(len(weights), index.shape, p=weights / weights.sum())
         return Bits(index, np.where(kinds[row], ALL_ONES, 0).astype(np.uint32), bits[row])
 
@@ -126,10 +158,10 @@ def histogram(patterns: tuple[Pattern, ...]) -> Values:
 def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
     """Bit patterns from a file of rows `flip,MASK,WEIGHT` (these bits are inverted) or `set,BITS,WEIGHT`.
 
-    Masks and bits are eight hexadecimal digits.  Empty rows, and those that begin with `#`, are passed over.
+    Masks and bits are eight hexadecimal digits.  Empty rows, and rows that begin with `#`, are passed over.
 
     Raises:
-      InputError: it cannot be read, or has another row, or none of positive weight.
+      InputError: the file cannot be read, has a row of another form, or has no pattern of positive weight.
     """
     patterns = []
     for line, row in enumerate(read_text(path).splitlines(), 1):
@@ -137,7 +169,9 @@ def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
             continue
         found = re.fullmatch(r"\s*(flip|set)\s*,\s*([0-9a-fA-F]{8})\s*,\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*", row)
         if found is None:
-            raise InputError(f"{row[:60]!r}; expected a row such as flip,00800000,12.5 or set,00000000,50", path, line)
+            raise InputError(
+                f"{row[:SHOWN]!r}; expected a row such as flip,00800000,12.5 or set,00000000,50", path, line
+            )
         patterns.append(Pattern(found[1] == "flip", int(found[2], 16), float(found[3])))
     if not sum(pattern.weight for pattern in patterns):
         raise InputError("no pattern of positive weight", path)
@@ -156,37 +190,48 @@ VALUES: dict[str, Callable[..., Values]] = {
 
 
 def group_of(count: int) -> Places:
-    """`count` consecutive elements, from a multiple of `count` on; all, where the operand has no more."""
+    """`count` consecutive elements, from a multiple of `count` on; all elements of an operand that has no more.
 
-    def places(rng, size):
-        first = rng.integers(max(1, size // count)) * count
+    >>> group_of(4)(np.random.default_rng(0), 4)
+    array([0, 1, 2, 3])
+    """
+
+    def places(rng: np.random.Generator, size: int) -> Integers:
+        first = int(rng.integers(max(1, size // count))) * count
         return np.arange(first, min(first + count, size))
 
     return places
 
 
 def run_of_groups(count: int) -> Places:
-    """Groups of `count` from start ~ U{0 … T−2} up to, not including, end ~ U{start+1 … T−1}, T = size/count.
+    """Groups of `count` from start ~ U{0 … T−2} up to, but not including, end ~ U{start+1 … T−1}, T = size/count.
 
-    As in the artifact, so that the last group is never struck; of one group, that one.
+    As in the artifact: the last group is never struck, except in an operand of only one group.
+
+    >>> run_of_groups(4)(np.random.default_rng(0), 8)
+    array([0, 1, 2, 3])
     """
 
-    def places(rng, size):
+    def places(rng: np.random.Generator, size: int) -> Integers:
         groups = size // count
         if groups < 2:
             return np.arange(min(count, size))
-        start = rng.integers(groups - 1)
-        return np.arange(start * count, rng.integers(start + 1, groups) * count)
+        start = int(rng.integers(groups - 1))
+        return np.arange(start * count, int(rng.integers(start + 1, groups)) * count)
 
     return places
 
 
 def periodic(count: int) -> Places:
-    """`count` elements every 2, 4, 8 or 16 (uniform), from anywhere on; fewer at the operand's end."""
+    """Every 2nd, 4th, 8th or 16th element (uniform), `count` of them from anywhere on; fewer in a small operand.
 
-    def places(rng, size):
-        period = rng.choice([2, 4, 8, 16])
-        first = rng.integers(max(1, size - (count - 1) * period))
+    >>> np.diff(periodic(3)(np.random.default_rng(0), 100))
+    array([16, 16])
+    """
+
+    def places(rng: np.random.Generator, size: int) -> Integers:
+        period = int(rng.choice([2, 4, 8, 16]))
+        first = int(rng.integers(max(1, size - (count - 1) * period)))
         return np.arange(first, min(first + count * period, size), period)
 
     return places
@@ -197,10 +242,10 @@ class FaultModel:
     """How positions and values of a fault are chosen.
 
     Attributes:
-      operand: the one struck.
-      places: where in it.
-      values: key of `VALUES`, what the elements become.
-      group: elements in a row-major, aligned group; what it strikes is whole groups.
+      operand: the operand struck.
+      places: draws the positions.
+      values: key of `VALUES`: what the elements become.
+      group: elements in a row-major, aligned group; the model strikes whole groups.
     """
 
     operand: Operand
@@ -209,12 +254,12 @@ class FaultModel:
     group: int = 1
 
 
-def _model(operand, values, group=1, run=False):
+def _model(operand: Operand, values: str, group: int = 1, run: bool = False) -> FaultModel:
     return FaultModel(operand, (run_of_groups if run else group_of)(group), values, group)
 
 
-# The `_16` variants are, literally, the plain ones, as in the artifact; meant was an operand's register
-# that 16 outputs read.
+# The `_16` variants stand for a register of an operand that 16 outputs read.  In the artifact they are
+# literally the plain models, and so they are here.
 FAULT_MODELS = {
     "INPUT": _model(Operand.INPUT, "bit_flip"),
     "INPUT_16": _model(Operand.INPUT, "bit_flip"),

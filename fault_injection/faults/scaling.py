@@ -1,68 +1,91 @@
-"""An injection at another scale: every place at the same fraction of what it counts in.
+"""An injection at another scale: every place moves to the same fraction of what it counts in.
 
-Only on request, and said in full: a fault at another place is another fault.
+This happens only on request, and the mapping is stated in full: a fault at another place is another fault.
 """
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
-from ..training.workloads import Workload, contradiction, format_option, make_workload
+from ..training.workload import Workload, format_option
 from .fault_models import FAULT_MODELS
-from .injection import (
-    OPTIONS,
-    SCALE,
-    Injection,
-    format_injection,
-    parse_injection,
-    sites_of,
-)
+from .injection import Injection, too_large
+from .injection_file import format_injection, parse_injection
+from .new_bits import Position, format_position, ravel, unravel
 
 
-def scale(injection: Injection, **options) -> tuple[Injection, list[str]]:
-    """The injection in its workload with `options` replaced, and the mapping, a line a sentence.
+def scale_options(workload: Workload) -> tuple[str, ...]:
+    """The options that say how large what places count in is, and so can be scaled.
 
-    A coordinate c becomes ⌊c·new/old⌋, old and new being the sizes that it counts in: epochs,
+    >>> from fault_injection.training.workloads import find_workload
+    >>> scale_options(find_workload("resnet18"))
+    ('dataset', 'width', 'blocks', 'epochs', 'batch_size', 'workers')
+    """
+    return tuple(name for name, option in workload.OPTIONS.items() if option.places)
+
+
+def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
+    """The injection in its workload with `options` replaced, and the mapping, one sentence per line.
+
+    A coordinate c becomes ⌊c·new/old⌋, where old and new are the sizes that it counts in: epochs,
     steps of an epoch, workers, an axis of the operand.  Several elements that follow one another
-    in row-major order are a run: the first is scaled, and aligned to the fault model's group if
-    it was; the others follow it, as many as the operand has room for.  A horizon is scaled as
-    the steps of the training, and stays at least 1.  Values and learning-rate schedule stay.
+    in row-major order are a run: the first is scaled, and stays aligned to the fault model's group if
+    it was; the others follow it, as many as the operand has room for.  Coordinates that bits are
+    copied from are scaled one by one.  A horizon is scaled as the steps of the training are, and
+    stays at least 1.  Values, bits and the learning-rate schedule stay.
+
+    >>> from fault_injection.faults.injection_file import read_injection
+    >>> old = read_injection("injections/published/resnet18-masked.csv")
+    >>> new, mapping = scale(old, width=8, epochs=20)
+    >>> new.positions, new.epoch
+    (((2, 2, 47, 25),), 7)
+    >>> mapping[2]
+    'epoch: 30 of 80 -> 7 of 20'
 
     Args:
       injection: a valid one.
-      options: of the workload, by name.  Dropout and augmentation that the old dataset implies
-        become what the new one implies.
+      options: of the workload, by name; see `Workload.changed`.
 
     Raises:
       InputError: the options contradict each other, or leave out the fault's layer, two elements
         would become one, or the operand grows too large for positions in it.
     """
-    old, new = injection.workload, _workload(injection.workload, options)
-    if (problem := contradiction(new)) is not None:
-        raise InputError(problem[1])
-    scaled, sites = dataclasses.replace(injection, workload=new), sites_of(new)
-    if injection.layer not in sites:
-        of = f"{new.name} with blocks {format_option(new.blocks)}, expected blocks that keep it"
-        raise InputError(f"{injection.layer} is not a site of {of}{did_you_mean(injection.layer, sites)}")
-    steps, new_steps = injection.steps_per_epoch, scaled.steps_per_epoch
-    positions, elements = _positions(injection, scaled)
+    old, new = injection.workload, injection.workload.changed(**options)
+    if (problem := new.contradiction()) is not None:
+        raise InputError(problem.message)
+    if injection.layer not in new.sites():
+        keep = [name for name, option in new.OPTIONS.items() if "layer" in option.places]
+        of = " and ".join(f"{name} {_option(new, name)}" for name in keep)
+        expected = f"of {new.name} with {of}, expected {' and '.join(keep)} that keep it"
+        raise InputError(f"{injection.layer} is not a site {expected}{did_you_mean(injection.layer, new.sites())}")
+    if (message := too_large(new.sites()[injection.layer])) is not None:
+        raise InputError(message)
+    shape = new.sites()[injection.layer].shapes[injection.operand]
+    positions, elements = _scale_positions(injection, shape)
+    bits = tuple(
+        dataclasses.replace(each, source=each.source and _nearest(each.source, injection.tensor.shape, shape))
+        for each in injection.bits[: len(positions)]
+    )
+    steps, new_steps = old.steps_per_epoch, new.steps_per_epoch
+    total, new_total = old.epochs * steps, new.epochs * new_steps
     scaled = dataclasses.replace(
-        scaled,
+        injection,
+        workload=new,
         epoch=injection.epoch * new.epochs // old.epochs,
         step=injection.step * new_steps // steps,
         worker=injection.worker * new.workers // old.workers,
         positions=positions,
         values=injection.values[: len(positions)],
+        bits=bits,
+        horizon=injection.horizon and max(1, injection.horizon * new_total // total),
     )
-    total, new_total = old.epochs * steps, new.epochs * new_steps
-    if injection.horizon:
-        scaled = dataclasses.replace(scaled, horizon=max(1, injection.horizon * new_total // total))
     parse_injection(format_injection(scaled), "the scaled file")  # what it refuses is not to be written
 
-    changed = [name for name in OPTIONS if getattr(new, name) != getattr(old, name)]
-    left_out = len(injection.values) - len(scaled.values)
+    changed = [name for name in new.OPTIONS if getattr(new, name) != getattr(old, name)]
     mapping = [
         "workload: " + (", ".join(f"{k} {_option(old, k)} -> {_option(new, k)}" for k in changed) or "unchanged"),
         "each coordinate c -> ⌊c·new/old⌋, counted from 0:",
@@ -70,63 +93,52 @@ def scale(injection: Injection, **options) -> tuple[Injection, list[str]]:
         f"step: {injection.step} of {steps} -> {scaled.step} of {new_steps}",
         f"worker: {injection.worker} of {old.workers} -> {scaled.worker} of {new.workers}",
         *elements,
-        f"values: unchanged, but for the last {left_out}, left out" if left_out else "values: unchanged",
+        *_copies(injection, scaled),
+        _unchanged(injection, scaled),
     ]
     if injection.horizon is not None:
         mapping.append(f"horizon: {injection.horizon} of {total} steps -> {scaled.horizon} of {new_total}")
-    through = [f"{min(1, n / old.decay_steps):.0%} ({n} steps)" for n in (total, new_total)]
-    mapping.append(
-        f"learning rate: not scaled, {old.learning_rate:g} to {old.end_learning_rate:g} within {old.decay_steps} "
-        f"steps, of which the training goes through {through[0]} -> {through[1]}"
-    )
-    return scaled, mapping
+    return scaled, mapping + old.unscaled(new)
 
 
-def scaled_name(stem: str, options: dict[str, object]) -> str:
-    """The default name of a scaled file, such as `NAME_width8_epochs20_batch128.csv`."""
-    words = {"dataset": "", "batch_size": "batch"}
-    values = {name: str(format_option(options[name])).replace("/", "-") for name in SCALE if name in options}
-    return "_".join([stem, *(words.get(name, name) + value for name, value in values.items())]) + ".csv"
+def scaled_name(stem: str, workload: Workload, options: Mapping[str, object]) -> str:
+    """The default name of a scaled file: names stand alone, numbers follow what they are.
+
+    >>> from fault_injection.training.workloads import find_workload
+    >>> scaled_name("masked", find_workload("resnet18"), {"dataset": "digits", "width": 8, "batch_size": 128})
+    'masked_digits_width8_batch128.csv'
+    """
+    words = [stem]
+    for name in scale_options(workload):
+        if name in options:
+            what = "" if workload.OPTIONS[name].kind.names else name.removesuffix("_size")
+            words.append(what + str(format_option(options[name])).replace("/", "-"))
+    return "_".join(words) + ".csv"
 
 
-def _workload(old: Workload, options) -> Workload:
-    before, after = (
-        make_workload(old.name, dataset=name) for name in (old.dataset, options.get("dataset", old.dataset))
-    )
-    implied = {
-        name: getattr(after, name)
-        for name in ("dropout", "augmentation")
-        if getattr(old, name) == getattr(before, name)
-    }
-    return dataclasses.replace(old, **(implied | options))
+def _scale_positions(injection: Injection, new: tuple[int, ...]) -> tuple[tuple[Position, ...], list[str]]:
+    """The positions in an operand of shape `new`, and the mapping's lines for them."""
+    old, operand = injection.tensor.shape, injection.operand.name.lower()
 
+    def of(ends: Sequence[Position], shape: tuple[int, ...]) -> str:
+        return f"{' to '.join(map(format_position, ends))} of the {operand} [{'×'.join(map(str, shape))}]"
 
-def _positions(injection, scaled) -> tuple[tuple[tuple[int, ...], ...], list[str]]:
-    """The scaled positions, and the mapping's lines for them."""
-    old, new = (i.site.shapes[i.operand] for i in (injection, scaled))
-    operand = injection.operand.name.lower()
-
-    def of(places, shape):
-        return f"{' to '.join(map(_text, places))} of the {operand} [{'×'.join(map(str, shape))}]"
-
-    nearest = [tuple(c * n // o for c, n, o in zip(at, new, old, strict=True)) for at in injection.positions]
-    count = len(nearest)
-    index = np.ravel_multi_index(np.array(injection.positions).T, old)
+    nearest = [_nearest(position, old, new) for position in injection.positions]
+    count, index = len(nearest), ravel(injection.positions, old)
     if count == 1 or (np.diff(index) != 1).any():
-        taken: dict[tuple[int, ...], tuple[int, ...]] = {}
-        for at, place in zip(injection.positions, nearest, strict=True):
+        taken: dict[Position, Position] = {}
+        for position, place in zip(injection.positions, nearest, strict=True):
             if place in taken:
-                both = f"inj_pos {_text(taken[place])} and {_text(at)}"
-                raise InputError(f"{both} would both become {_text(place)}; keep one of them, or scale less")
-            taken[place] = at
+                both = f"inj_pos {format_position(taken[place])} and {format_position(position)}"
+                raise InputError(f"{both} would both become {format_position(place)}; keep one of them, or scale less")
+            taken[place] = position
         return tuple(nearest), [f"element: {of([at], old)} -> {of([to], new)}" for to, at in taken.items()]
 
-    first = int(np.ravel_multi_index(nearest[0], new))
+    first = int(ravel(nearest[:1], new)[0])
     group = FAULT_MODELS[injection.fmodel].group
     aligned = group if index[0] % group == 0 else 1
     first -= first % aligned
-    run = np.array(np.unravel_index(np.arange(first, min(first + count, math.prod(new))), new)).T
-    positions = tuple(map(tuple, run.tolist()))
+    positions = tuple(unravel(np.arange(first, min(first + count, math.prod(new))), new))
     ends = [(places[0], places[-1]) for places in (injection.positions, positions)]
     line = f"run of {count} elements: {of(ends[0], old)} -> {of(ends[1], new)}"
     if aligned > 1:
@@ -136,9 +148,27 @@ def _positions(injection, scaled) -> tuple[tuple[tuple[int, ...], ...], list[str
     return positions, [line]
 
 
-def _option(workload, name):
+def _copies(old: Injection, new: Injection) -> list[str]:
+    """The mapping's line for the elements that are copied."""
+    moved = [(a.source, b.source) for a, b in zip(old.bits, new.bits, strict=False) if a.source and b.source]
+    if not moved:
+        return []
+    (first, to), more = moved[0], f", and {len(moved) - 1} more" if len(moved) > 1 else ""
+    itself = sum(new.source == position for new, position in zip(new.bits, new.positions, strict=True))
+    note = f"; {itself} of them now copy themselves, which changes nothing" if itself else ""
+    return [f"copied from: {format_position(first)} -> {format_position(to)}{more}{note}"]
+
+
+def _unchanged(old: Injection, new: Injection) -> str:
+    left_out = len(old.positions) - len(new.positions)
+    what = "values" if old.values else "bits"
+    return f"{what}: unchanged" + (f", but for the last {left_out}, left out" if left_out else "")
+
+
+def _nearest(position: Position, old: tuple[int, ...], new: tuple[int, ...]) -> Position:
+    """⌊c·new/old⌋ of every coordinate."""
+    return tuple(c * n // o for c, n, o in zip(position, new, old, strict=True))
+
+
+def _option(workload: Workload, name: str) -> object:
     return format_option(getattr(workload, name))
-
-
-def _text(position) -> str:
-    return "/".join(map(str, position))

@@ -91,7 +91,9 @@ def draw_together(found: list[Finished], path: pathlib.Path) -> None:
     if len(keys) > 1:
         folders = " and ".join(map(str, list(keys.values())[:2]))
         raise InputError(f"{folders} have different golden runs; a picture shows replays of one")
-    tables, golden, fault_at = {}, {}, {}
+    tables: dict[str, dict[str, np.ndarray]] = {}
+    golden: dict[str, np.ndarray] = {}
+    fault_at: dict[str, float] = {}
     for entry in found:
         try:
             columns = read_arrays(entry.folder / "record.npz")

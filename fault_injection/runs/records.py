@@ -87,7 +87,7 @@ class Recorder(Observer):
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         """Add a row."""
         numbers = (report.loss, report.metric, report.digest, report.magnitude)
-        self._rows.append(Row(np.int32(at.step), *map(np.asarray, numbers)))
+        self._rows.append(Row(*map(np.asarray, (np.int32(at.step), *numbers))))
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
         """Close the epoch's record."""

@@ -10,7 +10,8 @@ import numpy as np
 
 from models.fault import Struck
 
-from ..faults.injection import Injection, format_injection
+from ..faults.injection import Injection
+from ..faults.injection_file import format_injection
 from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader

@@ -14,7 +14,8 @@ import numpy as np
 from models.fault import Fault, Struck, inactive_fault
 from models.site import Site
 
-from ..faults.injection import Injection, format_injection
+from ..faults.injection import Injection
+from ..faults.injection_file import format_injection
 from ..machine.errors import Untrustworthy
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say

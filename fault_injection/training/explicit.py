@@ -1,4 +1,4 @@
-"""The program of an explicit network: its training step, forward and backward pass written out, on a mesh of workers."""
+"""The program of an explicit network: its step, with both passes written out, on a mesh of workers."""
 
 import dataclasses
 import functools

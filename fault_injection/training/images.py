@@ -139,6 +139,15 @@ class ImageWorkload(Workload):
             return Contradiction("batch_size", message)
         return None
 
+    def unscaled(self, new: Self) -> list[str]:
+        """The learning rate, which counts in steps whatever their number is."""
+        totals = [workload.epochs * workload.steps_per_epoch for workload in (self, new)]
+        through = [f"{min(1, total / self.decay_steps):.0%} ({total} steps)" for total in totals]
+        return [
+            f"learning rate: not scaled, {self.learning_rate:g} to {self.end_learning_rate:g} within "
+            f"{self.decay_steps} steps, of which the training goes through {through[0]} -> {through[1]}"
+        ]
+
     def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
         """Whether the images can be read without a download; raises InputError where `data_dir` holds none."""
         return bool(DATASETS[self.dataset].find(data_dir))

@@ -1,6 +1,6 @@
 """Optimizers in Keras's form, in Optax's shape.  Any other Optax optimizer can take their place."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,15 +27,22 @@ def keras_adam(
     with t from 1 and α_t the schedule at t − 1.  Here ε is not scaled by the bias correction:
     `optax.adam` and PyTorch add it to the corrected root instead.
 
+    >>> adam = keras_adam(0.1)
+    >>> updates, state = adam.update({"w": jnp.float32([2.0])}, adam.init({"w": jnp.float32([0.0])}))
+    >>> updates["w"].round(4), state.m["w"].round(4)
+    (Array([-0.1], dtype=float32), Array([0.2], dtype=float32))
+
     Reference: Kingma and Ba, ICLR 2015, the form before section 2.1; Keras `Adam`.
     """
 
-    def init(params):
+    def init(params: optax.Params) -> KerasAdamState:
         # Two separate trees: a step consumes the buffers of its state.
         m, v = (jax.tree.map(jnp.zeros_like, params) for _ in range(2))
         return KerasAdamState(jnp.zeros((), jnp.int32), m, v)
 
-    def update(updates, state, params=None):
+    def update(
+        updates: optax.Updates, state: KerasAdamState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, KerasAdamState]:
         del params
         t = (state.iterations + 1).astype(jnp.float32)
         rate = _rate(learning_rate, state.iterations) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
@@ -56,11 +63,13 @@ class KerasSgdState(NamedTuple):
 def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
     """Plain gradient descent, `p_t = p_{t-1} − α_t g_t`, with α_t the schedule at t − 1."""
 
-    def init(params):
+    def init(params: optax.Params) -> KerasSgdState:
         del params
         return KerasSgdState(jnp.zeros((), jnp.int32))
 
-    def update(updates, state, params=None):
+    def update(
+        updates: optax.Updates, state: KerasSgdState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, KerasSgdState]:
         del params
         rate = _rate(learning_rate, state.iterations)
         return jax.tree.map(lambda g: -rate * g, updates), KerasSgdState(state.iterations + 1)
@@ -68,7 +77,7 @@ def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransforma
     return optax.GradientTransformation(init, update)
 
 
-def _rate(learning_rate, count):
+def _rate(learning_rate: optax.ScalarOrSchedule, count: jax.Array) -> Any:
     return learning_rate(count) if callable(learning_rate) else learning_rate
 
 
@@ -80,7 +89,7 @@ def history(opt_state: optax.OptState, params: optax.Params) -> dict[str, optax.
       chained Optax optimizer); empty for an optimizer without history.
     """
 
-    def is_history(node):
+    def is_history(node: object) -> bool:
         return isinstance(node, dict) and node.keys() == params.keys()
 
     found = jax.tree_util.tree_flatten_with_path(opt_state, is_leaf=is_history)[0]

@@ -111,6 +111,10 @@ class Workload(abc.ABC):
         """The first option that does not go with the others; None where all do."""
         return None
 
+    def unscaled(self, new: Self) -> list[str]:
+        """What stays as it is when a fault is scaled from this workload to `new`, one sentence per line."""
+        return []
+
     def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
         """Whether the dataset can be read without a download."""
         return True

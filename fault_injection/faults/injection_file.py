@@ -1,0 +1,300 @@
+"""The injection file: read, check, write.
+
+One row per key, `key,value[,value…]`; a line that begins with `#` is a comment.  The published
+keys are required, except that `inj_bits` can replace `inj_values`.  Every option of the workload
+is a further, optional row; where it is absent, the published value holds (docs/science.md,
+Injection file).
+"""
+
+import collections
+import csv
+import io
+import operator
+import pathlib
+import re
+import shlex
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from models.fault import Operand
+from models.site import Site
+
+from ..machine.errors import InputError, did_you_mean
+from ..machine.files import read_text, write_text
+from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
+from ..training.workload import Workload, format_option
+from ..training.workloads import find_workload
+from .fault_models import FAULT_MODELS
+from .injection import STAGES, Injection, bits_of, too_large
+from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
+from .rows import Row, Rows, SetUp, list_rows, shown_option
+
+# Rows of the fault in the published order; two options of every workload follow them.
+FAULT_ROWS = (
+    *("model", "stage", "fmodel", "target_worker", "target_layer", "target_epoch", "target_step"),
+    *("inj_pos", "inj_values"),
+)
+OWN_ROWS = ("inj_bits", "horizon")  # ours, optional
+
+# What other programs write for numbers that are none, and how an injection file writes it.
+OTHER_SPELLINGS = {r"[+-]?nan": "nan", r"\+?inf(inity)?": "inf", r"-inf(inity)?": "-inf"}
+
+
+def _read_value(text: str) -> float:
+    if text in OTHER_SPELLINGS.values():
+        return float(text)
+    if not NUMBER.fullmatch(text) or _rounds_to(text) is not None:
+        raise ValueError
+    return float(text)
+
+
+def _rounds_to(text: str) -> str | None:
+    """What a number that only rounding to float32 would make infinite or zero should have been."""
+    with np.errstate(over="ignore", under="ignore"):
+        rounded = np.float32(float(text))
+    if np.isinf(rounded):
+        return "a float32, at most 3.4028235e38 in size (or inf)"
+    if rounded == 0 and re.split("[eE]", text)[0].strip("+-.0"):
+        return "a float32, at least 1.4e-45 in size (or 0)"
+    return None
+
+
+def _expected_value(text: str) -> str:
+    if NUMBER.fullmatch(text):
+        return _rounds_to(text) or ""
+    meant = [ours for theirs, ours in OTHER_SPELLINGS.items() if re.fullmatch(theirs, text, re.IGNORECASE)]
+    return "a number such as -1.5e10, nan or inf" + "".join(f"; did you mean '{ours}'?" for ours in meant)
+
+
+VALUE = Kind(_read_value, _expected_value)
+NAME = Kind(str, lambda text: "a name")
+
+
+def read_injection(path: str | pathlib.Path) -> Injection:
+    """Read and check an injection file; everything that can be wrong with it is found here.
+
+    >>> injection = read_injection("injections/published/resnet18-masked.csv")
+    >>> injection.epoch, injection.positions
+    (30, ((2, 2, 383, 201),))
+
+    Raises:
+      InputError: one line that says where, what was found and what was expected.
+    """
+    return parse_injection(read_text(path), path)
+
+
+def parse_injection(text: str, path: object = "injection") -> Injection:
+    """As `read_injection`, from the file's text; `path` is used in messages."""
+    if str(path).lower().endswith(".toml") or re.search(r"^[ \t]*\[(faults|run|options)\]", text, re.MULTILINE):
+        command = f"python -m fault_injection campaign {shlex.quote(str(path))} --out DIR"
+        raise InputError(f"this is the plan of a campaign, not an injection file; run it with: {command}", path)
+    listed = list_rows(text, path)
+    published = _published_workload(listed, path)
+    known = {**published.REQUIRED, **published.OPTIONS}
+    rows = Rows(path, _by_key(listed, path, published))
+
+    stage, fmodel = rows.one("stage", one_of(STAGES)), rows.one("fmodel", one_of(FAULT_MODELS))
+    worker, layer = rows.one("target_worker", whole(0)), rows.one("target_layer", NAME)
+    epoch, step = rows.one("target_epoch", whole(0)), rows.one("target_step", whole(0))
+    positions = rows.every("inj_pos", POSITION)
+    values = rows.every("inj_values", VALUE) if "inj_values" in rows else ()
+    options = {name: rows.one(name, option.kind) for name, option in known.items() if name in rows}
+    horizon = rows.one("horizon", whole(0)) if "horizon" in rows else None
+
+    setup = SetUp(rows, published, options)
+    _check_options(setup)
+    _check_address(setup, "worker", worker, lambda workload: workload.workers, "workers")
+    _check_address(setup, "epoch", epoch, lambda workload: workload.epochs, "epochs")
+    _check_address(setup, "step", step, lambda workload: workload.steps_per_epoch, "steps of an epoch")
+    site = _find_site(setup, layer, stage)
+    operand = FAULT_MODELS[fmodel].operand
+    _check_positions(setup, "inj_pos", positions, layer, operand)
+    often, times = collections.Counter(positions).most_common(1)[0]
+    if times > 1:
+        raise rows.wrong("inj_pos", f"inj_pos {_shown(often)} is listed {'twice' if times == 2 else f'{times} times'}")
+
+    bits: tuple[NewBits, ...] = ()
+    if "inj_bits" in rows:
+        bits = rows.every("inj_bits", new_bits(site.operands[operand].dtype))
+        _check_positions(setup, "inj_bits", [new.source for new in bits if new.source is not None], layer, operand)
+    for key, given in (("inj_values", values), ("inj_bits", bits)):
+        if key in rows and len(given) != len(positions):
+            found = f"{len(given)} {key} for {len(positions)} inj_pos"
+            raise rows.wrong(
+                key, f"{found}; expected one {'value' if key == 'inj_values' else 'cell'} for each position"
+            )
+    if values and bits:
+        _check_agreement(rows, values, bits, site.operands[operand].dtype)
+        values = ()
+    return Injection(setup.workload, stage, fmodel, worker, layer, epoch, step, positions, values, bits, horizon)
+
+
+def _published_workload(listed: list[Row], path: object) -> Workload:
+    """The workload that the row `model` names; its options say which further rows there can be."""
+    for row in listed:
+        if row.key == "model":
+            name = Rows(path, {"model": row}).one("model", NAME)
+            try:
+                return find_workload(name)
+            except InputError as error:
+                raise InputError(str(error), path, row.line) from None
+    for row in listed:  # perhaps it is misspelled
+        if row.key not in FAULT_ROWS and "'model'" in (near := did_you_mean(row.key, (*FAULT_ROWS, *OWN_ROWS))):
+            raise InputError(f"unknown key {row.key[:SHOWN]!r}{near}", path, row.line)
+    raise InputError("no row 'model,…'", path)
+
+
+def _by_key(listed: list[Row], path: object, workload: Workload) -> dict[str, Row]:
+    """The rows by their keys: each known and given once, none required missing."""
+    required = (*FAULT_ROWS, *workload.REQUIRED)
+    known = (*required, *OWN_ROWS, *workload.OPTIONS)
+    rows: dict[str, Row] = {}
+    for row in listed:
+        if row.key not in known:
+            hint = did_you_mean(row.key, known) or f"; expected one of {', '.join(known)}"
+            raise InputError(f"unknown key {row.key[:SHOWN]!r}{hint}", path, row.line)
+        if row.key in rows:
+            raise InputError(f"{row.key} is given twice, first in line {rows[row.key].line}", path, row.line)
+        rows[row.key] = row
+    for key in required:
+        if key not in rows and not (key == "inj_values" and "inj_bits" in rows):
+            raise InputError(f"no row '{key},…'" + (" (or 'inj_bits,…')" if key == "inj_values" else ""), path)
+    return rows
+
+
+def _check_options(setup: SetUp) -> None:
+    if (problem := setup.workload.contradiction()) is None:
+        return
+    differing = setup.differing()
+    names = setup.at_fault(differing, lambda other: True) or [name for name in differing if name == problem.option]
+    key = problem.option if problem.option in setup.rows else next(iter(names), "model")
+    raise setup.rows.wrong(key, problem.message + setup.blame(names))
+
+
+def _check_address(setup: SetUp, place: str, at: int, limit_of: Callable[[Workload], int], what: str) -> None:
+    if at >= (limit := limit_of(setup.workload)):
+        message = f"target_{place} {at} is not among the {limit} {what}; expected 0 to {limit - 1}"
+        raise setup.outside(f"target_{place}", message, place, lambda other: at < limit_of(other))
+
+
+def _find_site(setup: SetUp, layer: str, stage: str) -> Site:
+    """The site of this name, in this stage, with operands small enough."""
+    workload, sites = setup.workload, setup.workload.sites()
+    if layer not in sites:
+        names = setup.differing("layer")
+        of = " ".join([workload.name, *(f"with {name} {shown_option(setup.options[name])}" for name in names)])
+        hint = f" (list them: python -m fault_injection sites {workload.name}{setup.flags(names)})"
+        if names and layer in setup.published.sites():
+            why = setup.blame(setup.at_fault(names, lambda other: layer in other.sites()))
+        else:
+            why = did_you_mean(layer, sites)
+        raise setup.rows.wrong("target_layer", f"target_layer {layer[:SHOWN]!r} is not a site of {of}{why}{hint}")
+    site = sites[layer]
+    if site.stage != STAGES[stage]:
+        base = layer.removesuffix("_grad_in").removesuffix("_grad_wt")
+        other = f"'{base}'" if site.stage == "backward" else f"'{base}_grad_in' or '{base}_grad_wt'"
+        right = next(name for name, pass_ in STAGES.items() if pass_ == site.stage)
+        raise setup.rows.wrong(
+            "target_layer",
+            f"target_layer {layer!r} is a {site.stage} operation, but stage is {stage!r}; "
+            f"did you mean {other}, or the stage '{right}'?",
+        )
+    if (message := too_large(site)) is not None:
+        names = setup.at_fault(
+            setup.differing("position"), lambda other: layer in other.sites() and not too_large(other.sites()[layer])
+        )
+        raise setup.rows.wrong(next(iter(names), "target_layer"), message + setup.blame(names))
+    return site
+
+
+def _check_positions(setup: SetUp, key: str, positions: Iterable[Position], layer: str, operand: Operand) -> None:
+    """Refuse coordinates that are not as many as the operand has axes, or lie outside it."""
+
+    def inside(position: Position, shape: tuple[int, ...]) -> bool:
+        return len(position) == len(shape) and all(map(operator.lt, position, shape))
+
+    shape = setup.workload.sites()[layer].shapes[operand]
+    of = f"the {operand.name.lower()} of {layer}, which is {list(shape)}"
+    wrong = next((position for position in positions if not inside(position, shape)), None)
+    if wrong is None:
+        return
+    if len(wrong) != len(shape):
+        count = f"{len(wrong)} coordinates, not {len(shape)}"
+        raise setup.rows.wrong(key, f"{key} {_shown(wrong)} has {count} as {of}")
+    axis = next(axis for axis, size in enumerate(shape) if wrong[axis] >= size)
+    found = f"coordinate {axis + 1} is {wrong[axis]}, expected 0 to {shape[axis] - 1}"
+    raise setup.outside(
+        key,
+        f"{key} {_shown(wrong)} lies outside {of}: {found}",
+        "position",
+        lambda other: layer in other.sites() and inside(wrong, other.sites()[layer].shapes[operand]),
+    )
+
+
+def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[NewBits], dtype: np.dtype) -> None:
+    """Refuse values that are not those of the bits; a NaN is any NaN."""
+    if any(new.keep for new in bits):
+        raise rows.wrong(
+            "inj_values",
+            "leave out inj_values, because what the xor: and copy: of inj_bits give is only known when it runs",
+        )
+    stated = bits_of(values, dtype)
+    given = np.array([new.flip for new in bits], np.uint32)
+    word = f"uint{8 * dtype.itemsize}"
+    nan = [np.isnan(each.astype(word).view(dtype)) for each in (stated, given)]
+    different = (stated != given) & ~(nan[0] & nan[1])
+    if different.any():
+        at = int(different.argmax())
+        has, says = (format_new_bits(NewBits(int(each[at])), dtype) for each in (stated, given))
+        raise rows.wrong(
+            "inj_values", f"inj_values {values[at]!r} has the bits {has}, but inj_bits says {says}; leave out one row"
+        )
+
+
+def _shown(position: Position) -> str:
+    return format_position(position)[:SHOWN]
+
+
+def format_injection(injection: Injection) -> str:
+    """The file's text: the published rows, then the options that differ from what their absence means.
+
+    `parse_injection` of it gives an equal injection.
+    """
+    if injection.bits:
+        dtype = injection.tensor.dtype
+        become: list[object] = ["inj_bits", *(format_new_bits(new, dtype) for new in injection.bits)]
+    else:
+        become = ["inj_values", *map(repr, injection.values)]
+    rows: list[list[object]] = [
+        ["model", injection.workload.name],
+        ["stage", injection.stage],
+        ["fmodel", injection.fmodel],
+        ["target_worker", injection.worker],
+        ["target_layer", injection.layer],
+        ["target_epoch", injection.epoch],
+        ["target_step", injection.step],
+        ["inj_pos", *map(format_position, injection.positions)],
+        become,
+        *([name, format_option(value)] for name, value in _stated_options(injection.workload).items()),
+    ]
+    if injection.horizon is not None:
+        rows.append(["horizon", injection.horizon])
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def _stated_options(workload: Workload) -> dict[str, object]:
+    """The options that a file has to state: the required ones, and those whose absence would change any."""
+    published, stated = find_workload(workload.name), workload.options()
+    for name in workload.OPTIONS:
+        others = {key: value for key, value in stated.items() if key != name}
+        if published.changed(**others).options() == workload.options():
+            stated = others
+    return stated
+
+
+def write_injection(path: str | pathlib.Path, injection: Injection) -> None:
+    """Write the file; reading it gives an equal injection."""
+    write_text(path, format_injection(injection))
