@@ -7,10 +7,10 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import pairs  # noqa: F401  (puts this checkout on the path)
+from fault_injection.training.session import Session
 
 from fault_injection.machine.errors import did_you_mean
 from fault_injection.training.explicit import gradients
-from fault_injection.training.session import Session
 from fault_injection.training.workloads import WORKLOADS, make_workload
 from models.layer import Context
 

@@ -153,10 +153,9 @@ in the output [128×10] of fc.
         else:
             what = f"element {where} {_becomes(self.bits[0], self.tensor.dtype)}"
         shape = "×".join(map(str, self.tensor.shape))
-        return (
-            f"In epoch {self.epoch}, step {self.step} of {self.workload.title}, in the {self.site.stage} pass of worker "
-            f"{self.worker}, {what} in the {self.operand.name.lower()} [{shape}] of {self.layer}."
-        )
+        when = f"In epoch {self.epoch}, step {self.step} of {self.workload.title}"
+        operand = f"the {self.operand.name.lower()} [{shape}] of {self.layer}"
+        return f"{when}, in the {self.site.stage} pass of worker {self.worker}, {what} in {operand}."
 
 
 def _becomes(new: NewBits, dtype: np.dtype) -> str:

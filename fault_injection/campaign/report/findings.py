@@ -68,8 +68,8 @@ def outcomes(facts: Facts) -> Section:
     """How many experiments had which outcome."""
     plan = facts.plan
     text = [
-        f"{facts.total:,} of {plan.experiments:,} experiments on {plan.workload.title} ({plan.workload.details}), with exit mode "
-        f"'{plan.exit}' and seed {plan.seed}. All intervals are Wilson's at {plan.confidence:.0%} confidence. The rate "
+        f"{facts.total:,} of {plan.experiments:,} experiments on {plan.workload.title} ({plan.workload.details}), "
+        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are Wilson's at {plan.confidence:.0%} confidence. The rate "
         "of all experiments together gives each fault model its weight in the plan."
     ]
     if 0 < facts.total < plan.experiments and len(plan.epochs) > 1:
