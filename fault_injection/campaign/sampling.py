@@ -80,7 +80,7 @@ class Choice:
     def fault(self) -> Fault:
         """The fault as the compiled step takes it."""
         e = self.experiment
-        return make_fault(e.site, e.operand, e.worker, self.index, **self.bits._asdict())
+        return make_fault(self.site, e.operand, e.worker, self.index, **self.bits._asdict())
 
     @property
     def flipped_bit(self) -> int | None:

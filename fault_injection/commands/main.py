@@ -192,7 +192,7 @@ def _sites(options) -> None:
                 "site": site.name,
                 "stage": site.stage,
                 "operands": {operand.name.lower(): list(shape) for operand, shape in site.shapes.items()},
-                "dtype": site.dtype,
+                "dtype": next(iter(site.operands.values())).dtype.name,
             }
             for site in sites
         ]
@@ -201,7 +201,8 @@ def _sites(options) -> None:
     rows = [("site", "stage", "operand", "shape", "dtype")]
     for site in sites:
         for operand, shape in site.shapes.items():
-            rows.append((site.name, site.stage, operand.name.lower(), "/".join(map(str, shape)), site.dtype))
+            dtype = site.operands[operand].dtype.name
+            rows.append((site.name, site.stage, operand.name.lower(), "/".join(map(str, shape)), dtype))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

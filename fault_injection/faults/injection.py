@@ -14,6 +14,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 
 from models.fault import Fault, Operand, make_fault
@@ -90,7 +91,7 @@ class Injection:
         shape = self.site.shapes[self.operand]
         index = np.ravel_multi_index(np.array(self.positions).T, shape)
         values = np.array(self.values, np.float32).view(np.uint32)
-        return make_fault(self.layer, self.operand, self.worker, index, flip=values)
+        return make_fault(self.site, self.operand, self.worker, index, flip=values)
 
     def sentence(self) -> str:
         """The fault in English, without old values, which only the run can tell."""
@@ -115,7 +116,7 @@ def sites_of(workload: Workload) -> dict[str, Site]:
 @functools.lru_cache(maxsize=256)
 def _sites(network, width, blocks, worker_batch):
     workload = Workload("", network=network, width=width, blocks=blocks)
-    return list_sites(make_network(workload), worker_batch)
+    return list_sites(make_network(workload), jax.ShapeDtypeStruct((worker_batch, 32, 32, 3), "float32"))
 
 
 def _whole(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
