@@ -1,20 +1,43 @@
 """Combinators: layers made of layers.  They own both passes, so that a network is written once.
 
-Layers of equal name share their parameters: the gradients add, and each updates the running
-statistics that the one before it has left.
+Layers of equal name share their parameters: their gradients add up, and each updates the running
+statistics that the one before it has left.  A layer with sites cannot be shared (`layer.merge`).
 """
+
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
-from .layer import Context, Layer, Params, merge
+from .layer import (
+    BackwardResult,
+    Cache,
+    Context,
+    ForwardResult,
+    Initial,
+    Key,
+    Layer,
+    Params,
+    Shape,
+    Stats,
+    merge,
+)
 
 
 def chain(*layers: Layer) -> Layer:
-    """One layer after another."""
+    """One layer after another.
 
-    def init(key, shape):
-        params, stats = {}, {}
+    >>> from models.layers.activation import relu
+    >>> from models.layers.dense import dense
+    >>> network = chain(dense("hidden", 16), relu(), dense("logits", 10))
+    >>> params, _ = network.init((0,), (1, 8, 4))
+    >>> {name: leaves["kernel"].shape for name, leaves in params.items()}
+    {'hidden': (4, 16), 'logits': (16, 10)}
+    """
+
+    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
+        params: Initial = {}
+        stats: Initial = {}
         for layer in layers:
             p, s = layer.init(key, shape)
             params |= p
@@ -22,8 +45,9 @@ def chain(*layers: Layer) -> Layer:
             shape = _output_shape(layer, p, s, shape)
         return params, stats
 
-    def forward(params, stats, x, ctx):
-        new_stats, caches, observations = {}, [], []
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
+        new_stats: Stats = {}
+        caches, observations = [], []
         for layer in layers:
             x, s, cache, o = layer.forward(params, stats | new_stats, x, ctx)
             new_stats |= s
@@ -31,10 +55,13 @@ def chain(*layers: Layer) -> Layer:
             observations.append(o)
         return x, new_stats, caches, merge(observations)
 
-    def backward(params, cache, dy, ctx):
-        dparams, observations = {}, []
-        for layer, layer_cache in zip(reversed(layers), reversed(cache), strict=True):
-            dy, d, o = layer.backward(params, layer_cache, dy, ctx)
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
+        dparams: Params = {}
+        observations = []
+        for i in reversed(range(len(layers))):
+            # What is before the first layer alone decides whether anybody reads its input gradient.
+            here = ctx if i == 0 else replace(ctx, input_gradient=True)
+            dy, d, o = layers[i].backward(params, cache[i], dy, here)
             dparams = _added(dparams, d)
             observations.append(o)
         return dy, dparams, merge(observations)
@@ -43,24 +70,31 @@ def chain(*layers: Layer) -> Layer:
 
 
 def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
-    """`main(x) + shortcut(x)`; without a shortcut, `main(x) + x`."""
+    """`main(x) + shortcut(x)`; without a shortcut, `main(x) + x`.
 
-    def init(key, shape):
+    >>> from models.layers.activation import relu
+    >>> y, *_ = residual(relu()).forward({}, {}, jnp.array([[-1.0, 2.0]]), Context(jax.random.key(0), jnp.arange(1)))
+    >>> y.tolist()
+    [[-1.0, 4.0]]
+    """
+
+    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
         params, stats = main.init(key, shape)
         if shortcut is not None:
             p, s = shortcut.init(key, shape)
             params, stats = params | p, stats | s
         return params, stats
 
-    def forward(params, stats, x, ctx):
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y, new_stats, main_cache, observations = main.forward(params, stats, x, ctx)
         if shortcut is None:
             return y + x, new_stats, (main_cache, None), observations
         z, s, shortcut_cache, o = shortcut.forward(params, stats | new_stats, x, ctx)
         return y + z, new_stats | s, (main_cache, shortcut_cache), merge([observations, o])
 
-    def backward(params, cache, dy, ctx):
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         main_cache, shortcut_cache = cache
+        ctx = replace(ctx, input_gradient=True)
         dx, dparams, observations = main.backward(params, main_cache, dy, ctx)
         if shortcut is None:
             return dx + dy, dparams, observations
@@ -71,14 +105,22 @@ def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
 
 
 def concatenated(main: Layer) -> Layer:
-    """`x` and `main(x)` side by side, along channels."""
+    """`x` and `main(x)` side by side, along channels.
 
-    def forward(params, stats, x, ctx):
+    >>> from models.layers.activation import relu
+    >>> ctx = Context(jax.random.key(0), jnp.arange(1))
+    >>> y, *_ = concatenated(relu()).forward({}, {}, jnp.array([[-1.0, 2.0]]), ctx)
+    >>> y.tolist()
+    [[-1.0, 2.0, 0.0, 2.0]]
+    """
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y, new_stats, cache, observations = main.forward(params, stats, x, ctx)
         return jnp.concatenate([x, y], axis=-1), new_stats, (cache, x.shape[-1]), observations
 
-    def backward(params, cache, dy, ctx):
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         main_cache, channels = cache
+        ctx = replace(ctx, input_gradient=True)
         dx, dparams, observations = main.backward(params, main_cache, dy[..., channels:], ctx)
         return dy[..., :channels] + dx, dparams, observations
 
@@ -86,30 +128,37 @@ def concatenated(main: Layer) -> Layer:
 
 
 def gated(gate: Layer) -> Layer:
-    """`x · gate(x)`; the gate has one factor a channel: [R,b,1,1,C] for x [R,b,H,W,C]."""
+    """`x · gate(x)`; the gate has one factor per channel: [R,b,1,1,C] for x [R,b,H,W,C].
 
-    def forward(params, stats, x, ctx):
+    >>> from models.layers.pooling import global_average
+    >>> ctx = Context(jax.random.key(0), jnp.arange(1))
+    >>> y, *_ = gated(global_average("mean", keep_map=True)).forward({}, {}, jnp.full((1, 1, 2, 2, 1), 3.0), ctx)
+    >>> y.reshape(-1).tolist()
+    [9.0, 9.0, 9.0, 9.0]
+    """
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         factor, new_stats, cache, observations = gate.forward(params, stats, x, ctx)
         return x * factor, new_stats, (x, factor, cache), observations
 
-    def backward(params, cache, dy, ctx):
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         x, factor, gate_cache = cache
         dfactor = jnp.sum(dy * x, (2, 3), keepdims=True)
-        dx, dparams, observations = gate.backward(params, gate_cache, dfactor, ctx)
+        dx, dparams, observations = gate.backward(params, gate_cache, dfactor, replace(ctx, input_gradient=True))
         return dy * factor + dx, dparams, observations
 
     return Layer(gate.init, forward, backward)
 
 
 def _added(one: Params, other: Params) -> Params:
-    """Gradients of two parts of a network as one; where both have read a layer's parameters, their sum."""
+    """Gradients of two parts of a network as one: their sum where both parts read a layer's parameters."""
     shared = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one if name in other}
     return one | other | shared
 
 
-def _output_shape(layer, params, stats, shape):
-    def output(params, stats, x):
-        ctx = Context(key=jax.random.key(0), workers=jax.numpy.arange(shape[0]))
+def _output_shape(layer: Layer, params: Initial, stats: Initial, shape: Shape) -> Shape:
+    def output(params: Params, stats: Stats, x: jax.Array) -> jax.Array:
+        ctx = Context(key=jax.random.key(0), workers=jnp.arange(shape[0]))
         return layer.forward(params, stats, x, ctx)[0]
 
     return jax.eval_shape(output, params, stats, jax.ShapeDtypeStruct(shape, "float32")).shape

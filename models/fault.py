@@ -1,14 +1,16 @@
 """What a fault is, and the one function through which it enters a tensor.
 
-A fault is data, not code: an executable compiled once serves every site, operand,
-worker, position and value, because all of them are traced integers.  Only the number
-of elements K is a shape.
+A fault is data, not code.  Site, operand, worker, positions and bits are traced integers, so one
+executable serves all of them.  Only the number of elements K is a shape.
 """
 
+from __future__ import annotations
+
 import enum
+import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +18,24 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+if TYPE_CHECKING:  # a site is found by tracing layers, and layers know faults
+    from .site import Site
+
 Integers = jax.Array | np.ndarray
 Integer = jax.Array | np.ndarray | np.integer
 
 INACTIVE = -1
 ALL_ONES = 0xFFFFFFFF
+LARGEST_OPERAND = 2**31 - 1  # elements: positions are int32
+WIDTHS = (8, 16, 32)  # bits of an element that can be struck: masks are uint32
 
 
 class Operand(enum.IntEnum):
-    """The three tensors of an operation that a fault can strike."""
+    """The three tensors of an operation that a fault can strike.
+
+    >>> Operand.WEIGHT.name.lower()
+    'weight'
+    """
 
     INPUT = 0
     WEIGHT = 1
@@ -35,19 +46,20 @@ class Operand(enum.IntEnum):
 class Fault:
     """Concrete positions and bits at one operand of one site of one worker.
 
-    The new bits of element `index[k]` are `(bits of element source[k] & keep[k]) ^ flip[k]`,
-    all elements being read before any is written.  So `keep = 0` sets the value whose bits
-    are `flip`; `keep` all ones flips the bits of `flip` (with `source = index`) or copies
-    another element (`flip = 0`).
+    Element `index[k]` becomes `(bits of element source[k] & keep[k]) ^ flip[k]`.  Every source is
+    read before any element is written.  So `keep = 0` sets the element to the bits `flip`.  With
+    `keep` all ones, the fault flips the bits `flip` (`source = index`) or copies another element
+    (`flip = 0`).
 
     Attributes:
       site: int32 scalar, `site_id` of the operation; `INACTIVE` strikes nowhere.
       operand: int32 scalar, an `Operand`.
       worker: int32 scalar, the global number of the data-parallel worker.
-      index: int32 [K], row-major positions in the operand of that one worker, each at
-        most once; `INACTIVE` pads.
+      index: int32 [K], distinct row-major positions in the operand of that worker; `INACTIVE` pads.
       source: int32 [K], positions whose bits are read.
-      keep, flip: uint32 [K], masks; the low bits count for types narrower than 32 bits.
+      keep, flip: uint32 [K], masks; an operand of narrower elements takes their low bits.
+
+    An element whose `index` or `source` lies outside the operand is not written.
     """
 
     site: Integer
@@ -61,14 +73,14 @@ class Fault:
 
 @struct.dataclass
 class Struck:
-    """What a fault did, returned by the step that it struck.
+    """What a fault did, as the step that it struck reports it.
 
     Attributes:
-      hits: int32, how many operations were struck (1, or 0 for an inactive fault).
+      hits: int32, number of operations struck: 1, or 0 for an inactive fault.
       old, new: uint32 [K], bits of the listed elements before and after.
-      operand_changed: int32, how many elements of the whole operand differ in their bits.
-      output_changed: int32, how many elements of the operation's result (of the one
-        worker) differ in their bits from the clean result.
+      operand_changed: int32, number of elements of the whole operand whose bits changed.
+      output_changed: int32, number of elements of the operation's result (of that worker) whose
+        bits differ from the clean result.
     """
 
     hits: Integer
@@ -79,12 +91,20 @@ class Struck:
 
 
 def site_id(site: str) -> int:
-    """The integer by which compiled code knows a site: a hash of its name, so no registry is needed."""
+    """The integer by which compiled code knows a site: a hash of its name, so no registry is needed.
+
+    >>> site_id("conv1"), site_id("conv1_grad_in")
+    (285681077, 1258974021)
+    """
     return zlib.crc32(site.encode()) & 0x7FFFFFFF
 
 
 def padded_size(count: int) -> int:
-    """The K compiled for `count` elements: 1, 64, 4096, 262144, … so that few executables serve all faults."""
+    """The K compiled for `count` elements: 1, 64, 4096, 262144, …, so that few executables serve all faults.
+
+    >>> padded_size(1), padded_size(2), padded_size(65)
+    (1, 64, 4096)
+    """
     size = 1
     while size < count:
         size *= 64
@@ -92,7 +112,7 @@ def padded_size(count: int) -> int:
 
 
 def make_fault(
-    site: Any,
+    site: Site,
     operand: Operand,
     worker: int,
     index: Sequence[int] | np.ndarray,
@@ -105,80 +125,145 @@ def make_fault(
     """A fault of host integers, padded to `padded_size`.
 
     Args:
-      site: name of the operation, such as `basicblock_2_basic_0_conv2_grad_in`.
+      site: the operation, from `list_sites`.
       operand: the operand struck.
       worker: global number of the worker struck.
-      index: [n] distinct row-major positions.
-      source: [n] positions read; the elements themselves if absent.
+      index: [n] distinct row-major positions in the operand of one worker.
+      source: [n] positions read; by default `index`.
       keep, flip: masks, scalar or [n].
-      size: the K to pad to, if another than `padded_size(n)`.
+      size: the K to pad to; by default `padded_size(n)`.
 
     Raises:
-      ValueError: positions that repeat or are negative.
-    """
-    index = np.asarray(index, np.int64)
-    if index.size and (index.min() < 0 or len(np.unique(index)) != index.size):
-        raise ValueError("positions of a fault must be distinct and not negative")
-    pad = (size or padded_size(index.size)) - index.size
+      ValueError: a position that repeats or lies outside the operand, a `size` below n, or an
+        operand that cannot be struck (more than 2³¹ − 1 elements, or elements of other than 8, 16
+        or 32 bits).
 
-    def padded(values, fill, dtype):
+    >>> import jax
+    >>> from models.layers.dense import dense
+    >>> from models.site import list_sites
+    >>> site = list_sites(dense("fc", 10), jax.ShapeDtypeStruct((4, 3), "float32"))["fc"]
+    >>> fault = make_fault(site, Operand.OUTPUT, 2, [39], flip=0x7F800000)
+    >>> fault.index, fault.flip
+    (array([39], dtype=int32), array([2139095040], dtype=uint32))
+    >>> make_fault(site, Operand.OUTPUT, 2, [40])
+    Traceback (most recent call last):
+    ValueError: position 40 lies outside the output of fc, which is [4, 10]; expected 0 to 39
+    """
+    struck = site.operands[operand]
+    elements, width = math.prod(struck.shape), jnp.dtype(struck.dtype).itemsize * 8
+    name = f"the {operand.name.lower()} of {site.name}"
+    if elements > LARGEST_OPERAND:
+        raise ValueError(f"{name} has {elements} elements; a fault reaches at most {LARGEST_OPERAND}")
+    if width not in WIDTHS:
+        raise ValueError(f"{name} is {struck.dtype}; a fault strikes elements of 8, 16 or 32 bits")
+    index = np.asarray(index, np.int64)
+    source = index if source is None else np.asarray(source, np.int64)
+    positions = np.concatenate([index, source])
+    if (outside := positions[(positions < 0) | (positions >= elements)]).size:
+        shape, expected = list(struck.shape), f"expected 0 to {elements - 1}"
+        raise ValueError(f"position {outside[0]} lies outside {name}, which is {shape}; {expected}")
+    if len(np.unique(index)) != index.size:
+        raise ValueError(f"the positions of a fault must be distinct; one in {name} is listed twice")
+    size = padded_size(index.size) if size is None else size
+    if size < index.size:
+        raise ValueError(f"a fault of {index.size} elements does not fit the size {size}")
+
+    def padded(values: int | np.ndarray, fill: int, dtype: type) -> np.ndarray:
         values = np.broadcast_to(np.asarray(values, dtype), index.shape)
-        return np.pad(values, (0, pad), constant_values=fill)
+        return np.pad(values, (0, size - index.size), constant_values=fill)
 
     return Fault(
-        site=np.int32(site_id(getattr(site, "name", site))),
+        site=np.int32(site_id(site.name)),
         operand=np.int32(operand),
         worker=np.int32(worker),
         index=padded(index, INACTIVE, np.int32),
-        source=padded(index if source is None else source, 0, np.int32),
+        source=padded(source, 0, np.int32),
         keep=padded(keep, 0, np.uint32),
         flip=padded(flip, 0, np.uint32),
     )
 
 
 def inactive_fault(size: int = 1) -> Fault:
-    """A fault of K = `size` elements that strikes nowhere."""
+    """A fault of K = `size` elements that strikes nowhere.
+
+    >>> inactive_fault(2).index
+    array([-1, -1], dtype=int32)
+    """
     none = np.full(size, INACTIVE, np.int32)
     zero = np.zeros(size, np.uint32)
     return Fault(np.int32(INACTIVE), np.int32(0), np.int32(INACTIVE), none, none * 0, zero, zero)
 
 
 def nothing_struck(fault: Fault) -> Struck:
-    """The observation of an operation that was not struck."""
+    """The report of an operation that was not struck: all zero, of the fault's K."""
     zero = jnp.zeros((), jnp.int32)
-    bits = jnp.zeros(fault.index.shape, jnp.uint32)
-    return Struck(zero, bits, bits, zero, zero)
+    none = jnp.zeros(fault.index.shape, jnp.uint32)
+    return Struck(zero, none, none, zero, zero)
 
 
 def bits(tensor: jax.Array) -> jax.Array:
-    """The bits of a floating-point tensor as unsigned integers of its own width."""
-    width = jnp.finfo(tensor.dtype).bits
-    return lax.bitcast_convert_type(tensor, jnp.dtype(f"uint{width}"))
+    """The bits of a tensor of integers or floating-point numbers, as unsigned integers of its own width.
+
+    >>> [hex(word) for word in bits(jnp.array([1.0, -2.0], jnp.bfloat16)).tolist()]
+    ['0x3f80', '0xc000']
+    """
+    return lax.bitcast_convert_type(tensor, jnp.dtype(f"uint{tensor.dtype.itemsize * 8}"))
 
 
-def overwrite(tensor: jax.Array, fault: Fault, active: jax.Array) -> tuple[jax.Array, Struck]:
-    """Overwrite the fault's elements in `tensor` if `active`; no old value survives, not even a NaN.
+def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.Array, ...], Struck]:
+    """Overwrite the fault's elements in the one tensor that its operand names.  No old value survives, not even a NaN.
 
     Args:
-      tensor: any shape, a floating-point type of at most 32 bits (wider ones only inactive).
-      active: bool scalar.
+      tensors: the operands, in the order of `Operand`; any shapes.  Each is read and written in its
+        own dtype: integers or floating-point numbers of 8, 16 or 32 bits (wider ones can only stay
+        as they are).
 
     Returns:
-      The tensor with the fault in it, and what was done (`hits` and `output_changed` are 0).
+      The tensors with the fault in them, and what was done (`hits` and `output_changed` are 0).
+
+    >>> site, zero = np.int32(0), np.int32([0])
+    >>> fault = Fault(site, np.int32(Operand.WEIGHT), site, np.int32([1]), zero, np.uint32([ALL_ONES]), np.uint32([0]))
+    >>> (x, w), struck = overwrite((jnp.array([1, 2]), jnp.array([5, 6, 7], "uint8")), fault)
+    >>> x.tolist(), w.tolist(), struck.old.tolist(), struck.new.tolist()
+    ([1, 2], [5, 5, 7], [6], [5])
     """
-    before = bits(tensor).reshape(-1)
-    word = before.dtype
-    listed = active & (fault.index >= 0)
-    old = before[jnp.maximum(fault.index, 0)]
-    new = (before[fault.source] & fault.keep.astype(word)) ^ fault.flip.astype(word)
-    # JAX wraps negative indices, so padding is sent past the end, where writes are dropped.
-    after = before.at[jnp.where(listed, fault.index, before.size)].set(new, mode="drop")
+    before = [bits(tensor).reshape(-1) for tensor in tensors]
+    named = [fault.operand == number for number in range(len(tensors))]
+    size = sum(jnp.where(here, words.size, 0) for here, words in zip(named, before, strict=True))
+    listed = (fault.index >= 0) & (fault.index < size) & (fault.source >= 0) & (fault.source < size)
+
+    def write(k: jax.Array, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:
+        after, old, new = done
+        at, source, keep, flip, written = (
+            _element(vector, k) for vector in (fault.index, fault.source, fault.keep, fault.flip, listed)
+        )
+        found = made = jnp.uint32(0)
+        for number, words in enumerate(before):
+            here, word = written & named[number], words.dtype
+            value = (_element(words, source) & keep.astype(word)) ^ flip.astype(word)
+            after[number] = _put(after[number], at, jnp.where(here, value, _element(after[number], at)))
+            found = jnp.where(here, _element(words, at).astype(jnp.uint32), found)
+            made = jnp.where(here, value.astype(jnp.uint32), made)
+        return after, _put(old, k, found), _put(new, k, made)
+
+    # One loop for all of them: a gather and a scatter, or a loop for each, take longer to compile.
+    none = jnp.zeros(fault.index.shape, jnp.uint32)
+    after, old, new = lax.fori_loop(0, none.size, write, (before, none, none))
     zero = jnp.zeros((), jnp.int32)
-    struck = Struck(
-        hits=zero,
-        old=jnp.where(listed, old, 0).astype(jnp.uint32),
-        new=jnp.where(listed, new, 0).astype(jnp.uint32),
-        operand_changed=jnp.sum(before != after, dtype=jnp.int32),
-        output_changed=zero,
+    changed = [jnp.sum(one != other, dtype=jnp.int32) for one, other in zip(before, after, strict=True)]
+    struck = Struck(hits=zero, old=old, new=new, operand_changed=sum(changed, zero), output_changed=zero)
+    written = (
+        lax.bitcast_convert_type(words.reshape(tensor.shape), tensor.dtype)
+        for words, tensor in zip(after, tensors, strict=True)
     )
-    return lax.bitcast_convert_type(after.reshape(tensor.shape), tensor.dtype), struck
+    return tuple(written), struck
+
+
+def _element(vector: Integers, at: jax.Array | np.ndarray) -> jax.Array:
+    """One element of a vector; the nearest one if `at` lies outside."""
+    return lax.dynamic_index_in_dim(vector, at, keepdims=False, allow_negative_indices=False)
+
+
+def _put(vector: jax.Array, at: jax.Array | np.ndarray, value: jax.Array) -> jax.Array:
+    """The vector with one element replaced; the nearest one if `at` lies outside."""
+    return lax.dynamic_update_index_in_dim(vector, value, at, 0, allow_negative_indices=False)

@@ -1,16 +1,16 @@
 """Convolution and its two gradients, each in the formulation that is fastest for its shape.
 
-Everywhere but on CPUs these are plain `lax.conv_general_dilated`.  XLA's CPU convolution is
-near the speed of a matrix product on most shapes and far from it on some, so there the
-static shapes choose between
+On accelerators these are plain `lax.conv_general_dilated`.  XLA's CPU convolution is nearly as fast
+as a matrix product on most shapes, and far slower on some.  So on CPUs the static shapes choose
+between
 
-  convolution  as everywhere;
-  products     one matrix product per kernel position, over the outputs which it reaches;
+  convolution  as on accelerators;
+  products     one matrix product per kernel position, over the outputs that it reaches;
   columns      one product for all kernel positions, whose slices are then added up (col2im);
-  shifts       of a depthwise convolution, the sum of shifted images, each times its weights.
+  shifts       for depthwise convolutions: the sum of shifted images, each times its weights.
 
 Images are [N,H,W,C], kernels [k,l,I,O], depthwise ones [k,l,C,1]; `padding` is that of the
-forward convolution, ((top, bottom), (left, right)).  The choice is measured by benchmarks/convolutions.py
+forward convolution, ((top, bottom), (left, right)).  benchmarks/convolutions.py measures the choice
 on ResNet-18's shapes.
 """
 
@@ -22,37 +22,49 @@ from jax import lax
 
 from .isolation import isolated
 
-# For the outermost `jit` on CPUs.  XLA hands convolutions to YNNPACK, which ran a 16×16×64
-# one at 100 GFLOP/s where XLA's own reached 170 (2 cores, JAX 0.10.2), and reductions, which
-# it made five times faster: leave it the reductions.  (Not without XLA's fusion emitters: the programs with
-# and without fault support then differ in bits, as effnet's did.)
+# For the outermost `jit` on CPUs.  By default XLA hands convolutions and reductions to YNNPACK.  It ran a
+# convolution of 16×16×64 at 100 GFLOP/s where XLA's own reached 170 (2 cores, JAX 0.10.2), but made
+# reductions five times faster: leave it the reductions.  (XLA's fusion emitters must stay on: without
+# them, effnet's programs with and without fault support differed in bits.)
 CPU_OPTIONS = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_REDUCE"}
 
 VALID = ((0, 0), (0, 0))
 LAYOUT = ("NHWC", "HWIO", "NHWC")
 Padding = tuple[tuple[int, int], tuple[int, int]]
+Shape = tuple[int, ...]
+Reach = tuple[int, slice, slice]
+Position = tuple[int, int, tuple[slice, ...], tuple[slice, ...]]
 
 
 def same_padding(image: tuple[int, ...], size: tuple[int, ...], stride: int) -> Padding:
-    """TensorFlow's SAME: what is missing to cover the image, the smaller half before it."""
+    """TensorFlow's SAME: just enough padding to cover the image, the smaller half before it.
+
+    >>> same_padding((32, 32), (3, 3), 2)
+    ((0, 1), (0, 1))
+    """
     top_bottom, left_right = (_missing(n, k, stride) for n, k in zip(image, size, strict=True))
     return top_bottom, left_right
 
 
-def _missing(n, k, stride):
+def _missing(n: int, k: int, stride: int) -> tuple[int, int]:
     total = max((-(-n // stride) - 1) * stride + k - n, 0)
     return total // 2, total - total // 2
 
 
 def convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """x [N,H,W,I], kernel [k,l,I,O] -> y [N,h,w,O]."""
+    """x [N,H,W,I], kernel [k,l,I,O] -> y [N,h,w,O].
+
+    >>> x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 5))
+    >>> jax.eval_shape(lambda: convolution(x, kernel, 2, ((0, 1), (0, 1)))).shape
+    (2, 4, 4, 5)
+    """
     if _by_products(x.shape[1:3], kernel.shape, stride, padding):
         return _output_by_products(x, kernel, stride, padding)
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=LAYOUT)
 
 
 def short_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """As `convolution`, in few instructions: for what is compiled at every site and run at one."""
+    """As `convolution`, in few instructions: for code that is compiled at every site and run at one."""
     if _few_positions(kernel.shape) and _exceeds(x.shape[1:3], kernel.shape):
         return _output_by_products(x, kernel, stride, padding)
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=LAYOUT)
@@ -104,10 +116,10 @@ def depthwise_input_gradient(
     dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: tuple[int, ...]
 ) -> jax.Array:
     """dy [N,h,w,C], kernel [k,l,C,1] -> dx of `shape` [N,H,W,C]."""
-    edges = tuple(_input_gradient_edges(dy, kernel, stride, padding, shape))
+    top_bottom, left_right = _input_gradient_edges(dy, kernel, stride, padding, shape)
     between = (0, 0, stride - 1)
     dilated = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), between, between, (0, 0, 0)])
-    return depthwise_convolution(dilated, jnp.flip(kernel, (0, 1)), 1, edges)
+    return depthwise_convolution(dilated, jnp.flip(kernel, (0, 1)), 1, (top_bottom, left_right))
 
 
 def depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
@@ -137,36 +149,36 @@ def short_depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, pa
 # ---- The rules
 
 
-def _few_positions(kernel_shape):
-    """On a CPU, and few enough kernel positions to write out: 49 would cost seconds of compiling."""
+def _few_positions(kernel_shape: Shape) -> bool:
+    """Whether this is a CPU and the kernel positions are few enough to write out: 49 take seconds to compile."""
     return jax.default_backend() == "cpu" and kernel_shape[0] * kernel_shape[1] <= 9
 
 
-def _by_products(image, kernel_shape, stride, padding):
-    """Where a convolution is slow or multiplies much padding.
+def _by_products(image: Shape, kernel_shape: Shape, stride: int, padding: Padding) -> bool:
+    """Whether a convolution is slow or multiplies much padding.
 
-    For a 1×1 kernel (one product, up to 1.6 times as fast); for a kernel larger than the
-    image, where XLA falls back to a loop a hundred times slower; and for wide channels on
-    outputs up to 4×4, where much of the kernel lies over padding (1.4 times).
+    That is so for a 1×1 kernel (one product is up to 1.6 times as fast); for a kernel larger than
+    the image, where XLA falls back to a loop a hundred times slower; and for wide channels on outputs
+    up to 4×4, where much of the kernel lies over padding (1.4 times as fast).
     """
-    *size, features, filters = kernel_shape
+    size, (features, filters) = kernel_shape[:2], kernel_shape[2:]
     small_and_wide = max(_output_size(image, size, stride, padding)) <= 4 and min(features, filters) >= 128
-    return _few_positions(kernel_shape) and (size == [1, 1] or _exceeds(image, kernel_shape) or small_and_wide)
+    return _few_positions(kernel_shape) and (size == (1, 1) or _exceeds(image, kernel_shape) or small_and_wide)
 
 
-def _exceeds(image, kernel_shape):
+def _exceeds(image: Shape, kernel_shape: Shape) -> bool:
     return any(k > n for k, n in zip(kernel_shape[:2], image, strict=True))
 
 
-def _weights_by_products(outputs, size, stride):
-    """For stride 2 (1.6 times as fast), 1×1 kernels (1.6 to 3) and outputs up to 4×4 (1.1 to 1.4)."""
+def _weights_by_products(outputs: Shape, size: int, stride: int) -> bool:
+    """True for stride 2 (1.6 times as fast), 1×1 kernels (1.6 to 3 times), outputs up to 4×4 (1.1 to 1.4 times)."""
     return _few_positions((size, size)) and (stride > 1 or size == 1 or max(outputs) <= 4)
 
 
 # ---- The formulations
 
 
-def _output_by_products(x, kernel, stride, padding):
+def _output_by_products(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     n, (features, filters) = x.shape[0], kernel.shape[2:]
     h, w = _output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
     y = jnp.zeros((n, h, w, filters), _accumulator(x))
@@ -177,7 +189,9 @@ def _output_by_products(x, kernel, stride, padding):
     return y.astype(x.dtype)
 
 
-def _input_gradient_by_products(dy, kernel, stride, padding, shape):
+def _input_gradient_by_products(
+    dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: Shape
+) -> jax.Array:
     features, filters = kernel.shape[2:]
     dx = jnp.zeros(shape, _accumulator(dy))
     for i, j, outputs, inputs in _positions(shape[1:3], dy.shape[1:3], kernel.shape[:2], stride, padding):
@@ -187,7 +201,9 @@ def _input_gradient_by_products(dy, kernel, stride, padding, shape):
     return dx.astype(dy.dtype)
 
 
-def _input_gradient_by_columns(dy, kernel, stride, padding, shape):
+def _input_gradient_by_columns(
+    dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: Shape
+) -> jax.Array:
     height, width, features, filters = kernel.shape
     n, h, w, _ = dy.shape
     weights = kernel.transpose(3, 0, 1, 2).reshape(filters, -1)
@@ -195,17 +211,18 @@ def _input_gradient_by_columns(dy, kernel, stride, padding, shape):
     columns = columns.reshape(n, h, w, height, width, features)
     zero = jnp.zeros((), columns.dtype)
 
-    def spread(i, j):  # where kernel position (i, j) puts its column; negative padding crops
+    def spread(i: int, j: int) -> jax.Array:  # where kernel position (i, j) puts its column; negative padding crops
         edges = [
             (at - low, size + low - at - _dilated(out, stride), stride - 1)
             for at, size, out, (low, _) in zip((i, j), shape[1:3], (h, w), padding, strict=True)
         ]
         return lax.pad(columns[:, :, :, i, j], zero, [(0, 0, 0), *edges, (0, 0, 0)])
 
-    return sum(spread(i, j) for i in range(height) for j in range(width)).astype(dy.dtype)
+    dx = jnp.asarray(sum(spread(i, j) for i in range(height) for j in range(width)))
+    return dx.astype(dy.dtype)
 
 
-def _weight_gradient_by_products(x, dy, stride, padding, size):
+def _weight_gradient_by_products(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
     features, filters = x.shape[3], dy.shape[3]
     dw = {
         (i, j): (dy[outputs].reshape(-1, filters).T @ x[inputs].reshape(-1, features)).T
@@ -216,21 +233,21 @@ def _weight_gradient_by_products(x, dy, stride, padding, size):
     return jnp.stack(parts).reshape(size, size, features, filters)
 
 
-# Products and sums of these are fused, with fused rounding, so what else is fused with them must not
-# depend on whether there is a conditional behind them.
+# XLA fuses the products and sums of the next two, and rounds them as one.  So what else is fused with
+# them must not depend on whether a conditional follows.
 
 
 @partial(jax.jit, static_argnums=(2, 3))
 @isolated("true")
-def _output_by_shifts(x, kernel, stride, padding):
+def _output_by_shifts(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     h, w = _output_size(x.shape[1:3], kernel.shape[:2], stride, padding)
     shifts = _shifts(x, (h, w), kernel.shape[:2], stride, padding)
-    return sum(part * kernel[i, j, :, 0] for (i, j), part in shifts.items())
+    return jnp.asarray(sum(part * kernel[i, j, :, 0] for (i, j), part in shifts.items()))
 
 
 @partial(jax.jit, static_argnums=(2, 3, 4))
 @isolated("true")
-def _weight_gradient_by_shifts(x, dy, stride, padding, size):
+def _weight_gradient_by_shifts(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
     shifts = _shifts(x, dy.shape[1:3], (size, size), stride, padding)
     products = tuple(part * dy for part in shifts.values())
     zeros = (jnp.zeros((), x.dtype),) * len(products)
@@ -242,8 +259,10 @@ def _weight_gradient_by_shifts(x, dy, stride, padding, size):
     return jnp.stack(parts).reshape(size, size, -1, 1)
 
 
-def _shifts(x, outputs, size, stride, padding):
-    """`{(i, j): the inputs [N,h,w,C] that kernel position (i, j) meets}`, for positions that reach the image."""
+def _shifts(
+    x: jax.Array, outputs: Shape, size: Shape, stride: int, padding: Padding
+) -> dict[tuple[int, int], jax.Array]:
+    """For each kernel position (i, j) that reaches the image, the inputs [N,h,w,C] that it meets."""
     padded = jnp.pad(x, [(0, 0), *padding, (0, 0)])
     h, w = (_dilated(out, stride) for out in outputs)
     reached = [(i, j) for i, j, _, _ in _positions(x.shape[1:3], outputs, size, stride, padding)]
@@ -253,27 +272,31 @@ def _shifts(x, outputs, size, stride, padding):
 # ---- Geometry
 
 
-def _input_gradient_edges(dy, kernel, stride, padding, shape):
+def _input_gradient_edges(
+    dy: jax.Array, kernel: jax.Array, stride: int, padding: Padding, shape: Shape
+) -> list[tuple[int, int]]:
     """The padding of the dilated dy."""
     axes = zip(kernel.shape[:2], shape[1:3], dy.shape[1:3], padding, strict=True)
     return [(k - 1 - low, size + low - _dilated(out, stride)) for k, size, out, (low, _) in axes]
 
 
-def _weight_gradient_edges(x, dy, stride, padding, size):
+def _weight_gradient_edges(
+    x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int
+) -> list[tuple[int, int]]:
     """The padding of x."""
     axes = zip(x.shape[1:3], dy.shape[1:3], padding, strict=True)
     return [(low, size - 1 + _dilated(out, stride) - low - n) for n, out, (low, _) in axes]
 
 
-def _output_size(image, size, stride, padding):
+def _output_size(image: Shape, size: Shape, stride: int, padding: Padding) -> Shape:
     return tuple((n + low + high - k) // stride + 1 for n, k, (low, high) in zip(image, size, padding, strict=True))
 
 
-def _dilated(size, stride):
+def _dilated(size: int, stride: int) -> int:
     return (size - 1) * stride + 1
 
 
-def _positions(image, outputs, size, stride, padding):
+def _positions(image: Shape, outputs: Shape, size: Shape, stride: int, padding: Padding) -> list[Position]:
     """(i, j, index into outputs, index into inputs) of the kernel positions that reach the image."""
     rows, columns = (_reach(*axis, stride) for axis in zip(image, outputs, size, padding, strict=True))
     return [
@@ -283,8 +306,8 @@ def _positions(image, outputs, size, stride, padding):
     ]
 
 
-def _reach(image, outputs, size, padding, stride):
-    """Along one axis, kernel position i meets output a at input a·stride + i − low, if there is one."""
+def _reach(image: int, outputs: int, size: int, padding: tuple[int, int], stride: int) -> list[Reach]:
+    """`_positions` along one axis: kernel position i meets output a at input a·stride + i − low, if it exists."""
     found = []
     for i in range(size):
         first = max(0, -((i - padding[0]) // stride))
@@ -295,6 +318,6 @@ def _reach(image, outputs, size, padding, stride):
     return found
 
 
-def _accumulator(x):
+def _accumulator(x: jax.Array) -> jnp.dtype:
     """Sums of several products of narrow types are kept in float32."""
     return jnp.promote_types(x.dtype, jnp.float32)

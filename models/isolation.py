@@ -1,11 +1,12 @@
 """Keeping a piece of a program the same, whatever is compiled around it.
 
-A golden run and a replay are held against each other bit by bit, though one is compiled with
-conditionals at its operations and the other without.  The compiler must then treat what they
-share alike.
+A golden run and a replay are compared bit by bit, though one is compiled with conditionals at its
+operations and the other without.  So the compiler must treat alike what they share.
 """
 
 import contextlib
+from collections.abc import Iterator
+from typing import overload
 
 import jax
 from jax import lax
@@ -13,20 +14,31 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 
 @contextlib.contextmanager
-def isolated(inlineable: str):
-    """Compile the calls made inside as functions of their own (`false`), or not (`true`), on CPUs.
+def isolated(inlineable: str) -> Iterator[None]:
+    """On CPUs, compile the calls made inside as functions of their own (`false`), or allow inlining (`true`).
 
-    Fusion changes the rounding of what it fuses, and what is fused depends on who else reads
-    it: conditionals at the operations would change bits elsewhere.  Nothing is fused across
-    a call that is not inlined, so that executables with fault support and without compute
-    the same bits.
+    Fusion changes the rounding of what it fuses, and what is fused depends on who else reads it.  So
+    conditionals at the operations would change bits elsewhere.  Nothing is fused across a call that
+    is not inlined: executables with and without fault support compute the same bits.
+
+    >>> with isolated("false"):
+    ...     jax.jit(lambda x: x + 1)(1)
+    Array(2, dtype=int32, weak_type=True)
     """
     # Asked when something is traced: asking for the backend earlier would choose it.
     with set_xla_metadata(inlineable=inlineable) if jax.default_backend() == "cpu" else contextlib.nullcontext():
         yield
 
 
-def fence(*tensors: jax.Array):
-    """Keep the compiler from simplifying across this point, so that equal operations stay equal."""
+@overload
+def fence(tensor: jax.Array, /) -> jax.Array: ...
+@overload
+def fence(*tensors: jax.Array) -> tuple[jax.Array, ...]: ...
+def fence(*tensors: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
+    """Keep the compiler from simplifying across this point, so that equal operations stay equal.
+
+    >>> fence(jax.numpy.ones(2)).tolist()
+    [1.0, 1.0]
+    """
     fenced = lax.optimization_barrier(tensors)
     return fenced[0] if len(tensors) == 1 else fenced

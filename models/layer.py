@@ -1,16 +1,21 @@
 """The values that everything in `models` passes around: a layer, its context, its observations."""
 
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from .fault import Fault, Struck
 
+Shape = tuple[int, ...]
+Key = tuple[int, ...] | None  # integers such as the seed; None asks for shapes alone
+Initial = dict[str, dict[str, np.ndarray | jax.ShapeDtypeStruct]]
 Params = dict[str, dict[str, jax.Array]]
 Stats = dict[str, dict[str, jax.Array]]
+Cache = Any  # what a layer's forward pass keeps for its own backward pass; nobody else looks into it
 
 
 @struct.dataclass
@@ -18,22 +23,30 @@ class Context:
     """What a pass through a network depends on besides parameters and data.
 
     Attributes:
-      key: the random key of (seed, epoch, step); a random layer derives its own from it by name.
-      workers: int32 [R], global numbers of the workers on this device, the leading axis of
-        every activation.
-      fault: the fault of this step; None compiles without any conditional.
-      train: training (batch statistics, dropout) or evaluation.
-      observe: kinds of tensors to return besides the results: `operands` (of every site, in
-        the published layouts), `gradients` (with respect to the inputs of norms and of the head).
+      key: the random key of (seed, epoch, step); a random layer derives its own key from it by name.
+      workers: int32 [R], global numbers of the workers on this device.  They are the leading axis
+        of every activation.
+      fault: the fault of this step; with None, nothing of fault support is compiled.
+      supported: names of the sites that `fault` can strike; None means all.  A fault at any other
+        site strikes nothing.  The fewer sites, the shorter the compilation; the bits are the same.
+      train: True for training (batch statistics, dropout), False for evaluation.
+      observe: kinds of tensors to return besides the results: `operands` (of every site, in the
+        published layouts), `gradients` (with respect to the inputs of norms and of the head).
+      input_gradient: whether anybody reads the gradient with respect to this layer's input.  Who
+        calls a network's backward pass sets False if it discards that gradient.  `chain` hands
+        False on to its first layer alone; the other combinators need the gradients of their parts.
+
+    >>> Context(jax.random.key(0), jnp.arange(8), supported=frozenset({"conv1"})).train
+    True
     """
 
     key: jax.Array
     workers: jax.Array
     fault: Fault | None = None
     supported: frozenset[str] | None = struct.field(pytree_node=False, default=None)
-    input_gradient: bool = struct.field(pytree_node=False, default=True)
     train: bool = struct.field(pytree_node=False, default=True)
     observe: frozenset[str] = struct.field(pytree_node=False, default=frozenset())
+    input_gradient: bool = struct.field(pytree_node=False, default=True)
 
 
 @struct.dataclass
@@ -41,54 +54,135 @@ class Observations:
     """What a pass reports besides its results.
 
     Attributes:
-      struck: what the fault did; None where there is no fault.
+      struck: what the fault did; None where no site is supported.
       tensors: requested tensors, `{kind: {name: …}}`.
+      sites: names of the sites of the pass, in the order in which it runs them.
     """
 
     struck: Struck | None = None
     tensors: dict[str, dict[str, Any]] = struct.field(default_factory=dict)
+    sites: tuple[str, ...] = struct.field(pytree_node=False, default=())
 
 
 def merge(observations: Iterable[Observations]) -> Observations:
-    """Observations of several layers as one: at most one was struck, so adding loses nothing."""
+    """Observations of several layers as one.  At most one site was struck, so adding loses nothing.
+
+    Raises:
+      ValueError: a site occurs twice.  A fault would strike both operations, and its report would
+        be a sum of bit patterns.
+
+    >>> merge([Observations(sites=("conv1",)), Observations(sites=("conv2",))]).sites
+    ('conv1', 'conv2')
+    >>> merge([Observations(sites=("conv1",)), Observations(sites=("conv1",))])
+    Traceback (most recent call last):
+    ValueError: site 'conv1' occurs twice: a fault would strike both; give each layer with sites its own name
+    """
     struck = None
     tensors: dict[str, dict[str, Any]] = {}
+    sites: dict[str, None] = {}  # ordered
     for one in observations:
         if one.struck is not None:
             struck = one.struck if struck is None else jax.tree.map(jnp.add, struck, one.struck)
         for kind, named in one.tensors.items():
             tensors.setdefault(kind, {}).update(named)
-    return Observations(struck, tensors)
+        for site in one.sites:
+            if site in sites:
+                problem = f"site {site!r} occurs twice: a fault would strike both"
+                raise ValueError(f"{problem}; give each layer with sites its own name")
+            sites[site] = None
+    return Observations(struck, tensors, tuple(sites))
 
 
 def observed(ctx: Context, kind: str, name: str, tensor: jax.Array) -> Observations:
-    """`tensor` as an observation, where its kind was asked for."""
+    """`tensor` as an observation, if its kind was asked for.
+
+    >>> ctx = Context(jax.random.key(0), jnp.arange(1), observe=frozenset({"gradients"}))
+    >>> observed(ctx, "gradients", "bn1", jnp.ones(2)).tensors
+    {'gradients': {'bn1': Array([1., 1.], dtype=float32)}}
+    """
     return Observations(tensors={kind: {name: tensor}} if kind in ctx.observe else {})
+
+
+ForwardResult = tuple[jax.Array, Stats, Cache, Observations]
+BackwardResult = tuple[jax.Array, Params, Observations]
+
+
+class Init(Protocol):
+    """Initial parameters and statistics of a layer."""
+
+    def __call__(self, key: Key, shape: Shape, /) -> tuple[Initial, Initial]:
+        """Draw them on the host.
+
+        Args:
+          key: integers, such as the seed, to which a layer adds its name.  With None nothing is
+            drawn: leaves may then be shapes alone.
+          shape: of the layer's input, `[R, b, …]`.
+
+        Returns:
+          The layer's parameters and its statistics, each `{layer: {name: array}}`.
+        """
+
+
+class Forward(Protocol):
+    """The forward pass of a layer."""
+
+    def __call__(self, params: Params, stats: Stats, x: jax.Array, ctx: Context, /) -> ForwardResult:
+        """Compute the output.
+
+        Args:
+          params, stats: of the entire network; a layer reads its own by name.
+          x: [R, b, …].
+          ctx: what else the pass depends on.
+
+        Returns:
+          The output [R, b, …]; this layer's statistics (new ones in training, `{}` if unchanged);
+          what its backward pass needs; observations.
+        """
+
+
+class Backward(Protocol):
+    """The backward pass of a layer."""
+
+    def __call__(self, params: Params, cache: Cache, dy: jax.Array, ctx: Context, /) -> BackwardResult:
+        """Compute the gradients.
+
+        Args:
+          params: of the entire network.
+          cache: from this layer's forward pass.
+          dy: gradient of the loss with respect to the output, [R, b, …].
+          ctx: as in the forward pass.
+
+        Returns:
+          dx, the gradient with respect to the input, [R, b, …] (arbitrary if `ctx.input_gradient`
+          is False); the gradients of this layer's parameters, summed over the device's workers;
+          observations.
+        """
 
 
 class Layer(NamedTuple):
     """A layer, or a whole network: three pure functions.
 
-    `params` and `stats` are the two-level dicts of the entire network, from which a layer
-    reads its own by name.  Activations have the workers of the device as leading axis,
-    `[R, b, …]`.
+    `params` and `stats` are the two-level dicts of the entire network, from which a layer reads its
+    own by name.  Activations have the workers of the device as leading axis, `[R, b, …]`.
 
-    Attributes:
-      init: `(key, shape) -> params, stats` of this layer, NumPy arrays, for activations of
-        `shape` `[R, b, …]`; `key` is a tuple of integers, to which a layer
-        adds its name, or None for shapes alone.
-      forward: `(params, stats, x, ctx) -> y, stats, cache, observations`; the statistics
-        returned are this layer's, new ones in training.
-      backward: `(params, cache, dy, ctx) -> dx, dparams, observations`; `dparams` are summed
-        over the device's workers.
+    >>> from models.layers.activation import relu
+    >>> layer, ctx = relu(), Context(jax.random.key(0), jnp.arange(1))
+    >>> y, stats, cache, _ = layer.forward({}, {}, jnp.array([[-1.0, 2.0]]), ctx)
+    >>> dx, dparams, _ = layer.backward({}, cache, jnp.ones_like(y), ctx)
+    >>> y.tolist(), dx.tolist()
+    ([[0.0, 2.0]], [[0.0, 1.0]])
     """
 
-    init: Callable[[tuple[int, ...] | None, tuple[int, ...]], tuple[Params, Stats]]
-    forward: Callable[[Params, Stats, jax.Array, Context], tuple[jax.Array, Stats, Any, Observations]]
-    backward: Callable[[Params, Any, jax.Array, Context], tuple[jax.Array, Params, Observations]]
+    init: Init
+    forward: Forward
+    backward: Backward
 
 
-def stateless(key, shape):
-    """The `init` of a layer that has neither parameters nor statistics."""
+def stateless(key: Key, shape: Shape) -> tuple[Initial, Initial]:
+    """The `init` of a layer that has neither parameters nor statistics.
+
+    >>> stateless((0,), (1, 4))
+    ({}, {})
+    """
     del key, shape
     return {}, {}

@@ -1,23 +1,24 @@
 """The operations that a fault can strike: a convolution, depthwise convolution or dense layer, and its two gradients.
 
-Each operation is written twice.  `compute` is what every step runs: all workers of the
-device folded into one batch, in the fastest formulation.  `operands` and `product` are the
-published form of the same operation for one worker, with padding, dilation and transposes
-laid out, so that a position in an injection file means what it meant in the published
-artifact (docs/science.md, Sites and operands; He et al., ISCA 2023, artifact).  A fault acts on the published form;
-what it changes there is carried over into the fast result.
+Each operation is written twice.  `compute` is what every step runs: all workers of the device as
+one batch, in the fastest formulation.  `operands` and `product` are the published form of the same
+operation for one worker, with padding, dilation and transposes laid out.  Positions in an injection
+file refer to the published form, as in the published artifact (docs/science.md, Sites and operands;
+He et al., ISCA 2023, artifact).  A fault acts on the published form; what it changes there is
+carried over into the fast result.
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from . import formulations
-from .fault import INACTIVE, Struck, bits, nothing_struck, overwrite, site_id
+from .fault import Fault, Struck, bits, nothing_struck, overwrite, site_id
 from .formulations import VALID
 from .isolation import fence, isolated
 from .layer import Context, Observations
@@ -26,31 +27,66 @@ from .layer import Context, Observations
 MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
 
 
+class Operation(Protocol):
+    """One product of two tensors: hashable, its fields being static."""
+
+    def compute(self, a: jax.Array, b: jax.Array, /) -> jax.Array:
+        """The result for all workers, in the fastest formulation.
+
+        The class says what `a` and `b` are; each that belongs to workers has them as leading axis [R].
+        """
+
+    def operands(self, a: jax.Array, b: jax.Array, r: jax.Array | int, /) -> tuple[jax.Array, jax.Array]:
+        """Input and weight operand of worker `r` (its number on this device), in the published layout."""
+
+    def product(self, a: jax.Array, b: jax.Array, /) -> jax.Array:
+        """The output operand of one worker from its input and weight operand, all in the published layout."""
+
+
+@runtime_checkable
+class Summed(Operation, Protocol):
+    """An operation with one result for all workers, their sum; the others have one result for each worker."""
+
+    def from_published(self, output: jax.Array, /) -> jax.Array:
+        """An output operand in the layout of `compute`'s result."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Convolution:
-    """y = x * kernel. x [R,b,H,W,I], kernel [k,k,I,O] -> y [R,b,h,w,O], before any bias."""
+    """y = x * kernel. x [R,b,H,W,I], kernel [k,k,I,O] -> y [R,b,h,w,O], before any bias.
+
+    >>> jax.eval_shape(Convolution(2).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((3, 3, 3, 5))).shape
+    (1, 4, 4, 4, 5)
+    """
 
     stride: int
 
     fast = staticmethod(formulations.convolution)
     short = staticmethod(formulations.short_convolution)
 
-    def compute(self, x, kernel):
+    def compute(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """y of all workers."""
         padding = formulations.same_padding(x.shape[2:4], kernel.shape[:2], self.stride)
         y = self.fast(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
         return y.reshape(*x.shape[:2], *y.shape[1:])
 
-    def operands(self, x, kernel, r):
-        return x[r], kernel  # [b,H,W,I], [k,k,I,O]
+    def operands(self, x: jax.Array, kernel: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """x [b,H,W,I] of one worker; kernel [k,k,I,O]."""
+        return x[r], kernel
 
-    def product(self, x, kernel):  # -> [b,h,w,O]
+    def product(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """y [b,h,w,O] of one worker."""
         padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
         return self.short(x, kernel, self.stride, padding)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionGradIn:
-    """dx from dy and kernel. dy [R,b,h,w,O], kernel [k,k,I,O] -> dx [R,b,H,W,I]."""
+    """dx from dy and kernel. dy [R,b,h,w,O], kernel [k,k,I,O] -> dx [R,b,H,W,I].
+
+    >>> jax.eval_shape(ConvolutionGradIn(2, (8, 8)).compute, jnp.ones((1, 4, 4, 4, 5)), jnp.ones((3, 3, 3, 5))).shape
+    (1, 4, 8, 8, 3)
+    """
 
     stride: int
     size: tuple[int, int]  # H, W
@@ -58,172 +94,239 @@ class ConvolutionGradIn:
     fast = staticmethod(formulations.input_gradient)
     short = staticmethod(formulations.short_convolution)
 
-    def compute(self, dy, kernel):
+    def compute(self, dy: jax.Array, kernel: jax.Array) -> jax.Array:
+        """dx of all workers."""
         padding = formulations.same_padding(self.size, kernel.shape[:2], self.stride)
         shape = (dy.shape[0] * dy.shape[1], *self.size, kernel.shape[2])
         dx = self.fast(dy.reshape(-1, *dy.shape[2:]), kernel, self.stride, padding, shape)
         return dx.reshape(*dy.shape[:2], *dx.shape[1:])
 
-    def operands(self, dy, kernel, r):
+    def operands(self, dy: jax.Array, kernel: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """dy of one worker, dilated and padded, [b,H',W',O]; the kernel rotated by 180°, channels exchanged."""
         k = kernel.shape[0]
-        grad_y = _pad(_dilate(dy[r], self.stride, k), k)  # [b,H',W',O]
+        grad_y = _pad(_dilate(dy[r], self.stride, k), k)
         return grad_y, self.exchanged(kernel[::-1, ::-1])
 
-    def exchanged(self, kernel):
-        return kernel.transpose(0, 1, 3, 2)  # [k,k,I,O] -> [k,k,O,I]
+    def exchanged(self, kernel: jax.Array) -> jax.Array:
+        """[k,k,I,O] -> [k,k,O,I]."""
+        return kernel.transpose(0, 1, 3, 2)
 
-    def product(self, grad_y, rotated):  # -> [b,H,W,I]
+    def product(self, grad_y: jax.Array, rotated: jax.Array) -> jax.Array:
+        """dx [b,H,W,I] of one worker."""
         return self.short(grad_y, rotated, 1, VALID)
 
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionGradWt:
-    """dkernel, summed over the workers. x [R,b,H,W,I], dy [R,b,h,w,O] -> [k,k,I,O]."""
+    """dkernel, summed over the workers. x [R,b,H,W,I], dy [R,b,h,w,O] -> [k,k,I,O].
+
+    >>> jax.eval_shape(ConvolutionGradWt(2, 3).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((1, 4, 4, 4, 5))).shape
+    (3, 3, 3, 5)
+    """
 
     stride: int
     kernel_size: int
 
     fast = staticmethod(formulations.weight_gradient)
 
-    def compute(self, x, dy):
+    def compute(self, x: jax.Array, dy: jax.Array) -> jax.Array:
+        """dkernel, summed over all workers."""
         k = self.kernel_size
         padding = formulations.same_padding(x.shape[2:4], (k, k), self.stride)
         x, dy = (t.reshape(-1, *t.shape[2:]) for t in (x, dy))
         return self.fast(x, dy, self.stride, padding, k)
 
-    def operands(self, x, dy, r):
+    def operands(self, x: jax.Array, dy: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """x of one worker, padded, [I,H',W',b]; its dy, dilated, [h',w',b,O]."""
         k = self.kernel_size
-        padded = _pad(x[r], k).transpose(3, 1, 2, 0)  # [I,H',W',b]
-        grad_y = _dilate(dy[r], self.stride, k).transpose(1, 2, 0, 3)  # [h',w',b,O]
+        padded = _pad(x[r], k).transpose(3, 1, 2, 0)
+        grad_y = _dilate(dy[r], self.stride, k).transpose(1, 2, 0, 3)
         return padded, grad_y
 
-    def product(self, padded, grad_y):  # -> [I,k,k,O]
+    def product(self, padded: jax.Array, grad_y: jax.Array) -> jax.Array:
+        """dkernel of one worker, [I,k,k,O]."""
         return formulations.short_convolution(padded, grad_y, 1, VALID)
 
-    def from_published(self, output):
-        return output.transpose(1, 2, 0, 3)  # [I,k,k,O] -> [k,k,I,O]
+    def from_published(self, output: jax.Array) -> jax.Array:
+        """[I,k,k,O] -> [k,k,I,O]."""
+        return output.transpose(1, 2, 0, 3)
 
 
 class Depthwise(Convolution):
-    """y = x * kernel, channel by channel. x [R,b,H,W,C], kernel [k,k,C,1] -> y [R,b,h,w,C]."""
+    """y = x * kernel, channel by channel. x [R,b,H,W,C], kernel [k,k,C,1] -> y [R,b,h,w,C].
+
+    >>> jax.eval_shape(Depthwise(2).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((3, 3, 3, 1))).shape
+    (1, 4, 4, 4, 3)
+    """
 
     fast = staticmethod(formulations.depthwise_convolution)
     short = staticmethod(formulations.short_depthwise_convolution)
 
 
 class DepthwiseGradIn(ConvolutionGradIn):
-    """dx from dy and kernel. dy [R,b,h,w,C], kernel [k,k,C,1] -> dx [R,b,H,W,C]."""
+    """dx from dy and kernel. dy [R,b,h,w,C], kernel [k,k,C,1] -> dx [R,b,H,W,C].
+
+    >>> jax.eval_shape(DepthwiseGradIn(2, (8, 8)).compute, jnp.ones((1, 4, 4, 4, 3)), jnp.ones((3, 3, 3, 1))).shape
+    (1, 4, 8, 8, 3)
+    """
 
     fast = staticmethod(formulations.depthwise_input_gradient)
     short = staticmethod(formulations.short_depthwise_convolution)
 
-    def exchanged(self, kernel):
-        return kernel  # [k,k,C,1]: each channel is its own input and output
+    def exchanged(self, kernel: jax.Array) -> jax.Array:
+        """[k,k,C,1] as it is: each channel is its own input and output."""
+        return kernel
 
 
 class DepthwiseGradWt(ConvolutionGradWt):
-    """dkernel, summed over the workers. x [R,b,H,W,C], dy [R,b,h,w,C] -> [k,k,C,1]."""
+    """dkernel, summed over the workers. x [R,b,H,W,C], dy [R,b,h,w,C] -> [k,k,C,1].
+
+    >>> jax.eval_shape(DepthwiseGradWt(2, 3).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((1, 4, 4, 4, 3))).shape
+    (3, 3, 3, 1)
+    """
 
     fast = staticmethod(formulations.depthwise_weight_gradient)
 
-    def operands(self, x, dy, r):
+    def operands(self, x: jax.Array, dy: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """x of one worker, padded, [b,H',W',C]; its dy, dilated, [b,h',w',C]."""
         k = self.kernel_size
-        return _pad(x[r], k), _dilate(dy[r], self.stride, k)  # [b,H',W',C], [b,h',w',C]
+        return _pad(x[r], k), _dilate(dy[r], self.stride, k)
 
-    def product(self, padded, grad_y):  # -> [k,k,C,1]
+    def product(self, padded: jax.Array, grad_y: jax.Array) -> jax.Array:
+        """dkernel of one worker, [k,k,C,1]."""
         return formulations.short_depthwise_weight_gradient(padded, grad_y, 1, VALID, self.kernel_size)
 
-    def from_published(self, output):
+    def from_published(self, output: jax.Array) -> jax.Array:
+        """[k,k,C,1] as it is."""
         return output
 
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """y = x @ kernel. x [R,b,I], kernel [I,O] -> y [R,b,O], before the bias."""
+    """y = x @ kernel. x [R,b,I], kernel [I,O] -> y [R,b,O], before the bias.
 
-    def compute(self, x, kernel):
+    >>> jax.eval_shape(Dense().compute, jnp.ones((1, 4, 3)), jnp.ones((3, 5))).shape
+    (1, 4, 5)
+    """
+
+    def compute(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """y of all workers."""
         return x @ kernel
 
-    def operands(self, x, kernel, r):
+    def operands(self, x: jax.Array, kernel: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """x [b,I] of one worker; kernel [I,O]."""
         return x[r], kernel
 
-    def product(self, x, kernel):
+    def product(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
+        """y [b,O] of one worker."""
         return x @ kernel
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradIn:
-    """dx = dy @ kernelᵀ. dy [R,b,O], kernel [I,O] -> dx [R,b,I]."""
+    """dx = dy @ kernelᵀ. dy [R,b,O], kernel [I,O] -> dx [R,b,I].
 
-    def compute(self, dy, kernel):
+    >>> jax.eval_shape(DenseGradIn().compute, jnp.ones((1, 4, 5)), jnp.ones((3, 5))).shape
+    (1, 4, 3)
+    """
+
+    def compute(self, dy: jax.Array, kernel: jax.Array) -> jax.Array:
+        """dx of all workers."""
         return dy @ kernel.T
 
-    def operands(self, dy, kernel, r):
-        return dy[r], kernel.T  # [b,O], [O,I]
+    def operands(self, dy: jax.Array, kernel: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """dy [b,O] of one worker; the transposed kernel [O,I]."""
+        return dy[r], kernel.T
 
-    def product(self, dy, transposed):
+    def product(self, dy: jax.Array, transposed: jax.Array) -> jax.Array:
+        """dx [b,I] of one worker."""
         return dy @ transposed
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradWt:
-    """dkernel = xᵀ @ dy, summed over the workers. x [R,b,I], dy [R,b,O] -> [I,O]."""
+    """dkernel = xᵀ @ dy, summed over the workers. x [R,b,I], dy [R,b,O] -> [I,O].
 
-    def compute(self, x, dy):
+    >>> jax.eval_shape(DenseGradWt().compute, jnp.ones((1, 4, 3)), jnp.ones((1, 4, 5))).shape
+    (3, 5)
+    """
+
+    def compute(self, x: jax.Array, dy: jax.Array) -> jax.Array:
+        """dkernel, summed over all workers."""
         return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
-    def operands(self, x, dy, r):
-        return x[r].T, dy[r]  # [I,b], [b,O]
+    def operands(self, x: jax.Array, dy: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """The transposed x [I,b] of one worker; its dy [b,O]."""
+        return x[r].T, dy[r]
 
-    def product(self, transposed, dy):
+    def product(self, transposed: jax.Array, dy: jax.Array) -> jax.Array:
+        """dkernel [I,O] of one worker."""
         return transposed @ dy
 
-    def from_published(self, output):
+    def from_published(self, output: jax.Array) -> jax.Array:
+        """[I,O] as it is."""
         return output
 
 
-Summed = ConvolutionGradWt | DenseGradWt  # one result for all workers; the others have one for each
-Operation = Convolution | ConvolutionGradIn | Dense | DenseGradIn | Summed
-
-
-def perform(operation: Operation, site: str, a, b, ctx: Context, used: bool = True):
-    """Run one operation for all workers of the device, struck by the context's fault if it names this site.
+def perform(
+    operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
+) -> tuple[jax.Array, Observations]:
+    """Run one operation for all workers of the device; the context's fault strikes it if it names this site.
 
     Args:
       operation: which one; its class says what `a` and `b` are.
       site: its name, as in an injection file.
-      used: False where nothing reads the result; it is then computed only when struck.
+      used: False if nothing reads the result.  It is then computed only if struck or observed, and
+        NaN is returned in its place.
 
     Returns:
-      The result, and observations: what the fault did, and on request (`operands`) the three
+      The result, and observations: what the fault did and, on request (`operands`), the three
       operands of every worker in the published layout, stacked along a leading axis [R].
+
+    >>> ctx = Context(jax.random.key(0), jnp.arange(2), observe=frozenset({"operands"}))
+    >>> x, kernel = jnp.ones((2, 4, 3)), jnp.ones((3, 5))
+    >>> y, seen = jax.eval_shape(lambda: perform(Dense(), "fc", x, kernel, ctx))
+    >>> y.shape, seen.sites, seen.tensors["operands"]["fc"]["output"].shape
+    ((2, 4, 5), ('fc',), (2, 4, 5))
     """
-    # What depends on the site enters as a traced value: operations of equal shape share one trace.
     fault = ctx.fault if ctx.supported is None or site in ctx.supported else None
+    # What depends on the site enters as a traced value: operations of equal shape share one trace.
     strike = None if fault is None else _strike_here(fault, jnp.int32(site_id(site)), ctx.workers)
     with isolated("false"):
         result, struck, operands = _perform(
             operation, "operands" in ctx.observe, used, a, b, fault, strike, ctx.workers.shape[0]
         )
-    return result, Observations(struck, {"operands": {site: operands}} if operands else {})
+    if result is None:
+        shape = jax.eval_shape(operation.compute, a, b)
+        result = jnp.full(shape.shape, jnp.nan, shape.dtype)
+    return result, Observations(struck, {"operands": {site: operands}} if operands else {}, (site,))
 
 
 @jax.jit
-def _strike_here(fault, site, workers):
+def _strike_here(fault: Fault, site: jax.Array, workers: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Whether the fault strikes this site of a worker of this device, and which of its workers."""
     here = workers == fault.worker
     return (fault.site == site) & jnp.any(here), jnp.argmax(here)
 
 
 @partial(jax.jit, static_argnums=(0, 1, 2, 7))
-@isolated("true")  # no more of the many small functions inside
-def _perform(operation, observe, used, a, b, fault, strike, workers):
+@isolated("true")  # the many small functions inside are inlined again
+def _perform(
+    operation: Operation,
+    observe: bool,
+    used: bool,
+    a: jax.Array,
+    b: jax.Array,
+    fault: Fault | None,
+    strike: tuple[jax.Array, jax.Array] | None,
+    workers: int,
+) -> tuple[jax.Array | None, Struck | None, dict[str, jax.Array] | None]:
     result = fence(_rounded(operation.compute, a, b)) if used else None
     struck = None
-    if fault is not None:
+    if fault is not None and strike is not None:
         hit, r = strike
         # Only what the fault can change passes the conditional, which copies what passes it.
-        whole = isinstance(operation, Summed) or not used
+        whole = isinstance(operation, Summed) or result is None
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
         part, struck = lax.cond(
             hit,
@@ -237,23 +340,26 @@ def _perform(operation, observe, used, a, b, fault, strike, workers):
     return result, struck, operands
 
 
-def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | None, Struck]:
+def _strike(
+    operation: Operation, a: jax.Array, b: jax.Array, fault: Fault, r: jax.Array, result: jax.Array | None
+) -> tuple[jax.Array | None, Struck]:
     """The result (of worker r, or summed over the workers, or None) with the fault in it.
 
-    The published form is computed twice, clean and faulty, and only the elements that differ
-    are taken over: the two differ by the fault alone, whereas the published and the fast form
-    also differ in rounding.
+    The published form is computed twice, clean and faulty.  Only the elements that differ are taken
+    over: the two differ by the fault alone, whereas the published and the fast form also differ in
+    rounding.
     """
     clean_operands = fence(*operation.operands(a, b, r))
     clean = fence(_rounded(operation.product, *clean_operands))
-    # Of a result that is summed over workers (or not computed), this worker's own is not at hand.
+    # If the result is summed over workers, or not computed, this worker's own is not at hand.
     mine = clean if result is None or isinstance(operation, Summed) else result
-    *changed_operands, changed_mine, struck = _overwrite_one((*clean_operands, mine), fault)
-    faulty = fence(_rounded(operation.product, *fence(*changed_operands)))
+    (changed_a, changed_b, changed_mine), struck = overwrite((*clean_operands, mine), fault)
+    faulty = fence(_rounded(operation.product, *fence(changed_a, changed_b)))
     output = jnp.where(bits(faulty) != bits(clean), faulty, changed_mine)
     differs = bits(output) != bits(mine)
 
-    struck = struck.replace(hits=jnp.ones((), jnp.int32), output_changed=jnp.sum(differs, dtype=jnp.int32))
+    changed = jnp.sum(differs, dtype=jnp.int32)
+    struck = dataclasses.replace(struck, hits=jnp.ones((), jnp.int32), output_changed=changed)
     if result is None:
         return None, struck
     if isinstance(operation, Summed):
@@ -264,43 +370,31 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     return output, struck
 
 
-def _overwrite_one(tensors, fault):
-    """Input, weight and output with the fault in the one that it names, and what was done.
+def _rounded(multiply: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+    """`multiply(a, b)` with operands rounded to the matrix precision of JAX's configuration.
 
-    They are overwritten end to end, as one vector: with an overwriting for each, which is most
-    of what a site adds to the program, compiling takes three times as long.
+    Devices without multipliers of that width thus compute the same products; those that have them
+    find nothing left to round.  Operands, results and sums remain float32.
     """
-    ends = np.cumsum([t.size for t in tensors])
-    start = jnp.array([0, *ends[:-1]], jnp.int32)[fault.operand]
-    index = jnp.where(fault.index == INACTIVE, INACTIVE, fault.index + start)
-    shifted = fault.replace(index=index, source=fault.source + start)
-    together = fence(jnp.concatenate([t.reshape(-1) for t in tensors]))
-    together, struck = overwrite(together, shifted, jnp.bool_(True))
-    parts = jnp.split(together, ends[:-1])
-    return *(part.reshape(t.shape) for part, t in zip(parts, tensors, strict=True)), struck
-
-
-def _rounded(multiply, a, b):
-    """`multiply(a, b)` with operands rounded as the matrix precision of JAX's configuration says.
-
-    Devices without multipliers of that width so compute the same products; those that have
-    them find nothing left to round.  Operands and results remain float32, sums too.
-    """
-    digits = MANTISSA.get(jax.config.jax_default_matmul_precision)
+    digits = MANTISSA.get(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if digits is not None:
         a, b = (lax.reduce_precision(t, 8, digits) for t in (a, b))
     return multiply(a, b)
 
 
-def _without(tensor, r):
+def _without(tensor: jax.Array, r: jax.Array) -> jax.Array:
     """`tensor` [R,…] with worker r's part zero."""
     return lax.dynamic_update_index_in_dim(tensor, jnp.zeros_like(tensor[0]), r, 0)
 
 
-def _published_operands(operation, a, b, result, workers):
+def _published_operands(
+    operation: Operation, a: jax.Array, b: jax.Array, result: jax.Array | None, workers: int
+) -> dict[str, jax.Array]:
     each = [operation.operands(a, b, r) for r in range(workers)]
-    at_hand = result is not None and not isinstance(operation, Summed)
-    outputs = [result[r] if at_hand else _rounded(operation.product, *pair) for r, pair in enumerate(each)]
+    if result is None or isinstance(operation, Summed):
+        outputs = [_rounded(operation.product, *pair) for pair in each]
+    else:
+        outputs = [result[r] for r in range(workers)]
     return {
         "input": jnp.stack([pair[0] for pair in each]),
         "weight": jnp.stack([pair[1] for pair in each]),
@@ -308,7 +402,7 @@ def _published_operands(operation, a, b, result, workers):
     }
 
 
-def _dilate(dy, stride, k):
+def _dilate(dy: jax.Array, stride: int, k: int) -> jax.Array:
     """Spread dy [b,h,w,O] by the stride: for k > 1 each value follows its zeros, for k = 1 it leads."""
     if stride == 1:
         return dy
@@ -318,7 +412,7 @@ def _dilate(dy, stride, k):
     return lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), spread, spread, (0, 0, 0)])
 
 
-def _pad(tensor, k):
+def _pad(tensor: jax.Array, k: int) -> jax.Array:
     """Pad [b,H,W,C] by (k-1)//2 on every side."""
     p = (k - 1) // 2
     return jnp.pad(tensor, [(0, 0), (p, p), (p, p), (0, 0)])

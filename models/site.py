@@ -1,13 +1,13 @@
 """The sites of a network, found by tracing it: nothing is computed."""
 
 import dataclasses
+import re
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from .fault import Operand, site_id
-from .layer import Context, Layer
+from .layer import Context, Layer, Observations, Params, Stats, merge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,9 +16,9 @@ class Site:
 
     Attributes:
       name: as in an injection file.
-      layer: the layer it belongs to.
+      layer: name of the layer that the operation belongs to.
       stage: `forward` or `backward`.
-      operands: shapes and dtypes of its three operands for one worker.
+      operands: shape and dtype of each operand, for one worker.
     """
 
     name: str
@@ -28,6 +28,7 @@ class Site:
 
     @property
     def shapes(self) -> dict[Operand, tuple[int, ...]]:
+        """The shape of each operand, for one worker."""
         return {operand: tensor.shape for operand, tensor in self.operands.items()}
 
 
@@ -35,32 +36,38 @@ def list_sites(network: Layer, example: jax.ShapeDtypeStruct) -> dict[str, Site]
     """All sites of `network` by name, in the order in which a step runs them.
 
     Args:
-      worker_batch: examples of one worker, the b of the operands' shapes.
-      input_shape: of one example.
+      example: shape [b, …] and dtype of one worker's input.
 
     Raises:
-      ValueError: two sites whose names have the same hash.
+      ValueError: a site occurs twice, or two sites have the same id.
+
+    >>> from models.layers.convolution import convolution
+    >>> sites = list_sites(convolution("conv1", 8, 3, 2), jax.ShapeDtypeStruct((16, 32, 32, 3), "float32"))
+    >>> list(sites)
+    ['conv1', 'conv1_grad_in', 'conv1_grad_wt']
+    >>> site = sites["conv1_grad_in"]
+    >>> site.layer, site.stage, site.shapes[Operand.INPUT]
+    ('conv1', 'backward', (16, 34, 34, 8))
     """
     shape = (1, *example.shape)
     params, stats = network.init(None, shape)
 
-    def passes(params, stats, x):
+    def passes(params: Params, stats: Stats, x: jax.Array) -> tuple[Observations, Observations]:
         ctx = Context(key=jax.random.key(0), workers=jnp.arange(1), observe=frozenset({"operands"}))
         y, _, cache, forward = network.forward(params, stats, x, ctx)
         _, _, backward = network.backward(params, cache, y, ctx)
-        # Lists keep the order, which tracing would lose in a dict.
-        order.extend([("forward", name) for name in forward.tensors["operands"]])
-        order.extend([("backward", name) for name in backward.tensors["operands"]])
-        return {**forward.tensors["operands"], **backward.tensors["operands"]}
+        return forward, backward
 
-    order: list[tuple[str, str]] = []
-    traced = jax.eval_shape(passes, params, stats, jax.ShapeDtypeStruct(shape, np.float32))
-    sites = {}
-    for stage, name in order:
-        operands = traced[name]
-        each = {o: operands[o.name.lower()] for o in Operand}
-        layer = name.removesuffix("_grad_in").removesuffix("_grad_wt")
-        sites[name] = Site(name, layer, stage, {o: jax.ShapeDtypeStruct(t.shape[1:], t.dtype) for o, t in each.items()})
-    if len({site_id(name) for name in sites}) != len(sites):
-        raise ValueError("two sites have the same id; rename one")
+    traced = jax.eval_shape(passes, params, stats, jax.ShapeDtypeStruct(shape, example.dtype))
+    merge(traced)  # raises if a site occurs twice
+    sites: dict[str, Site] = {}
+    ids: dict[int, str] = {}
+    for stage, seen in zip(("forward", "backward"), traced, strict=True):
+        for name in seen.sites:
+            if (other := ids.setdefault(site_id(name), name)) != name:
+                raise ValueError(f"sites {other!r} and {name!r} have the same id; rename one of their layers")
+            tensors = {operand: seen.tensors["operands"][name][operand.name.lower()] for operand in Operand}
+            operands = {operand: jax.ShapeDtypeStruct(t.shape[1:], t.dtype) for operand, t in tensors.items()}
+            layer = name if stage == "forward" else re.sub("_grad_(in|wt)$", "", name)
+            sites[name] = Site(name, layer, stage, operands)
     return sites

@@ -8,7 +8,7 @@ from typing import Self
 import jax
 import numpy as np
 
-from models.fault import Fault, Operand, make_fault
+from models.fault import LARGEST_OPERAND, Fault, Operand, make_fault
 from models.site import Site
 
 from ..training.workload import Workload
@@ -16,7 +16,6 @@ from .fault_models import FAULT_MODELS, Bits, Integers
 from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
-LARGEST_OPERAND = 2**31 - 1  # elements of an operand: positions are 32-bit integers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from ..layer import Layer, Observations, stateless
+from ..layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Stats, stateless
 
 
 def relu(scale: float = 1.0) -> Layer:
@@ -14,13 +14,17 @@ def relu(scale: float = 1.0) -> Layer:
 
     Args:
       scale: positive.
+
+    >>> y, *_ = relu(2.0).forward({}, {}, jnp.array([[-1.0, 3.0]]), Context(jax.random.key(0), jnp.arange(1)))
+    >>> y.tolist()
+    [[0.0, 6.0]]
     """
 
-    def forward(params, stats, x, ctx):
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y = jnp.where(x <= 0, 0, x * scale)
         return y, {}, y, Observations()
 
-    def backward(params, cache, dy, ctx):
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         y = cache
         return jnp.where(y > 0, dy * scale, 0), {}, Observations()
 
@@ -28,13 +32,18 @@ def relu(scale: float = 1.0) -> Layer:
 
 
 def sigmoid() -> Layer:
-    """`1 / (1 + exp(−x))`."""
+    """`1 / (1 + exp(−x))`.
 
-    def forward(params, stats, x, ctx):
+    >>> y, *_ = sigmoid().forward({}, {}, jnp.array([[0.0]]), Context(jax.random.key(0), jnp.arange(1)))
+    >>> y.tolist()
+    [[0.5]]
+    """
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y = jax.nn.sigmoid(x)
         return y, {}, y, Observations()
 
-    def backward(params, cache, dy, ctx):
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         y = cache
         return dy * (y * (1 - y)), {}, Observations()
 
@@ -45,12 +54,16 @@ def swish() -> Layer:
     """`x · sigmoid(x)`.
 
     Reference: Ramachandran, Zoph, Le, arXiv 1710.05941, with β = 1.
+
+    >>> y, *_ = swish().forward({}, {}, jnp.array([[0.0, 50.0]]), Context(jax.random.key(0), jnp.arange(1)))
+    >>> y.tolist()
+    [[0.0, 50.0]]
     """
 
-    def forward(params, stats, x, ctx):
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         return x * jax.nn.sigmoid(x), {}, x, Observations()
 
-    def backward(params, cache, dy, ctx):
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         x = cache
         s = jax.nn.sigmoid(x)
         return dy * (s * (1 + x * (1 - s))), {}, Observations()

@@ -1,8 +1,9 @@
 """Dense layer; its three operations are sites, beyond the published artifact."""
 
+import jax
 import jax.numpy as jnp
 
-from ..layer import Layer, merge
+from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
 from ..operations import Dense, DenseGradIn, DenseGradWt, perform
 from .initial import filled, glorot_normal
 
@@ -11,20 +12,26 @@ def dense(name: str, features: int) -> Layer:
     """`y = x @ kernel + bias` from [R,b,I] to [R,b,features].
 
     Parameters `kernel` [I,O], Glorot-normal, and `bias` [O], zero.  Sites: `name`,
-    `name_grad_in`, `name_grad_wt`.
+    `name_grad_in`, `name_grad_wt`.  The input gradient is computed only if somebody reads it
+    (`Context.input_gradient`), or if it is struck or observed.
+
+    >>> params, _ = dense("fc", 10).init((0,), (1, 8, 64))
+    >>> {name: leaf.shape for name, leaf in params["fc"].items()}
+    {'kernel': (64, 10), 'bias': (10,)}
     """
 
-    def init(key, shape):
+    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
         kernel = glorot_normal(key, name, (shape[-1], features))
         return {name: {"kernel": kernel, "bias": filled(0, features)}}, {}
 
-    def forward(params, stats, x, ctx):
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y, observations = perform(Dense(), name, x, params[name]["kernel"], ctx)
         return y + params[name]["bias"], {}, x, observations
 
-    def backward(params, cache, dy, ctx):
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         x = cache  # [R,b,I]
-        dx, at_in = perform(DenseGradIn(), f"{name}_grad_in", dy, params[name]["kernel"], ctx)
+        kernel = params[name]["kernel"]
+        dx, at_in = perform(DenseGradIn(), f"{name}_grad_in", dy, kernel, ctx, used=ctx.input_gradient)
         dkernel, at_wt = perform(DenseGradWt(), f"{name}_grad_wt", x, dy, ctx)
         dparams = {"kernel": dkernel, "bias": jnp.sum(dy, axis=(0, 1))}
         return dx, {name: dparams}, merge([at_in, at_wt])

@@ -20,15 +20,19 @@ def densenet(
 
     Args:
       width: channels of the stem; each bottleneck adds half as many (32 at the published width).
-      blocks: bottlenecks of each of the four dense blocks.
+      blocks: number of bottlenecks in each of the four dense blocks.
       classes: number of classes.
       dropout_rate: at the end of each bottleneck.
 
     Reference: Huang, Liu, van der Maaten, Weinberger, CVPR 2017; as used by He et al., ISCA 2023.
+
+    >>> params, _ = densenet(width=4, blocks=(1,) * 4).init(None, (1, 2, 32, 32, 3))
+    >>> params["fc"]["kernel"].shape
+    (4, 10)
     """
     growth = max(1, width // 2)
 
-    def bottleneck(name):
+    def bottleneck(name: str) -> Layer:
         added = chain(
             batch_norm(f"{name}_bn1"),
             relu(),
@@ -40,7 +44,7 @@ def densenet(
         )
         return concatenated(added)
 
-    def transition(name, features):
+    def transition(name: str, features: int) -> Layer:
         return chain(
             batch_norm(f"{name}_bn"),
             relu(),
@@ -56,7 +60,7 @@ def densenet(
         stages += [bottleneck(f"densenet_dense_block_{stage}_bottleneck_{i}") for i in range(count)]
         features += count * growth
     return chain(
-        convolution("densenet_conv", width, 7, 2, input_gradient=False),
+        convolution("densenet_conv", width, 7, 2),
         batch_norm("densenet_bn"),
         relu(),
         convolution("densenet_conv_p", width, 3, 2),

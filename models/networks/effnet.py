@@ -31,15 +31,19 @@ def effnet(
     """EfficientNet-B0 for 32×32 images: [R,b,32,32,3] -> logits [R,b,classes].
 
     Args:
-      width: channels of the stem; the others are in proportion.
-      blocks: of each of the seven stages.
+      width: channels of the stem; the other layers' are in proportion.
+      blocks: number of blocks of each of the seven stages.
       classes: number of classes.
       dropout_rate: before the dense layer.
 
     Reference: Tan and Le, ICML 2019; as used by He et al., ISCA 2023.
+
+    >>> params, _ = effnet(width=4, blocks=(1,) * 7).init(None, (1, 2, 32, 32, 3))
+    >>> params["fc"]["kernel"].shape
+    (160, 10)
     """
 
-    def scaled(channels):
+    def scaled(channels: int) -> int:
         return max(1, channels * width // 32)
 
     stages, inputs = [], width
@@ -49,7 +53,7 @@ def effnet(
             stages.append(residual(block) if i else block)  # a stage's first block changes channels, the others do not
             inputs = scaled(channels)
     return chain(
-        convolution("conv1", width, 3, 2, bias=False, input_gradient=False),
+        convolution("conv1", width, 3, 2, bias=False),
         batch_norm("bn1"),
         swish(),
         *stages,
@@ -62,7 +66,7 @@ def effnet(
     )
 
 
-def _mbconv(name, features, expanded, size, stride):
+def _mbconv(name: str, features: int, expanded: int, size: int, stride: int) -> Layer:
     """Inverted bottleneck: widen, convolve each channel, weigh the channels, narrow."""
     squeeze_and_excite = chain(
         global_average(f"{name}_se_pool", keep_map=True),

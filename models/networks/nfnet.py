@@ -26,15 +26,20 @@ def nfnet(
 
     Args:
       width: channels of the stem; the stages have 4, 8, 16, 32 times as many.
-      blocks: of each of the four stages; those left out leave a gap in the numbers.
+      blocks: number of blocks of each of the four stages.  Blocks left out leave a gap in the numbers
+        of the names, so that a name means the same block at every scale.
       classes: number of classes.
       dropout_rate: before the dense layer.
 
     Reference: Brock, De, Smith, ICLR 2021, and Brock, De, Smith, Simonyan, ICML 2021; as used by
     He et al., ISCA 2023.
+
+    >>> params, _ = nfnet(width=2, blocks=(1,) * 4).init(None, (1, 2, 32, 32, 3))
+    >>> params["fc"]["kernel"].shape
+    (64, 10)
     """
-    layers = [standardised_convolution("NF_ResNet_init_conv", width, 3, 2, input_gradient=False)]
-    first, variance = 0, 1.0  # the number of a stage's first block, the variance expected of a block's input
+    layers = [standardised_convolution("NF_ResNet_init_conv", width, 3, 2)]
+    first, variance = 0, 1.0  # number of a stage's first block; expected variance of a block's input
     for stage, (count, published) in enumerate(zip(blocks, BLOCKS, strict=True)):
         for i in range(count):
             stride = 2 if stage > 0 and i == 0 else 1
@@ -52,11 +57,11 @@ def nfnet(
     )
 
 
-def _block(name, features, stride, projected, deviation):
-    """Pre-activated bottleneck; its input is divided by the deviation that is expected of it.
+def _block(name: str, features: int, stride: int, projected: bool, deviation: float) -> Layer:
+    """Pre-activated bottleneck; its input is divided by its expected standard deviation.
 
-    The shortcut is a convolution of the activated input where channels or stride change
-    (`projected`), and else the input itself.
+    If channels or stride change (`projected`), the shortcut is a convolution of the activated input;
+    otherwise it is the input itself.
     """
     activated = relu(VARIANCE_KEPT / deviation)
     main = chain(

@@ -21,16 +21,23 @@ def resnet18(
 
     Args:
       width: channels of the first stage; the stages have 1, 2, 4, 8 times as many.
-      blocks: of each of the four stages.
+      blocks: number of blocks of each of the four stages.
       classes: number of classes.
       dropout_rate: after every activation inside the stages.
-      norm: False leaves out every batch normalisation (`resnet18_nobn`).
+      norm: False leaves out every batch normalisation (workload `resnet18_nobn`).
 
     Reference: He, Zhang, Ren, Sun, CVPR 2016; as used by He et al., ISCA 2023.
-    """
-    normalise = batch_norm if norm else lambda name: chain()
 
-    def block(name, features, stride):
+    >>> network = resnet18(width=8)
+    >>> params, stats = network.init((0,), (1, 2, 32, 32, 3))
+    >>> params["fc"]["kernel"].shape, len(params), len(stats)
+    ((64, 10), 41, 20)
+    """
+
+    def normalise(name: str) -> Layer:
+        return batch_norm(name) if norm else chain()
+
+    def block(name: str, features: int, stride: int) -> Layer:
         shortcut = chain(
             convolution(f"{name}_downsample", features, 1, stride),
             normalise(f"{name}_bn3"),
@@ -55,7 +62,7 @@ def resnet18(
         for i in range(count)
     ]
     return chain(
-        convolution("conv1", width, 7, 2, input_gradient=False),
+        convolution("conv1", width, 7, 2),
         normalise("bn1"),
         relu(),
         *stages,

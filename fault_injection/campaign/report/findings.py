@@ -69,8 +69,8 @@ def outcomes(facts: Facts) -> Section:
     plan = facts.plan
     text = [
         f"{facts.total:,} of {plan.experiments:,} experiments on {plan.workload.title} ({plan.workload.details}), "
-        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are Wilson's at {plan.confidence:.0%} confidence. The rate "
-        "of all experiments together gives each fault model its weight in the plan."
+        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are Wilson's at {plan.confidence:.0%} "
+        "confidence. The rate of all experiments together gives each fault model its weight in the plan."
     ]
     if 0 < facts.total < plan.experiments and len(plan.epochs) > 1:
         text.append("Experiments run epoch after epoch, so the rates so far are not those of the whole plan.")
