@@ -24,14 +24,15 @@ from .optimizers import history
 from .program import Array, Batch, Evaluation, Leaf, Measure, Program, Role, StepReport, leaf_names, report
 
 AXIS = "workers"
+Leaves = dict[str, dict[str, Any]]  # by layer and name: arrays, or their shapes and dtypes
 
 
 @struct.dataclass
 class ExplicitState:
     """What a step reads and writes: parameters, running statistics, optimizer state."""
 
-    params: Params
-    stats: Stats
+    params: Leaves
+    stats: Leaves
     opt_state: optax.OptState
 
 
