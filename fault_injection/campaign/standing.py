@@ -73,7 +73,7 @@ def standing(folder: pathlib.Path) -> Standing:
     """
     with Store(folder) as store:
         plan, about = store.plan(), store.about()
-        outcomes = rates(store, plan)
+        outcomes = outcome_rates(store, plan)
         events = store.query("SELECT at, what FROM events ORDER BY at DESC, rowid DESC LIMIT 1")
     return Standing(
         folder=folder,
@@ -86,7 +86,7 @@ def standing(folder: pathlib.Path) -> Standing:
     )
 
 
-def rates(store: Store, plan: Plan | None) -> dict[str, Rate]:
+def outcome_rates(store: Store, plan: Plan | None) -> dict[str, Rate]:
     """The rates of the outcomes that have occurred, by outcome."""
     counts = {row["outcome"]: row["n"] for row in store.query(QUERIES["outcomes"])}
     total, confidence = sum(counts.values()), plan.confidence if plan else 0.95

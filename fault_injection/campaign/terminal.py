@@ -5,7 +5,7 @@ import time
 from typing import Self
 
 from .plan import Plan
-from .standing import outcome_lines, rates
+from .standing import outcome_lines, outcome_rates
 from .store import Store
 
 EVERY = {True: 2.0, False: 60.0}  # seconds between two pictures, on a terminal and in a log
@@ -40,7 +40,7 @@ class Display:
         self._lines = len(lines)
 
     def _text(self, seconds: float) -> list[str]:
-        outcomes = rates(self._store, self._plan)
+        outcomes = outcome_rates(self._store, self._plan)
         total = next(iter(outcomes.values())).total if outcomes else 0
         done, wanted = total - self._before, self._plan.experiments
         if done:

@@ -14,16 +14,16 @@ from ..machine.processes import leading
 from ..training.workload import Option, Workload
 from ..training.workloads import WORKLOADS, find_workload
 
-Run = Callable[[argparse.Namespace], None]
+Action = Callable[[argparse.Namespace], None]
 
 
-class Commands:
+class CommandLine:
     """The commands of a program; each adds its own parser."""
 
     def __init__(self, parser: argparse.ArgumentParser):
         self._parsers = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(self, name: str, run: Run, text: str) -> argparse.ArgumentParser:
+    def add(self, name: str, run: Action, text: str) -> argparse.ArgumentParser:
         """The parser of a new command, which `run` carries out; `text` says what it does."""
         parser: argparse.ArgumentParser = self._parsers.add_parser(name, help=text, description=text)
         parser.set_defaults(run=run)
@@ -35,7 +35,7 @@ def positive(text: str) -> int:
     return _number(text, 1)
 
 
-def whole(text: str) -> int:
+def natural(text: str) -> int:
     """A whole number from 0."""
     return _number(text, 0)
 
@@ -67,7 +67,7 @@ def machine_options(parser: argparse.ArgumentParser) -> None:
     several = parser.add_argument_group("several processes, one run (the same command in each)")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
     several.add_argument("--processes", type=positive, metavar="N", help="how many there are")
-    several.add_argument("--process", type=whole, metavar="I", help="number of this one, from 0")
+    several.add_argument("--process", type=natural, metavar="I", help="number of this one, from 0")
     place_options(parser)
 
 

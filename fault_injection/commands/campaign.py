@@ -12,13 +12,13 @@ from ..campaign.plan import Plan, read_plan
 from ..campaign.sampling import draw
 from ..campaign.standing import standing
 from ..machine.errors import InputError
-from .arguments import Commands, json_option, place_options, positive, tell, tell_json
+from .arguments import CommandLine, json_option, place_options, positive, tell, tell_json
 from .estimates import clock, golden_needed
 
 DRAWN = 100_000  # experiments up to which `--check` draws them all, to count them by fault model
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     text = "run a campaign: many injections of one plan, with their statistics; goes on where it stopped"
     sub = commands.add("campaign", run, text)

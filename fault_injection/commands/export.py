@@ -9,14 +9,14 @@ from ..campaign.tables import FORMATS, write_tables
 from ..faults.injection_file import write_injection
 from ..machine.errors import InputError
 from ..runs.outcome import OUTCOMES
-from .arguments import Commands, tell, whole
+from .arguments import CommandLine, natural, tell
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("export", run, "write injection files of a campaign's experiments, or its tables; runs nothing")
     sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
-    sub.add_argument("--id", type=whole, nargs="+", metavar="N", help="these experiments, as injection files")
+    sub.add_argument("--id", type=natural, nargs="+", metavar="N", help="these experiments, as injection files")
     sub.add_argument(
         "--outcome", choices=OUTCOMES, metavar="OUTCOME", help="all experiments of this outcome, as injection files"
     )

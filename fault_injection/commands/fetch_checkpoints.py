@@ -6,10 +6,10 @@ import pathlib
 from ..machine.environment import cache_folder
 from ..published.checkpoints import DRIVE, fetch
 from ..training.workloads import find_workload
-from .arguments import Commands, whole
+from .arguments import CommandLine, natural
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("fetch-checkpoints", run, "download the published checkpoints, and import them")
     sub.add_argument("workload", nargs="?", help="only this workload's (default: each checkpoint's own)")
@@ -24,7 +24,7 @@ def add(commands: Commands) -> None:
         metavar="PATH",
         help="download nothing: a folder of TensorFlow checkpoints, or one of them without its .index",
     )
-    sub.add_argument("--epoch", type=whole, help="before which epoch the one found was taken, if it does not say")
+    sub.add_argument("--epoch", type=natural, help="before which epoch the one found was taken, if it does not say")
     sub.add_argument("--cache", type=pathlib.Path, help=f"folder that keeps them (default: {cache_folder()})")
 
 

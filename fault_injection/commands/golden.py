@@ -7,7 +7,7 @@ from ..machine.processes import say
 from ..runs.golden_run import Golden, final_metrics, noise_floor
 from ..runs.outcome import Thresholds
 from .arguments import (
-    Commands,
+    CommandLine,
     chosen_workload,
     epoch_list,
     json_option,
@@ -20,7 +20,7 @@ from .arguments import (
 from .estimates import shown
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("golden", run, "make a fault-free run, and its twins")
     sub.add_argument("workload", help="name of a workload")

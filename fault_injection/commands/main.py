@@ -67,10 +67,10 @@ class _Parser(argparse.ArgumentParser):
 
 def _parser(program: str) -> argparse.ArgumentParser:
     from . import campaign, export, fetch_checkpoints, golden, replay, report, results, scale, sites, status
-    from .arguments import Commands
+    from .arguments import CommandLine
 
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
-    commands = Commands(parser)
+    commands = CommandLine(parser)
     for command in (replay, results, golden, sites, scale, campaign, status, report, export, fetch_checkpoints):
         command.add(commands)
     return parser

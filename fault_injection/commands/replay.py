@@ -17,13 +17,13 @@ from ..runs.follow import numbered
 from ..runs.golden_run import Golden
 from ..runs.replay_files import write_replay
 from ..runs.replay_run import golden_for, last_step, replay
-from .arguments import Commands, json_option, machine_options, tell, tell_json, whole
+from .arguments import CommandLine, json_option, machine_options, natural, tell, tell_json
 from .estimates import golden_needed, shown, time_needed
 
 CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("replay", run, "replay one injection, from fault to verdict")
     sub.add_argument(
@@ -34,7 +34,7 @@ def add(commands: Commands) -> None:
         help="injection file, or with --id the folder of a campaign",
     )
     sub.add_argument("--file", type=pathlib.Path, help="injection file, the same as FILE")
-    sub.add_argument("--id", type=whole, metavar="N", help="number of an experiment of a campaign")
+    sub.add_argument("--id", type=natural, metavar="N", help="number of an experiment of a campaign")
     sub.add_argument(
         "--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file, DIR/experiment_N)"
     )
@@ -73,8 +73,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError("--out is a file, expected a folder", out)
     if options.id is not None:
         write_injection(out / f"{name}.csv", injection)
-    result = replay(injection, golden)
-    write_replay(result, name, out, command)
+    result = replay(injection, golden, lambda result: write_replay(result, name, out, command))
     if options.json:
         tell_json({"name": name, **dataclasses.asdict(result.outcome), "folder": str(out)})
         return

@@ -5,10 +5,10 @@ import pathlib
 
 from ..campaign.report.sections import write_report
 from ..campaign.standing import standing
-from .arguments import Commands, json_option, tell, tell_json
+from .arguments import CommandLine, json_option, tell, tell_json
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("report", run, "write the report of a campaign")
     sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")

@@ -5,10 +5,10 @@ import pathlib
 
 from ..machine.errors import InputError
 from ..runs.finished import Finished, draw_together, find_finished
-from .arguments import Commands, json_option, tell, tell_json
+from .arguments import CommandLine, json_option, tell, tell_json
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("results", run, "list finished replays with their verdicts; draw several in one picture")
     sub.add_argument(

@@ -6,10 +6,10 @@ import pathlib
 from ..faults.injection_file import read_injection, write_injection
 from ..faults.scaling import scale, scaled_name
 from ..machine.errors import InputError
-from .arguments import Commands, flag, given, workload_options
+from .arguments import CommandLine, flag, given, workload_options
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("scale", run, "write an injection file for another scale, and say the mapping; runs nothing")
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")

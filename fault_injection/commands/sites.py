@@ -3,10 +3,10 @@
 import argparse
 import json
 
-from .arguments import Commands, chosen_workload, workload_options
+from .arguments import CommandLine, chosen_workload, workload_options
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("sites", run, "list the sites of a workload with their operands; runs nothing")
     sub.add_argument("workload", help="name of a workload")

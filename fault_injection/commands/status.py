@@ -4,10 +4,10 @@ import argparse
 import pathlib
 
 from ..campaign.standing import outcome_lines, standing
-from .arguments import Commands, json_option, tell, tell_json
+from .arguments import CommandLine, json_option, tell, tell_json
 
 
-def add(commands: Commands) -> None:
+def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("status", run, "say how far a campaign is: done, left, rates so far, whether it can go on")
     sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")

@@ -20,7 +20,7 @@ from ..machine.errors import InputError
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
 
-Integers = np.ndarray
+Indices = np.ndarray
 FLOAT32 = 32  # bits of an element of every operand today
 NAN, INF, MINUS_INF = 0x7FC00000, 0x7F800000, 0xFF800000
 
@@ -33,24 +33,24 @@ class Bits(NamedTuple):
       keep, flip: uint32 [K], masks.
     """
 
-    source: Integers
-    keep: Integers
-    flip: Integers
+    source: Indices
+    keep: Indices
+    flip: Indices
 
 
 # `(rng, index, size)`: a generator, the positions struck (int64 [K], row-major) and the elements of the operand.
-Values = Callable[[np.random.Generator, Integers, int], Bits]
+Values = Callable[[np.random.Generator, Indices, int], Bits]
 # `(rng, size)`: distinct positions, int64 [K], in an operand of `size` elements.
-Places = Callable[[np.random.Generator, int], Integers]
+Places = Callable[[np.random.Generator, int], Indices]
 
 
-def _set(index: Integers, patterns: Integers | int) -> Bits:
+def _set(index: Indices, patterns: Indices | int) -> Bits:
     """The elements get the given bits."""
     patterns = np.broadcast_to(np.asarray(patterns, np.uint32), index.shape)
     return Bits(index, np.zeros(index.shape, np.uint32), patterns)
 
 
-def _flip(index: Integers, masks: Integers | int) -> Bits:
+def _flip(index: Indices, masks: Indices | int) -> Bits:
     """The bits of the masks are inverted."""
     masks = np.broadcast_to(np.asarray(masks, np.uint32), index.shape)
     return Bits(index, np.full(index.shape, ALL_ONES, np.uint32), masks)
@@ -63,13 +63,13 @@ def bit_flip(bits: tuple[int, ...] = tuple(range(FLOAT32))) -> Values:
     array([2147483648], dtype=uint32)
     """
 
-    def values(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+    def values(rng: np.random.Generator, index: Indices, size: int) -> Bits:
         return _flip(index, np.uint32(1) << rng.choice(np.array(bits, np.uint32), index.shape))
 
     return values
 
 
-def random_finite(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+def random_finite(rng: np.random.Generator, index: Indices, size: int) -> Bits:
     """Bits uniform over all finite patterns of a float32.
 
     >>> bits = random_finite(np.random.default_rng(0), np.arange(1000), 1000)
@@ -82,7 +82,7 @@ def random_finite(rng: np.random.Generator, index: Integers, size: int) -> Bits:
     return _set(index, (sign << 31) | (exponent << 23) | fraction)
 
 
-def same_tensor(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+def same_tensor(rng: np.random.Generator, index: Indices, size: int) -> Bits:
     """Values of other elements of the same tensor, each drawn uniformly from all but the element struck.
 
     >>> same_tensor(np.random.default_rng(0), np.array([0, 1]), 2).source
@@ -92,17 +92,17 @@ def same_tensor(rng: np.random.Generator, index: Integers, size: int) -> Bits:
     return Bits(source, np.full(index.shape, ALL_ONES, np.uint32), np.zeros(index.shape, np.uint32))
 
 
-def zero(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+def zero(rng: np.random.Generator, index: Indices, size: int) -> Bits:
     """Zero."""
     return _set(index, 0)
 
 
-def worst_case(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+def worst_case(rng: np.random.Generator, index: Indices, size: int) -> Bits:
     """Uniform from 10¹⁶ to 10¹⁸: no other source can have given the published values of latent outcomes."""
     return _set(index, rng.uniform(1e16, 1e18, index.shape).astype(np.float32).view(np.uint32))
 
 
-def measured(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+def measured(rng: np.random.Generator, index: Indices, size: int) -> Bits:
     """After a gate-level study of a GPU: half zeros, flips mostly of several bits, 1 % special values.
 
     All elements of a fault share one kind: zero with probability 0.5, NaN or an infinity with
@@ -148,7 +148,7 @@ def histogram(patterns: tuple[Pattern, ...]) -> Values:
     kinds = np.array([pattern.flip for pattern in patterns])
     bits = np.array([pattern.bits for pattern in patterns], np.uint32)
 
-    def values(rng: np.random.Generator, index: Integers, size: int) -> Bits:
+    def values(rng: np.random.Generator, index: Indices, size: int) -> Bits:
         row = rng.choice(len(weights), index.shape, p=weights / weights.sum())
         return Bits(index, np.where(kinds[row], ALL_ONES, 0).astype(np.uint32), bits[row])
 
@@ -196,7 +196,7 @@ def group_of(count: int) -> Places:
     array([0, 1, 2, 3])
     """
 
-    def places(rng: np.random.Generator, size: int) -> Integers:
+    def places(rng: np.random.Generator, size: int) -> Indices:
         first = int(rng.integers(max(1, size // count))) * count
         return np.arange(first, min(first + count, size))
 
@@ -212,7 +212,7 @@ def run_of_groups(count: int) -> Places:
     array([0, 1, 2, 3])
     """
 
-    def places(rng: np.random.Generator, size: int) -> Integers:
+    def places(rng: np.random.Generator, size: int) -> Indices:
         groups = size // count
         if groups < 2:
             return np.arange(min(count, size))
@@ -229,7 +229,7 @@ def periodic(count: int) -> Places:
     array([16, 16])
     """
 
-    def places(rng: np.random.Generator, size: int) -> Integers:
+    def places(rng: np.random.Generator, size: int) -> Indices:
         period = int(rng.choice([2, 4, 8, 16]))
         first = int(rng.integers(max(1, size - (count - 1) * period)))
         return np.arange(first, min(first + count * period, size), period)

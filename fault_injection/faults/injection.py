@@ -12,7 +12,7 @@ from models.fault import LARGEST_OPERAND, Fault, Operand, make_fault
 from models.site import Site
 
 from ..training.workload import Workload
-from .fault_models import FAULT_MODELS, Bits, Integers
+from .fault_models import FAULT_MODELS, Bits, Indices
 from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
@@ -78,7 +78,7 @@ in the output [128×10] of fc.
         worker: int,
         epoch: int,
         step: int,
-        index: Integers,
+        index: Indices,
         bits: Bits,
         horizon: int | None = None,
     ) -> Self:
@@ -164,7 +164,7 @@ def _becomes(new: NewBits, dtype: np.dtype) -> str:
     return f"has its bits {digits} inverted" if new.keep else f"gets the bits {digits}"
 
 
-def bits_of(values: Sequence[float], dtype: np.dtype) -> Integers:
+def bits_of(values: Sequence[float], dtype: np.dtype) -> Indices:
     """uint32 [K]: the bits of numbers rounded to a floating-point type of at most 32 bits.
 
     >>> [hex(bits) for bits in bits_of((1.0, -0.0), np.dtype(np.float32))]

@@ -68,7 +68,7 @@ def _expected_value(text: str) -> str:
 
 
 VALUE = Kind(_read_value, _expected_value)
-NAME = Kind(str, lambda text: "a name")
+ANY_NAME = Kind(str, lambda text: "a name")
 
 
 def read_injection(path: str | pathlib.Path) -> Injection:
@@ -95,7 +95,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     rows = Rows(path, _by_key(listed, path, published))
 
     stage, fmodel = rows.one("stage", one_of(STAGES)), rows.one("fmodel", one_of(FAULT_MODELS))
-    worker, layer = rows.one("target_worker", whole(0)), rows.one("target_layer", NAME)
+    worker, layer = rows.one("target_worker", whole(0)), rows.one("target_layer", ANY_NAME)
     epoch, step = rows.one("target_epoch", whole(0)), rows.one("target_step", whole(0))
     positions = rows.every("inj_pos", POSITION)
     values = rows.every("inj_values", VALUE) if "inj_values" in rows else ()
@@ -134,7 +134,7 @@ def _published_workload(listed: list[Row], path: object) -> Workload:
     """The workload that the row `model` names; its options say which further rows there can be."""
     for row in listed:
         if row.key == "model":
-            name = Rows(path, {"model": row}).one("model", NAME)
+            name = Rows(path, {"model": row}).one("model", ANY_NAME)
             try:
                 return find_workload(name)
             except InputError as error:

@@ -15,7 +15,7 @@ import numpy as np
 from models.fault import ALL_ONES
 
 from ..machine.reading import Kind, counts
-from .fault_models import Bits, Integers
+from .fault_models import Bits, Indices
 
 Position = tuple[int, ...]
 POSITION: Kind[Position] = counts("/", 0, "coordinates such as 107/3/3/85, counted from 0")
@@ -96,7 +96,7 @@ def format_position(position: Position) -> str:
     return "/".join(map(str, position))
 
 
-def from_masks(index: Integers, bits: Bits, tensor: jax.ShapeDtypeStruct) -> tuple[NewBits, ...]:
+def from_masks(index: Indices, bits: Bits, tensor: jax.ShapeDtypeStruct) -> tuple[NewBits, ...]:
     """The form of each element's new bits, as a fault model drew them.
 
     Args:
@@ -119,7 +119,7 @@ def from_masks(index: Integers, bits: Bits, tensor: jax.ShapeDtypeStruct) -> tup
     )
 
 
-def to_masks(new: Sequence[NewBits], index: Integers, shape: tuple[int, ...]) -> Bits:
+def to_masks(new: Sequence[NewBits], index: Indices, shape: tuple[int, ...]) -> Bits:
     """Sources and masks of elements' new bits; the inverse of `from_masks`.
 
     >>> to_masks([NewBits(5), NewBits(1, True), NewBits(0, True, (1, 1))], np.arange(3), (2, 2)).source
@@ -133,11 +133,11 @@ def to_masks(new: Sequence[NewBits], index: Integers, shape: tuple[int, ...]) ->
     return Bits(source, keep, np.array([each.flip for each in new], np.uint32))
 
 
-def ravel(positions: Sequence[Position], shape: tuple[int, ...]) -> Integers:
+def ravel(positions: Sequence[Position], shape: tuple[int, ...]) -> Indices:
     """Row-major indices, int64, of coordinates; raises ValueError where one lies outside `shape`."""
     return np.ravel_multi_index(tuple(np.array(positions, np.int64).T), shape)
 
 
-def unravel(index: Integers, shape: tuple[int, ...]) -> list[Position]:
+def unravel(index: Indices, shape: tuple[int, ...]) -> list[Position]:
     """Coordinates of row-major indices; the inverse of `ravel`."""
     return list(zip(*(axis.tolist() for axis in np.unravel_index(index, shape)), strict=True))

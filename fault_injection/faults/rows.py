@@ -4,14 +4,12 @@ import csv
 import dataclasses
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from ..machine.errors import InputError
-from ..machine.reading import SHOWN, Kind
+from ..machine.reading import SHOWN, Kind, Value
 from ..training.workload import Workload, format_option
 from ..training.workloads import WORKLOADS
-
-Value = TypeVar("Value")
 
 
 class Row(NamedTuple):

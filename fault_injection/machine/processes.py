@@ -20,7 +20,7 @@ import numpy as np
 
 from .errors import InputError
 
-Result = TypeVar("Result")
+Told = TypeVar("Told")
 Arguments = ParamSpec("Arguments")
 STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
@@ -93,7 +93,7 @@ def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
 
-def from_leader(function: Callable[[], Result]) -> Result:
+def from_leader(function: Callable[[], Told]) -> Told:
     """Run `function` in the leader, and return its value in every process.
 
     Every process has to reach this call, in the same order as all others.  Where there are
@@ -113,7 +113,7 @@ def from_leader(function: Callable[[], Result]) -> Result:
 
     if jax.process_count() == 1 or _alone.get():
         return function()
-    outcome: tuple[Result | None, Exception | None] = None, None
+    outcome: tuple[Told | None, Exception | None] = None, None
     if leading():
         token = _alone.set(True)
         try:
@@ -130,7 +130,7 @@ def from_leader(function: Callable[[], Result]) -> Result:
     return value  # type: ignore[return-value]  # None only where `function` returned it
 
 
-def _broadcast(value: Result) -> Result:
+def _broadcast(value: Told) -> Told:
     """The leader's value, in every process."""
     from jax.experimental.multihost_utils import broadcast_one_to_all
 

@@ -14,7 +14,7 @@ from ..machine.processes import say
 from .extras import import_extra
 
 SUMS = "SHA256SUMS"  # in the format of `sha256sum --check`
-TIMEOUT = 30  # seconds without a byte
+DRIVE_TIMEOUT = 30  # seconds without a byte
 RETRIES = 3  # of a file after a cut, within one command
 
 
@@ -42,7 +42,7 @@ def fetch_folder(drive_id: str, folder: pathlib.Path, pattern: str = "*") -> Non
             "the folder's list of files",
             drive_id,
             lambda: gdown.download_folder(
-                id=drive_id, output=str(folder), skip_download=True, quiet=True, timeout=TIMEOUT
+                id=drive_id, output=str(folder), skip_download=True, quiet=True, timeout=DRIVE_TIMEOUT
             ),
         )
         files = [file for file in listed if fnmatch(file.path, pattern)]
@@ -69,7 +69,7 @@ def _fetch(drive_id: str, file_id: str, folder: pathlib.Path, name: str) -> None
                 bar.update(have - bar.n)
 
             gdown = import_extra("gdown")
-            options = {"resume": True, "quiet": True, "progress": show, "timeout": TIMEOUT, "retries": RETRIES}
+            options = {"resume": True, "quiet": True, "progress": show, "timeout": DRIVE_TIMEOUT, "retries": RETRIES}
             _asked(name, drive_id, lambda: gdown.download(id=file_id, output=str(path), **options))
     found = sha256(path)  # gdown has renamed the file, so it is whole
     if sums.setdefault(name, found) != found:

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike
 from ..machine.files import write_atomically
 from ..training.program import Measure
 
-Table = Mapping[str, np.ndarray]  # columns of a run: `steps/…` with one row per step, `epochs/…` with one per epoch
+Columns = Mapping[str, np.ndarray]  # columns of a run: `steps/…` with one row per step, `epochs/…` with one per epoch
 
 # Told apart by the colour-blind (Okabe and Ito, 2002); the golden run has the first.
 GOLDEN, FAULT = "#0072b2", "#444444"
@@ -24,8 +24,8 @@ FAULTY = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 def draw_curves(
     path: str | os.PathLike,
     title: str,
-    golden: Table,
-    faulty: Mapping[str, Table],
+    golden: Columns,
+    faulty: Mapping[str, Columns],
     fault_at: Mapping[str, float],
     steps_per_epoch: int,
     measure: Measure,
@@ -41,7 +41,7 @@ def draw_curves(
       measure: the metric. If it is the loss, there is one panel.
     """
     names = list(dict.fromkeys(("loss", measure.name)))
-    runs: dict[str, tuple[Table, str]] = {"golden": (golden, GOLDEN)}
+    runs: dict[str, tuple[Columns, str]] = {"golden": (golden, GOLDEN)}
     runs |= {name: (table, FAULTY[i % len(FAULTY)]) for i, (name, table) in enumerate(faulty.items())}
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(6.4, 1.0 + 2.0 * len(names)), dpi=200, layout="constrained")
@@ -82,7 +82,7 @@ def draw_curves(
 
 
 def _draw_run(
-    panels: Mapping[str, Axes], run: Table, name: str, colour: str, steps_per_epoch: int, alone: bool
+    panels: Mapping[str, Axes], run: Columns, name: str, colour: str, steps_per_epoch: int, alone: bool
 ) -> None:
     """Draw one run: lines for training, dots for the test after each epoch, a cross where the loss ceases."""
     at = run["steps/epoch"] + run["steps/step"] / steps_per_epoch

@@ -15,7 +15,7 @@ PER_EPOCH = ("train_loss", "train_metric", "valid_loss", "valid_metric")
 NOT_EVALUATED = Evaluation(np.nan, np.nan)
 
 
-class Row(NamedTuple):
+class StepRow(NamedTuple):
     """What is recorded of one step; see `StepReport`."""
 
     step: np.ndarray
@@ -25,7 +25,7 @@ class Row(NamedTuple):
     magnitude: np.ndarray
 
 
-def epoch_record(rows: Sequence[Row], evaluation: Evaluation = NOT_EVALUATED) -> Epoch:
+def epoch_record(rows: Sequence[StepRow], evaluation: Evaluation = NOT_EVALUATED) -> Epoch:
     """An epoch as columns: `PER_STEP` with one row per step, `PER_EPOCH` as scalars.
 
     Args:
@@ -38,9 +38,9 @@ def epoch_record(rows: Sequence[Row], evaluation: Evaluation = NOT_EVALUATED) ->
     return record | dict(zip(PER_EPOCH, map(np.asarray, [*means, *evaluation]), strict=True))
 
 
-def rows_of(record: Epoch, steps: int) -> list[Row]:
+def rows_of(record: Epoch, steps: int) -> list[StepRow]:
     """The rows of the first `steps` steps of a record."""
-    return [Row(*(record[name][i] for name in PER_STEP)) for i in range(steps)]
+    return [StepRow(*(record[name][i] for name in PER_STEP)) for i in range(steps)]
 
 
 def cut(record: Epoch, steps: int) -> Epoch:
@@ -79,7 +79,7 @@ class Recorder(Observer):
       rows: of the epoch in which the recorded steps begin, the steps before them.
     """
 
-    def __init__(self, before: Run, rows: Sequence[Row] = ()):
+    def __init__(self, before: Run, rows: Sequence[StepRow] = ()):
         self._before = before
         self._epochs: list[Epoch] = []
         self._rows = list(rows)
@@ -87,7 +87,7 @@ class Recorder(Observer):
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         """Add a row."""
         numbers = (report.loss, report.metric, report.digest, report.magnitude)
-        self._rows.append(Row(*map(np.asarray, (np.int32(at.step), *numbers))))
+        self._rows.append(StepRow(*map(np.asarray, (np.int32(at.step), *numbers))))
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
         """Close the epoch's record."""
@@ -117,7 +117,7 @@ def columns(run: Run, program: Program, metric: str) -> dict[str, np.ndarray]:
         "step": run.column("step"),
         metric: run.column("metric"),
         "loss": run.column("loss"),
-        **{f"largest_{what}": worst(magnitude[:, at]) for what, at in groups.items() if at},
+        **{f"largest_{what}": peak(magnitude[:, at]) for what, at in groups.items() if at},
     }
     epochs = {"epoch": run.first + np.arange(run.ended)}
     for part in ("train", "valid"):
@@ -126,10 +126,10 @@ def columns(run: Run, program: Program, metric: str) -> dict[str, np.ndarray]:
     return {f"steps/{k}": v for k, v in steps.items()} | {f"epochs/{k}": v for k, v in epochs.items()}
 
 
-def worst(magnitude: np.ndarray) -> np.ndarray:
+def peak(magnitude: np.ndarray) -> np.ndarray:
     """Largest magnitude along the last axis, NaN counting as the largest; 0 of none.
 
-    >>> worst(np.array([[1.0, 2.0], [np.nan, 3.0]]))
+    >>> peak(np.array([[1.0, 2.0], [np.nan, 3.0]]))
     array([ 2., nan])
     """
     return np.max(magnitude, -1, initial=0)  # NumPy's maximum of a NaN is NaN

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,6 @@ from .records import PER_EPOCH, columns
 from .replay_run import Replay
 
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
-Table = dict[str, np.ndarray]
 
 
 def write_replay(replay: Replay, name: str, out: pathlib.Path, command: Sequence[str] | None = None) -> None:
@@ -58,7 +57,7 @@ def _write(replay: Replay, name: str, out: pathlib.Path, command: Sequence[str] 
     write_json(out / "outcome.json", outcome)
 
 
-def _watched(table: Table, injection: Injection) -> dict[str, list[float]]:
+def _watched(table: Mapping[str, np.ndarray], injection: Injection) -> dict[str, list[float]]:
     """Largest optimizer-history and running-variance values from the faulty step to two after it."""
     since = (table["steps/epoch"] - injection.epoch) * injection.steps_per_epoch + table["steps/step"] - injection.step
     watched = (since >= 0) & (since <= WATCHED_STEPS)

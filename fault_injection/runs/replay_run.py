@@ -8,6 +8,7 @@ import pathlib
 import shutil
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,11 +58,12 @@ class Replay:
     seconds: float
 
 
-def replay(injection: Injection, golden: Golden) -> Replay:
+def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], object] = lambda result: None) -> Replay:
     """Replay `injection`, making as much of its golden run as is missing.
 
     Args:
       golden: of the injection's workload, by a program that can strike its site; see `golden_for`.
+      finish: called with the result before what was kept for going on is removed, such as to write it.
 
     Raises:
       InputError, OSError: the dataset cannot be read, or a file not written.
@@ -88,8 +90,8 @@ def replay(injection: Injection, golden: Golden) -> Replay:
         from_leader(lambda: held.enter_context(store.alone()))
         total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
         progress = held.enter_context(Progress("replay", total, measure.name, record))
-        nonfinite, witness = NonFinite(since), Witness(injection.site, fault)
         kept = from_leader(lambda: _kept(store, first.epoch))
+        nonfinite, witness = NonFinite(since), Witness(injection.site, fault, kept.struck if kept else None)
         control: State = None
         if kept is None:
             # 2. Up to the fault, every step as in the golden run.
@@ -105,10 +107,8 @@ def replay(injection: Injection, golden: Golden) -> Replay:
             steps, faults = addresses(struck_at, last, steps_per_epoch), {struck_at: fault}
         else:
             # An interrupted replay goes on after the epochs that it has finished.
-            run, struck = kept
-            say(f"going on with an interrupted replay after epoch {run.first + run.ended - 1}")
-            witness.struck, recorder = struck, Recorder(run)
-            going_on = Address(run.first + run.ended, 0)
+            going_on, recorder = Address(first.epoch + kept.run.ended, 0), Recorder(kept.run)
+            say(f"going on with an interrupted replay after epoch {going_on.epoch - 1}")
             state = program.place(from_leader(lambda: store.read_checkpoint(going_on.epoch)))
             steps, faults = addresses(going_on, last, steps_per_epoch), {}
 
@@ -132,10 +132,12 @@ def replay(injection: Injection, golden: Golden) -> Replay:
             exactly_masked_after=masked.after,
             noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
         )
+        assert witness.struck is not None  # the faulty step was taken
+        seconds = time.monotonic() - begun
+        result = Replay(injection, golden, outcome, golden.fetch_run(epochs), faulty, witness.struck, seconds)
+        finish(result)
         from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
-    assert witness.struck is not None  # the faulty step was taken
-    seconds = time.monotonic() - begun
-    return Replay(injection, golden, outcome, golden.fetch_run(epochs), faulty, witness.struck, seconds)
+    return result
 
 
 def golden_for(
@@ -242,8 +244,15 @@ class _Keeper(Observer):
         from_leader(keep)
 
 
-def _kept(store: RunStore, first: int) -> tuple[Run, Struck] | None:
-    """What an interrupted replay has left: its whole epochs, and what the fault did.  None where it left nothing."""
+class _Kept(NamedTuple):
+    """What an interrupted replay has left: its whole epochs, and what the fault did."""
+
+    run: Run
+    struck: Struck
+
+
+def _kept(store: RunStore, first: int) -> _Kept | None:
+    """What an interrupted replay has left; None where it left nothing."""
     try:
         struck = Struck(**{name: np.asarray(value) for name, value in read_arrays(_struck_path(store)).items()})
         epoch = store.checkpoints()[-1]
@@ -251,7 +260,7 @@ def _kept(store: RunStore, first: int) -> tuple[Run, Struck] | None:
         epochs = tuple(store.read_record(e) for e in range(first, epoch))
     except (FileNotFoundError, IndexError, DamagedFile):
         return None
-    return Run(first, epochs, len(epochs)), struck
+    return _Kept(Run(first, epochs, len(epochs)), struck)
 
 
 def _struck_path(store: RunStore) -> pathlib.Path:

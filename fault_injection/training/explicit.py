@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -36,7 +36,7 @@ class ExplicitState:
     opt_state: optax.OptState
 
 
-class Batches(Protocol):
+class BatchSource(Protocol):
     """The batches of a dataset: trees of arrays with the keys `input` and `target`, and the workers as leading axis."""
 
     def train(self, epoch: int, step: int) -> dict[str, np.ndarray]:
@@ -46,24 +46,39 @@ class Batches(Protocol):
         """The test data as batches of one shape, with `weight` [R,m], which is 0 where they are padded."""
 
 
-def gradients(
+class Passes(NamedTuple):
+    """What a forward and a backward pass of the device's workers give.
+
+    Attributes:
+      loss, metric: this device's share of the global batch's.
+      stats: new running statistics, the mean over its workers.
+      grads: summed over its workers.
+      seen: observations.
+      logits: [R,b,classes].
+    """
+
+    loss: jax.Array
+    metric: jax.Array
+    stats: Stats
+    grads: Params
+    seen: Observations
+    logits: jax.Array
+
+
+def forward_and_backward(
     network: Layer, params: Params, stats: Stats, batch: Batch, ctx: Context, batch_size: int
-) -> tuple[jax.Array, jax.Array, Stats, Params, Observations, jax.Array]:
-    """One forward and backward pass of the device's workers.
+) -> Passes:
+    """One forward and one backward pass of the device's workers.
 
     Args:
       batch: `input` [R,b,…], `target` [R,b].
       batch_size: global; the loss is the sum over examples divided by it.
-
-    Returns:
-      This device's share of loss and metric, new statistics (mean over its workers),
-      gradients (summed over its workers), observations, logits [R,b,classes].
     """
     logits, new_stats, cache, forward = network.forward(params, stats, batch["input"], ctx)
     loss, correct, dlogits = cross_entropy(logits, batch["target"])
     _, grads, backward = network.backward(params, cache, dlogits / batch_size, ctx)
     loss, metric = jnp.sum(loss) / batch_size, jnp.sum(correct) / batch_size
-    return loss, metric, new_stats, grads, merge([forward, backward]), logits
+    return Passes(loss, metric, new_stats, grads, merge([forward, backward]), logits)
 
 
 @functools.cache
@@ -101,7 +116,7 @@ def explicit_program(
     batch_size: int,
     steps_per_epoch: int,
     seed: int,
-    batches: Callable[[], Batches],
+    batches: Callable[[], BatchSource],
     measure: Callable[[], Measure],
     data: Callable[[], str],
     supported: frozenset[str] | None = None,
@@ -145,14 +160,14 @@ def explicit_program(
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
         # Nothing reads the gradient of the network's input.
         ctx = Context(key=key, workers=numbers, fault=fault, supported=supported, input_gradient=False, observe=observe)
-        loss, metric, stats, grads, seen, _ = gradients(network, state.params, state.stats, batch, ctx, batch_size)
+        here = forward_and_backward(network, state.params, state.stats, batch, ctx, batch_size)
         # The only communication of a step.
-        loss, metric, grads, struck = lax.psum((loss, metric, grads, seen.struck), AXIS)
-        stats = lax.pmean(stats, AXIS)
+        loss, metric, grads, struck = lax.psum((here.loss, here.metric, here.grads, here.seen.struck), AXIS)
+        stats = lax.pmean(here.stats, AXIS)
         with isolated("false"):
             params, opt_state = update(grads, state.opt_state, state.params)
         new = ExplicitState(params, stats, opt_state)
-        return new, report(loss, metric, grads, new, struck, seen.tensors)
+        return new, report(loss, metric, grads, new, struck, here.seen.tensors)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)

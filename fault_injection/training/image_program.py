@@ -19,7 +19,7 @@ from .program import Measure, Program
 
 if TYPE_CHECKING:  # the description of a workload is no part of what computes its bits
     from ..data import DatasetInfo
-    from .images import ImageWorkload
+    from .image_workloads import ImageWorkload
 
 TOLERANCE = 0.02  # two points of accuracy; ours (docs/science.md, Outcomes)
 

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from ..machine.errors import InputError, did_you_mean
-from .images import PUBLISHED
+from .image_workloads import PUBLISHED
 from .workload import Workload
 
 WORKLOADS: dict[str, Workload] = {**PUBLISHED}

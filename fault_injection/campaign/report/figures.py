@@ -30,7 +30,7 @@ SERIES = (COLOURS[SLOW], COLOURS[IMMEDIATE], COLOURS[SHARP], COLOURS[LOW_TEST])
 SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
 
-def draw(paint: Callable[[Axes], None], height: float = 3.2) -> bytes:
+def picture(paint: Callable[[Axes], None], height: float = 3.2) -> bytes:
     """What `paint` draws, as PNG.
 
     Args:

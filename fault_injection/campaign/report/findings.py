@@ -46,7 +46,7 @@ def worst(facts: Facts) -> Section:
         [text],
         [
             Table("worst", f"By how much the final {metric} was worse than the golden run's.", rows),
-            Picture("worst", caption, alt, figures.draw(paint, height=3.6)),
+            Picture("worst", caption, alt, figures.picture(paint, height=3.6)),
             Commands(
                 "Each command replays one of them to the end of the training, with all curves and the reasons for "
                 "its verdict:",
@@ -113,7 +113,7 @@ def grouped(query: str, title: str, group: str, text: str, worst_first: bool = F
         ]
         paint = functools.partial(figures.bars, groups=groups)
         alt = f"Bars, one per {group}, divided into the shares of its outcomes."
-        picture = figures.draw(paint, height=1.05 + 0.22 * len(groups))
+        picture = figures.picture(paint, height=1.05 + 0.22 * len(groups))
         return Section(
             query,
             title,
@@ -151,11 +151,11 @@ def depth(facts: Facts) -> Section:
         paint = functools.partial(figures.rates, series=series, label="depth")
         caption = "Share not masked by depth, with its interval."
         alt = "Points with intervals over the depth of the layer, one colour per pass."
-        parts.insert(0, Picture("sites", caption, alt, figures.draw(paint)))
+        parts.insert(0, Picture("sites", caption, alt, figures.picture(paint)))
     return Section("depth", "Depth", [text], parts)
 
 
-def bits(facts: Facts) -> Section:
+def inverted_bits(facts: Facts) -> Section:
     """Rates by the bit that was inverted."""
     text = (
         "Experiments that inverted one bit of one element. In a float32, bit 31 is the sign, bits 30 to 23 are the "
@@ -172,7 +172,7 @@ def bits(facts: Facts) -> Section:
         paint = functools.partial(figures.rates, series={"": drawn}, label="bit that was inverted, 0 the lowest")
         caption = "Share not masked by the bit that was inverted, with its interval."
         alt = "Points with intervals over the number of the bit."
-        parts.insert(0, Picture("bits", caption, alt, figures.draw(paint)))
+        parts.insert(0, Picture("bits", caption, alt, figures.picture(paint)))
     return Section("bits", "Bits", [text], parts)
 
 
@@ -197,7 +197,7 @@ def latency(facts: Facts) -> Section:
         {"loss of the step": "finite", "experiments": finite},
         {"loss of the step": "not finite", "experiments": len(last) - finite},
     ]
-    picture = figures.draw(functools.partial(figures.latencies, counts=steps), height=2.6)
+    picture = figures.picture(functools.partial(figures.latencies, counts=steps), height=2.6)
     alt = "Bars of the number of experiments over the number of steps, on a logarithmic scale."
     return Section(
         "latency",
@@ -251,7 +251,7 @@ def necessary_condition(facts: Facts) -> Section:
                 "conditions",
                 "Largest optimizer history and running variance soon after the fault.",
                 alt,
-                figures.draw(paint, height=4.4),
+                figures.picture(paint, height=4.4),
             ),
             Table("conditions", "Experiments with large values soon after the fault.", rows),
         ],

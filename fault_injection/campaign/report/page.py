@@ -95,10 +95,10 @@ def element(name: str, /, *children: str, **attributes: str) -> Markup:
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
     if name in ("img", "meta"):
         return Markup(f"<{name}{given}>")
-    return Markup(f"<{name}{given}>{join(children)}</{name}>")
+    return Markup(f"<{name}{given}>{joined(children)}</{name}>")
 
 
-def join(children: Iterable[str], between: str = "") -> Markup:
+def joined(children: Iterable[str], between: str = "") -> Markup:
     """Children one after the other: markup as it is, text escaped."""
     return Markup(between.join(child if isinstance(child, Markup) else html.escape(child) for child in children))
 
@@ -166,14 +166,14 @@ def page(title: str, summary: Sequence[str], sections: Sequence[Section], querie
         element("title", title),
         element("style", Markup(STYLE)),
     )
-    whole = element("html", Markup("\n"), head, Markup("\n"), element("body", join(body, "\n")), lang="en")
+    whole = element("html", Markup("\n"), head, Markup("\n"), element("body", joined(body, "\n")), lang="en")
     return f"<!doctype html>\n{whole}\n"
 
 
 def _section(section: Section, more: Sequence[Markup] = ()) -> Markup:
     parts = [_part(part) for part in section.parts]
     text = [element("p", paragraph) for paragraph in section.text]
-    return element("section", join([element("h2", section.title), *text, *parts, *more], "\n"), id=section.key)
+    return element("section", joined([element("h2", section.title), *text, *parts, *more], "\n"), id=section.key)
 
 
 def _part(part: Part) -> Markup:
@@ -183,16 +183,16 @@ def _part(part: Part) -> Markup:
         case Picture():
             return _figure(part)
         case Commands():
-            return join([element("p", part.caption), element("pre", "\n".join(part.lines))])
+            return joined([element("p", part.caption), element("pre", "\n".join(part.lines))])
 
 
 def _query(name: str, sql: str) -> Markup:
-    return join([element("h3", element("code", name), id=f"query-{name}"), element("pre", sql)])
+    return joined([element("h3", element("code", name), id=f"query-{name}"), element("pre", sql)])
 
 
 def _caption(part: Table | Picture) -> Markup:
     link = element("a", "query", href=f"#query-{part.query}")
-    return join([part.caption, " (", link, ")"])
+    return joined([part.caption, " (", link, ")"])
 
 
 def _figure(picture: Picture) -> Markup:
@@ -215,7 +215,7 @@ def _table(table: Table) -> Markup:
         element("caption", _caption(table)),
         element("thead", head),
         Markup("\n"),
-        element("tbody", join(rows, "\n")),
+        element("tbody", joined(rows, "\n")),
     )
     scrolled = element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=table.caption)
     if len(rows) <= LONG:

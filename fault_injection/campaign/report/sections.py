@@ -8,7 +8,7 @@ from ...machine.files import write_atomically, write_text
 from ..store import Store
 from .conduct import accounting, all_counts, audited, environment, not_modelled
 from .facts import Facts
-from .findings import bits, depth, grouped, latency, necessary_condition, outcomes, worst
+from .findings import depth, grouped, inverted_bits, latency, necessary_condition, outcomes, worst
 from .page import Picture, Section, page
 from .queries import QUERIES
 from .summary import summary
@@ -21,7 +21,7 @@ SECTIONS: Sequence[Callable[[Facts], Section]] = (
     grouped("operands", "Operands", "operand", "The tensor of the operation that was struck.", True),
     grouped("epochs", "Epochs", "epoch", "The epoch of the fault, counted from 0."),
     depth,
-    bits,
+    inverted_bits,
     latency,
     necessary_condition,
     accounting,
