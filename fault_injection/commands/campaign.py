@@ -84,8 +84,8 @@ def _check(plan: Plan, task: jobs.Task, options: argparse.Namespace) -> None:
     for line in golden_needed(lab.golden, plan.golden_epochs, options.data_dir):
         tell(line)
     tell(f"It is another golden run than a replay's: {jobs.WHY_ANOTHER}.")
-    twins = f", of {plan.twins} twins of it" if plan.twins else ""
-    tell(f"Disk: up to {disk / 1e6:.0f} MB for the states and records of the golden run{twins}, and for forks.")
+    twins = f"{plan.twins} twins, " if plan.twins else ""
+    tell(f"Disk: up to {disk / 1e6:.0f} MB for the golden run, {twins}and the states that experiments fork from.")
     tell(
         f"Steps: {golden_steps} of the golden run and its twins; {least:.0f} per experiment if all end at once, "
         f"{most:.0f} if all are followed as far as the plan allows."
@@ -94,7 +94,7 @@ def _check(plan: Plan, task: jobs.Task, options: argparse.Namespace) -> None:
         tell("Time: not known before a golden run of this workload has been made on this machine.")
     else:
         low, high = (seconds * (golden_steps + plan.experiments * steps) for steps in (least, most))
-        tell(f"Time of one job: {clock(low)} to {clock(high)}, at {seconds:.3f} s per step, and compiling.")
+        tell(f"Time of one job: {clock(low)} to {clock(high)}, at {seconds:.3f} s per step; compiling comes on top.")
 
 
 def _drawn(plan: Plan) -> dict[str, int]:

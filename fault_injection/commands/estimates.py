@@ -38,7 +38,8 @@ def time_needed(seconds_per_step: float | None, steps: int) -> str:
     """A line that says how long some steps take."""
     if seconds_per_step is None:
         return "Time: not known before a golden run of this workload has been made on this machine."
-    return f"Time: about {clock(seconds_per_step * steps)}, at {seconds_per_step:.3f} s per step, and compiling."
+    pace = f"at {seconds_per_step:.3f} s per step, as when the golden run was made"
+    return f"Time: about {clock(seconds_per_step * steps)}, {pace}; compiling comes on top."
 
 
 def clock(seconds: float) -> str:

@@ -22,7 +22,7 @@ from ..training.workload import Workload
 from .dependencies import content_hash, source_of_bits
 from .follow import Address, Observer, addresses, follow
 from .outcome import Noise
-from .progress import Progress
+from .progress import Pace, Progress
 from .records import Epoch, Recorder, Run
 from .run_store import RunStore
 
@@ -161,19 +161,17 @@ class Golden:
                 return
             imported = {"imported": self.start.origin} if self.start else {}
             from_leader(lambda: write_json(self.folder / "golden.json", {**self.determined_by, **imported}))
-            begun = time.monotonic()
+            begun, pace = time.monotonic(), Pace()
             first, state = self._newest(min(self.recorded(), epochs - 1))
-            self._train(state, first, epochs)
-            seconds, steps = time.monotonic() - begun, (epochs - first) * self.program.steps_per_epoch
-            from_leader(lambda: write_json(self.folder / TIMING, {"steps": steps, "seconds": seconds}))
-            say(f"golden run: epochs {first} to {epochs - 1} made in {seconds:.0f} s")
+            self._train(state, first, epochs, pace)
+            from_leader(lambda: write_json(self.folder / TIMING, {"seconds_per_step": pace.seconds_per_step}))
+            say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - begun:.0f} s")
 
     def seconds_per_step(self) -> float | None:
-        """What a step took when the run was last made, compiling and evaluating included; None if it was not."""
+        """What a step took when the run was last made, evaluations included; None if it was not."""
         try:
-            found = json.loads((self.folder / TIMING).read_bytes())
-            return float(found["seconds"] / found["steps"])
-        except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+            return float(json.loads((self.folder / TIMING).read_bytes())["seconds_per_step"])
+        except (OSError, ValueError, KeyError, TypeError):
             return None
 
     @contextlib.contextmanager
@@ -255,7 +253,7 @@ class Golden:
         state = self.start.state if self.start else nudged(self.program, self.twin)
         return self.first, self.program.place(state)
 
-    def _train(self, state: State, first: int, until: int) -> State:
+    def _train(self, state: State, first: int, until: int, *more: Observer) -> State:
         """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
         if first == self.first:
             from_leader(lambda: self.store.write_checkpoint(first, state))
@@ -263,7 +261,9 @@ class Golden:
         name = f"twin {self.twin}" if self.twin else "golden"
         recorder = Recorder(Run(first, (), 0))
         with Progress(name, (until - first) * self.program.steps_per_epoch) as progress:
-            return follow(self.program, state, steps, observers=[progress, recorder, _Filing(self, recorder)]).state
+            return follow(
+                self.program, state, steps, observers=[progress, recorder, _Filing(self, recorder), *more]
+            ).state
 
 
 class Repeats(Observer):

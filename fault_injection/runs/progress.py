@@ -1,5 +1,6 @@
 """How far a run is, shown to the person at the terminal."""
 
+import time
 from collections.abc import Callable
 from typing import Self
 
@@ -17,13 +18,13 @@ class Progress(Observer):
     Args:
       name: of the run.
       total: steps of it.
-      metric: name of the metric; shown where it is given.
+      metric: name of the metric, shown beside the loss; empty for none.
       golden: the golden record of an epoch, for the golden figures beside the run's own.
     """
 
     def __init__(self, name: str, total: int, metric: str = "", golden: Callable[[int], Epoch] | None = None):
         self._bar = tqdm(total=total, desc=name, unit="step", mininterval=0.5, disable=not leading())
-        self._metric, self._golden = metric, golden
+        self._metric, self._golden = metric if metric != "loss" else "", golden
         self.compiling()
 
     def __enter__(self) -> Self:
@@ -43,6 +44,26 @@ class Progress(Observer):
             figures += f", {self._metric} {report.metric:.3f}"
         if self._golden:
             record = self._golden(at.epoch)
-            figures += f" (golden {record['loss'][at.step]:.3f}, {record['metric'][at.step]:.3f})"
+            metric = f", {record['metric'][at.step]:.3f}" if self._metric else ""
+            figures += f" (golden {record['loss'][at.step]:.3f}{metric})"
         self._bar.set_postfix_str(figures, refresh=False)
         self._bar.update()
+
+
+class Pace(Observer):
+    """Measures what a step takes, evaluations and files included, but for the first, which is compiled."""
+
+    def __init__(self) -> None:
+        self._begun = self._last = 0.0
+        self._steps = -1
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        """Note the time."""
+        self._last = time.monotonic()
+        self._begun = self._begun or self._last
+        self._steps += 1
+
+    @property
+    def seconds_per_step(self) -> float | None:
+        """Mean over the steps so far; None before there are two."""
+        return (self._last - self._begun) / self._steps if self._steps > 0 else None

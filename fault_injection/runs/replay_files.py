@@ -16,7 +16,7 @@ from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
 from .follow import Address
-from .records import PER_EPOCH, columns
+from .records import columns
 from .replay_run import Replay
 
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
@@ -132,20 +132,23 @@ def published_log(replay: Replay) -> str:
         for step, loss, value in zip(record["step"], record["loss"], record["metric"], strict=True):
             if (epoch, step) == struck_at:
                 lines += _struck_lines(injection, replay.struck)
-            lines.append(
-                f"Epoch: {epoch}/{epochs}, step: {step}/{injection.steps_per_epoch}, "
-                f"loss: {loss:.5f}, {metric}: {value:.5f}"
-            )
+            place = f"Epoch: {epoch}/{epochs}, step: {step}/{injection.steps_per_epoch}"
+            lines.append(", ".join([place, *_figures({"loss": loss, metric: value})]))
         if i < run.ended:
-            t = {name: float(record[name]) for name in PER_EPOCH}
-            lines.append(
-                f"End of epoch: {epoch}/{epochs}, train loss: {t['train_loss']:.5f}, "
-                f"train {metric}: {t['train_metric']:.5f}, valid loss: {t['valid_loss']:.5f}, "
-                f"valid {metric}: {t['valid_metric']:.5f}"
-            )
+            means = {
+                f"{part} {name}": record[f"{part}_{column}"]
+                for part in ("train", "valid")
+                for name, column in (("loss", "loss"), (metric, "metric"))
+            }
+            lines.append(", ".join([f"End of epoch: {epoch}/{epochs}", *_figures(means)]))
     if replay.outcome.first_nonfinite is not None:
         lines.append("Encounter NaN! Terminate training!")
     return "\n".join(lines) + "\n"
+
+
+def _figures(named: Mapping[str, float | np.ndarray]) -> list[str]:
+    """Numbers with their names; a metric that is the loss itself stands once."""
+    return [f"{name}: {float(value):.5f}" for name, value in named.items()]
 
 
 def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
