@@ -82,6 +82,19 @@ def test_a_new_process_says_what_it_changed_and_computes_so(repository, tmp_path
     assert (processors, threads, precision) == (1, 1, "bfloat16")
 
 
+IMPORTED_FIRST = """
+import os, jax
+os.environ |= {"JAX_COMPILATION_CACHE_DIR": "mine", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "7"}
+from fault_injection.machine.environment import prepare
+prepare()
+assert jax.config.jax_compilation_cache_dir == "mine" and jax.config.jax_persistent_cache_min_compile_time_secs == 7
+"""
+
+
+def test_a_cache_of_programs_that_the_person_chose_is_used_even_where_jax_was_imported_before(repository):
+    subprocess.run([sys.executable, "-c", IMPORTED_FIRST], cwd=repository, check=True)
+
+
 def test_a_result_names_what_its_bits_depend_on():
     described = arithmetic(1)
     assert described["threads"] == number_of_threads() <= available_processors()

@@ -46,12 +46,16 @@ def start(repository):
         process.communicate()
 
 
+def free_address():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{free.getsockname()[1]}"
+
+
 @pytest.fixture
 def start_two(start):
     def start_two(*arguments):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            address = f"127.0.0.1:{free.getsockname()[1]}"
+        address = free_address()
         return [start(*arguments, "--coordinator", address, "--processes", 2, "--process", i) for i in (0, 1)]
 
     return start_two
@@ -86,6 +90,49 @@ def test_two_processes_compute_the_bits_that_one_with_two_devices_computes(start
     for name in ("outcome.json", "replay_example.txt"):
         one, two = (tmp_path / run / "out" / name for run in ("one", "two"))
         assert re.sub("weights from .*", "", one.read_text()) == re.sub("weights from .*", "", two.read_text())
+
+
+FROM_LEADER = """
+import pathlib, sys
+from fault_injection.machine.environment import prepare
+from fault_injection.machine.errors import InputError
+from fault_injection.machine.processes import from_leader, join, leading, say
+address, process, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+prepare()
+join(address, 2, process)
+assert leading() == (process == 0)
+
+def read():
+    with (folder / f"{process}.log").open("a") as log:
+        log.write("read ")
+    return {"process": process, "large": bytes(range(256)) * 1000}
+
+def fail():
+    (folder / f"{process}.log").open("a").write("fail ")
+    raise InputError("no such file", "example.csv", process)
+
+assert from_leader(read) == {"process": 0, "large": bytes(range(256)) * 1000}
+assert from_leader(lambda: None) is None
+try:
+    from_leader(fail)
+except InputError as error:
+    assert str(error) == "example.csv:0: no such file", error
+else:
+    raise AssertionError("no error")
+assert from_leader(lambda: from_leader(read))["process"] == 0  # else the leader would wait for ever
+assert from_leader(lambda: process) == 0
+say(f"process {process} has spoken")
+"""
+
+
+@pytest.mark.slow
+def test_what_the_leader_finds_or_raises_is_found_or_raised_in_all_and_no_other_process_looks(start, tmp_path):
+    address = free_address()
+    both = [start("-c", FROM_LEADER, address, process, tmp_path) for process in (0, 1)]
+    errors = [process.communicate(timeout=120)[1] for process in both]
+    assert [process.returncode for process in both] == [0, 0], errors
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {"0.log": "read fail read "}
+    assert ["has spoken" in text for text in errors] == [True, False]
 
 
 @pytest.mark.slow

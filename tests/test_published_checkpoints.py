@@ -298,7 +298,8 @@ def test_another_start_is_another_run(own):
 
 
 def test_a_run_whose_imported_start_is_damaged_in_its_folder_starts_again(own, capsys):
-    _, golden = prepare(MILD, own.cache, checkpoints="upstream")
+    start = upstream.imported_start(own.session, 1, own.cache)
+    golden = Golden(own.session, own.cache, start=start)  # in a session that is compiled already
     golden.ensure(3)
     for epoch in golden.store.checkpoints():
         golden.store.checkpoint_path(epoch).write_bytes(b"damaged")

@@ -37,8 +37,9 @@ def prepare(threads: int | None = None, precision: str = "float32", bind: bool =
       operations on GPUs).  XLA reads them when JAX's backend is made, and child processes
       inherit them.
     - the processors that this process may use, where `threads` is given and `bind` is true.
-    - JAX's options `jax_default_matmul_precision` and, unless `$JAX_COMPILATION_CACHE_DIR` is
-      set, `jax_compilation_cache_dir` and `jax_persistent_cache_min_compile_time_secs`.
+    - JAX's options `jax_default_matmul_precision`, `jax_compilation_cache_dir` and
+      `jax_persistent_cache_min_compile_time_secs`.  Where `$JAX_COMPILATION_CACHE_DIR` is set,
+      the last two have the values of JAX's own variables.
 
     A second call with the same arguments changes nothing.
 
@@ -88,7 +89,13 @@ def prepare(threads: int | None = None, precision: str = "float32", bind: bool =
     os.environ |= changed
 
     options: dict[str, str | float] = {"jax_default_matmul_precision": PRECISIONS[precision]}
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if "JAX_COMPILATION_CACHE_DIR" in os.environ:
+        # JAX reads its variables when it is imported, which may have been before they were set.
+        options["jax_compilation_cache_dir"] = os.environ["JAX_COMPILATION_CACHE_DIR"]
+        if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" in os.environ:
+            seconds = float(os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"])
+            options["jax_persistent_cache_min_compile_time_secs"] = seconds
+    else:
         # XLA compiles for a number of threads, which JAX leaves out of the key of a compiled program.
         options["jax_compilation_cache_dir"] = str(cache_folder() / "xla" / f"{number_of_threads()}-threads")
         options["jax_persistent_cache_min_compile_time_secs"] = 0.1
