@@ -28,7 +28,7 @@ from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
 from .injection import STAGES, Injection, bits_of, too_large
 from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
-from .rows import Row, Rows, SetUp, list_rows, shown_option
+from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 
 # Rows of the fault in the published order; two options of every workload follow them.
 FAULT_ROWS = (
@@ -138,7 +138,7 @@ def _published_workload(listed: list[Row], path: object) -> Workload:
             try:
                 return find_workload(name)
             except InputError as error:
-                raise InputError(str(error), path, row.line) from None
+                raise InputError(said(error), path, row.line) from None
     for row in listed:  # perhaps it is misspelled
         if row.key not in FAULT_ROWS and "'model'" in (near := did_you_mean(row.key, (*FAULT_ROWS, *OWN_ROWS))):
             raise InputError(f"unknown key {row.key[:SHOWN]!r}{near}", path, row.line)
@@ -169,7 +169,7 @@ def _check_options(setup: SetUp) -> None:
     differing = setup.differing()
     names = setup.at_fault(differing, lambda other: True) or [name for name in differing if name == problem.option]
     key = problem.option if problem.option in setup.rows else next(iter(names), "model")
-    raise setup.rows.wrong(key, problem.message + setup.blame(names))
+    raise setup.rows.wrong(key, said(problem.message) + setup.blame(names))
 
 
 def _check_address(setup: SetUp, place: str, at: int, limit_of: Callable[[Workload], int], what: str) -> None:
