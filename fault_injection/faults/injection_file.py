@@ -74,9 +74,9 @@ NAME = Kind(str, lambda text: "a name")
 def read_injection(path: str | pathlib.Path) -> Injection:
     """Read and check an injection file; everything that can be wrong with it is found here.
 
-    >>> injection = read_injection("injections/published/resnet18-masked.csv")
+    >>> injection = read_injection("injections/published/resnet18_nobn-slow_degrade.csv")
     >>> injection.epoch, injection.positions
-    (30, ((2, 2, 383, 201),))
+    (28, ((0, 0, 76, 24),))
 
     Raises:
       InputError: one line that says where, what was found and what was expected.
@@ -192,13 +192,12 @@ def _find_site(setup: SetUp, layer: str, stage: str) -> Site:
         raise setup.rows.wrong("target_layer", f"target_layer {layer[:SHOWN]!r} is not a site of {of}{why}{hint}")
     site = sites[layer]
     if site.stage != STAGES[stage]:
-        base = layer.removesuffix("_grad_in").removesuffix("_grad_wt")
-        other = f"'{base}'" if site.stage == "backward" else f"'{base}_grad_in' or '{base}_grad_wt'"
-        right = next(name for name, pass_ in STAGES.items() if pass_ == site.stage)
+        meant = [other.name for other in sites.values() if (other.layer, other.stage) == (site.layer, STAGES[stage])]
+        meant.append(f"the stage '{next(name for name, of in STAGES.items() if of == site.stage)}'")
         raise setup.rows.wrong(
             "target_layer",
             f"target_layer {layer!r} is a {site.stage} operation, but stage is {stage!r}; "
-            f"did you mean {other}, or the stage '{right}'?",
+            f"did you mean {' or '.join([*map(repr, meant[:-1]), meant[-1]])}?",
         )
     if (message := too_large(site)) is not None:
         names = setup.at_fault(
