@@ -1,18 +1,19 @@
 """Injection files and injections that several tests use."""
 
-import dataclasses
 import math
 import pathlib
 
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from own_workload import NAME
 
 from fault_injection.data import DATASETS
-from fault_injection.data.batches import steps_per_epoch
 from fault_injection.faults.fault_models import FAULT_MODELS
-from fault_injection.faults.injection import STAGES, Injection, sites_of
-from fault_injection.training.workloads import AUGMENTATIONS, WORKLOADS, make_workload
+from fault_injection.faults.injection import STAGES, Injection
+from fault_injection.faults.new_bits import NewBits, digits_of
+from fault_injection.training.images import AUGMENTATIONS
+from fault_injection.training.workloads import WORKLOADS, make_workload
 
 PUBLISHED = pathlib.Path(__file__).parent.parent / "injections" / "published"
 
@@ -47,7 +48,8 @@ def same(one: Injection, other: Injection):
     """Equal, the values bit by bit, but for a NaN's sign and payload, which text does not carry."""
     # As numbers, −0 equals 0, and NaN nothing.
     bits = [np.where(np.isnan(i.values), np.nan, i.values).tobytes() for i in (one, other)]
-    return bits[0] == bits[1] and dataclasses.replace(one, values=()) == dataclasses.replace(other, values=())
+    rest = [{**vars(i), "values": len(i.values)} for i in (one, other)]
+    return bits[0] == bits[1] and rest[0] == rest[1]
 
 
 FLOAT32 = st.one_of(
@@ -56,33 +58,54 @@ FLOAT32 = st.one_of(
     st.floats(-3.4028234e38, 3.4028234e38).filter(lambda value: value == 0 or abs(value) > 1e-45),
     st.sampled_from([-0.0, math.nan, math.inf, -math.inf, 1e-45, 3.4028235e38]),
 )
+# Sites are traced anew for each network at each of these: width, most blocks of a stage, examples of a worker.
+TRACED = [(4, 2, 1), (64, 1, 128)]
 
 
 @st.composite
-def injections(draw):
-    """Any valid injection; the numbers that sites are traced for come from small sets."""
+def image_workloads(draw, names=tuple(WORKLOADS)):
+    """Any workload of images; the numbers that sites are traced for come from a small set."""
     optional = {
-        "dataset": st.sampled_from(["digits", "cifar10"]),
-        "width": st.sampled_from([4, 64]),
+        "dataset": st.sampled_from(list(DATASETS)),
         "dropout": st.floats(0, 1, exclude_max=True),
         "augmentation": st.sampled_from(AUGMENTATIONS),
         "epochs": st.integers(1, 100_000),
         "learning_rate": st.floats(1e-29, 1e29),
         "seed": st.integers(0, 2**31 - 1),
+        "workers": st.sampled_from([1, 2, 4096]),
     }
     options = draw(st.fixed_dictionaries({}, optional=optional))
-    if draw(st.booleans()):
-        options["workers"] = draw(st.sampled_from([1, 2, 8, 4096]))
-        options["batch_size"] = options["workers"] * draw(st.sampled_from([1, 16]))
-    name = draw(st.sampled_from(list(WORKLOADS)))
-    most = draw(st.sampled_from([1, 2]))
+    name = draw(st.sampled_from(names))
+    options["width"], most, examples = draw(st.sampled_from(TRACED))
+    options["batch_size"] = options.get("workers", 8) * examples
     options["blocks"] = tuple(min(most, count) for count in WORKLOADS[name].blocks)
-    workload = make_workload(name, **options)
-    site = draw(st.sampled_from(list(sites_of(workload).values())))
+    return make_workload(name, **options)
+
+
+@st.composite
+def own_workloads(draw):
+    """Any workload of `own_workload`."""
+    workers = draw(st.integers(1, 9))
+    optional = {"features": st.integers(1, 40), "layers": st.integers(1, 9), "epochs": st.integers(1, 99)}
+    options = draw(st.fixed_dictionaries({}, optional=optional))
+    return make_workload(NAME, workers=workers, points=workers * draw(st.integers(1, 9)), **options)
+
+
+ANY_WORKLOAD = image_workloads() | own_workloads()
+
+
+@st.composite
+def injections(draw, workloads=ANY_WORKLOAD):
+    """Any valid injection."""
+    workload = draw(workloads)
+    site = draw(st.sampled_from(list(workload.sites().values())))
     fmodel = draw(st.sampled_from(list(FAULT_MODELS)))
-    shape = site.shapes[FAULT_MODELS[fmodel].operand]
-    places = st.tuples(*(st.integers(0, size - 1) for size in shape))
+    tensor = site.operands[FAULT_MODELS[fmodel].operand]
+    places = st.tuples(*(st.integers(0, size - 1) for size in tensor.shape))
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
+    masks = st.integers(0, 16 ** digits_of(tensor.dtype) - 1)
+    bits = st.builds(NewBits, masks, st.booleans()) | st.builds(NewBits, st.just(0), st.just(True), places)
+    become, each = draw(st.sampled_from([("values", FLOAT32), ("bits", bits)]))
     return Injection(
         workload=workload,
         stage=next(stage for stage, name in STAGES.items() if name == site.stage),
@@ -90,9 +113,9 @@ def injections(draw):
         worker=draw(st.integers(0, workload.workers - 1)),
         layer=site.name,
         epoch=draw(st.integers(0, workload.epochs - 1)),
-        step=draw(st.integers(0, steps_per_epoch(DATASETS[workload.dataset].train, workload.batch_size) - 1)),
+        step=draw(st.integers(0, workload.steps_per_epoch - 1)),
         positions=tuple(positions),
-        values=tuple(draw(st.lists(FLOAT32, min_size=len(positions), max_size=len(positions)))),
+        **{become: tuple(draw(st.lists(each, min_size=len(positions), max_size=len(positions))))},
         horizon=draw(st.none() | st.sampled_from([0, 2**31 - 1]) | st.integers(0, 5000)),
     )
 

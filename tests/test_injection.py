@@ -1,19 +1,28 @@
 """An injection file is read as exactly what it says, and written as what it was."""
 
 import dataclasses
+import math
 import os
+import re
 import struct
 import subprocess
 import sys
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from hypothesis import given
-from injection_files import LAW, PUBLISHED, VALID, injections, same, with_row
+from hypothesis import strategies as st
+from injection_files import LAW, PUBLISHED, VALID, image_workloads, injections, own_workloads, same, with_row
+from own_workload import NAME, Series
 
-from fault_injection.faults.fault_models import FAULT_MODELS
-from fault_injection.faults.injection import format_injection, parse_injection, read_injection, write_injection
+from fault_injection.commands.main import main
+from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, Bits, Pattern
+from fault_injection.faults.injection import Injection
+from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection, write_injection
+from fault_injection.faults.new_bits import NewBits, from_masks
 from fault_injection.training.workloads import WORKLOADS
-from models.fault import INACTIVE, site_id
+from models.fault import ALL_ONES, INACTIVE, make_fault, site_id
 
 # ---- The published injections -------------------------------------------------------------
 
@@ -78,33 +87,179 @@ def test_writing_then_reading_gives_the_same_injection(tmp_path_factory, injecti
 
 @LAW
 @given(injections())
-def test_a_fault_sets_the_listed_elements_to_the_listed_float32(injection):
+def test_a_fault_has_the_listed_elements_and_their_bits(injection):
     fault, count = injection.fault(), len(injection.positions)
     assert (fault.site, fault.operand, fault.worker) == (
         site_id(injection.layer),
         FAULT_MODELS[injection.fmodel].operand,
         injection.worker,
     )
-    index = []
-    for position in injection.positions:  # row-major
+    shape = injection.site.shapes[injection.operand]
+
+    def row_major(position):
         flat = 0
-        for at, size in zip(position, injection.site.shapes[injection.operand], strict=True):
+        for at, size in zip(position, shape, strict=True):
             flat = flat * size + at
-        index.append(flat)
+        return flat
+
+    index = [row_major(position) for position in injection.positions]
     assert fault.index[:count].tolist() == index
     assert (fault.index[count:] == INACTIVE).all()
-    assert fault.flip[:count].tobytes() == struct.pack(f"<{count}f", *injection.values)
-    assert not fault.keep.any()
+    source, keep, flip = (mask[:count].tolist() for mask in (fault.source, fault.keep, fault.flip))
+    if injection.values:
+        assert not fault.keep.any()
+        if injection.tensor.dtype == np.float32:
+            assert fault.flip[:count].tobytes() == struct.pack(f"<{count}f", *injection.values)
+        else:
+            assert flip == np.array(injection.values).astype(jnp.bfloat16).view(np.uint16).tolist()
+    else:
+        assert flip == [new.flip for new in injection.bits]
+        assert keep == [ALL_ONES * new.keep for new in injection.bits]
+        sources = [
+            at if new.source is None else row_major(new.source) for at, new in zip(index, injection.bits, strict=True)
+        ]
+        assert source == sources
+
+
+PATTERNS = (Pattern(True, 0x00800000, 3.0), Pattern(False, 0x7FC00001, 1.0), Pattern(True, 0, 1.0))
+
+
+@LAW
+@given(image_workloads(("resnet18", "nfnet")) | own_workloads(), st.data())
+def test_what_any_fault_model_draws_is_an_injection_before_anything_runs(workload, data):
+    """And the file says the same fault, bit by bit."""
+    site = data.draw(st.sampled_from(list(workload.sites().values())))
+    fmodel, values = data.draw(st.sampled_from(list(FAULT_MODELS))), data.draw(st.sampled_from(list(VALUES)))
+    rng, operand = np.random.default_rng(data.draw(st.integers(0, 9999))), FAULT_MODELS[fmodel].operand
+    size = math.prod(site.shapes[operand])
+    index = FAULT_MODELS[fmodel].places(rng, size)[:200]
+    bits = VALUES[values](*[PATTERNS] * (values == "histogram"))(rng, index, size)
+    injection = Injection.drawn(
+        workload=workload, site=site, fmodel=fmodel, worker=0, epoch=0, step=0, index=index, bits=bits, horizon=3
+    )
+    assert parse_injection(format_injection(injection)) == injection
+    low = 16 ** (2 * injection.tensor.dtype.itemsize) - 1  # the bits that count
+    drawn = make_fault(site, operand, 0, index, source=bits.source, keep=bits.keep, flip=bits.flip & np.uint32(low))
+    for name, mask in vars(injection.fault()).items():
+        np.testing.assert_array_equal(mask, getattr(drawn, name), err_msg=name)
+
+
+@pytest.mark.parametrize("masks", [(0, 0x7FFFFFFF, 0), (1, ALL_ONES, 5), (1, 0xFFFF, 0)])
+def test_masks_that_no_fault_model_draws_are_no_injection(masks):
+    """Some bits kept, or a copy with inverted bits: a file has no words for them."""
+    source, keep, flip = (np.array([mask]) for mask in masks)
+    tensor = parse_injection(VALID).tensor
+    with pytest.raises(ValueError, match="must be given, or inverted, or copied"):
+        from_masks(np.array([0]), Bits(source, keep.astype(np.uint32), flip.astype(np.uint32)), tensor)
+
+
+def test_an_injection_has_either_values_or_bits_one_for_each_position():
+    valid = parse_injection(VALID)
+    with pytest.raises(ValueError, match="either values or bits"):
+        dataclasses.replace(valid, values=())
+    with pytest.raises(ValueError, match="either values or bits"):
+        dataclasses.replace(valid, bits=(NewBits(1), NewBits(2)))
+    with pytest.raises(ValueError, match="1 values or bits for 2 positions"):
+        dataclasses.replace(valid, values=(1.0,))
+
+
+@pytest.mark.parametrize("position", [(0, 1, 2, 8), (3, 0, 0, 0), (-1, 0, 0, 0)])
+def test_a_position_outside_the_operand_makes_no_fault(position):
+    valid = parse_injection(VALID)
+    with pytest.raises(ValueError):
+        dataclasses.replace(valid, positions=((0, 1, 2, 3), position)).fault()
+
+
+# ---- Bits ---------------------------------------------------------------------------------
+
+TWO = "inj_pos,0/1/2/3,2/2/7/7"
+
+
+def with_bits(row, values=None):
+    """`VALID` with this row of bits in place of the values, or after these."""
+    return with_row("inj_values", f"inj_values,{values}\n{row}" if values else row)
+
+
+def test_bits_are_given_inverted_or_copied():
+    injection = parse_injection(with_bits("inj_bits,0x7F800000,xor:00800000"))
+    assert injection.bits == (NewBits(0x7F800000), NewBits(0x00800000, keep=True))
+    fault = injection.fault()
+    assert fault.flip[:2].tolist() == [0x7F800000, 0x00800000]
+    assert fault.keep[:2].tolist() == [0, ALL_ONES]
+
+    fault = parse_injection(with_bits("inj_bits,copy:1/1/1/1,5")).fault()
+    assert fault.source[0] == ((1 * 3 + 1) * 8 + 1) * 8 + 1
+    assert (fault.keep[:2].tolist(), fault.flip[:2].tolist()) == ([ALL_ONES, 0], [0, 5])
+
+
+@pytest.mark.parametrize(
+    ("bits", "words"),
+    {
+        "7f800000": "element 0/1/2/3 gets the bits 7f800000 in the weight [3×3×8×8]",
+        "xor:1": "element 0/1/2/3 has its bits 00000001 inverted in the weight",
+        "copy:2/0/0/1": "element 0/1/2/3 becomes a copy of element 2/0/0/1 in the weight",
+    }.items(),
+)
+def test_the_sentence_says_what_becomes_of_the_bits(bits, words):
+    text = with_bits(f"inj_bits,{bits}").replace(TWO, "inj_pos,0/1/2/3")
+    assert words in parse_injection(text).sentence()
+
+
+@pytest.mark.parametrize(
+    ("bits", "values"),
+    {
+        "3fc00000,d09502f9": "1.5,-2e10",
+        "0x3fc00000,7fc00000": "1.5,nan",
+        "ffffffff,7f800001": "nan,nan",  # any NaN is a NaN
+        "80000000,ff800000": "-0.0,-inf",
+    }.items(),
+)
+def test_values_beside_bits_say_the_same(bits, values):
+    """The bits are kept, since they say which NaN."""
+    assert parse_injection(with_bits(f"inj_bits,{bits}", values)) == parse_injection(with_bits(f"inj_bits,{bits}"))
+
+
+# ---- A workload of one's own --------------------------------------------------------------
+
+OWN = f"""\
+model,{NAME}
+stage,bkwd_inject
+fmodel,WT
+target_worker,1
+target_layer,layer1_grad_wt
+target_epoch,3
+target_step,4
+inj_pos,2/1
+inj_bits,xor:8000
+learning_rate,0.5
+seed,1
+features,3
+"""
+
+
+def test_a_file_for_a_workload_without_images():
+    injection = parse_injection(OWN)
+    assert type(injection.workload).__name__ == Series.__name__
+    assert (injection.workload.features, injection.workload.learning_rate) == (3, 0.5)
+    assert injection.tensor.dtype == jnp.bfloat16
+    assert format_injection(injection) == OWN
+
+
+# ---- Comments -----------------------------------------------------------------------------
+
+
+def test_comments_are_passed_over():
+    rows = re.sub("^", "# model,resnet81\n", VALID, flags=re.MULTILINE)
+    assert parse_injection(f"  \t# first\n#\n{rows}#last") == parse_injection(VALID)
 
 
 # ---- The command --------------------------------------------------------------------------
 
 
-def check(repository, tmp_path, text):
-    """`reproduce_injections.py --check` in an empty folder."""
+def test_checking_a_bad_file_prints_one_line_to_stderr_and_writes_nothing(repository, tmp_path):
     (tmp_path / "here").mkdir()
     path = tmp_path / "injection.csv"
-    path.write_text(text)
+    path.write_text(with_row("target_epoch", "target_epoch,20"))
     done = subprocess.run(
         [sys.executable, str(repository / "reproduce_injections.py"), "--file", str(path), "--check"],
         cwd=tmp_path / "here",
@@ -112,19 +267,18 @@ def check(repository, tmp_path, text):
         capture_output=True,
         text=True,
     )
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["here", "injection.csv"]
-    assert list((tmp_path / "here").iterdir()) == []
-    return done
-
-
-def test_checking_a_bad_file_prints_one_line_to_stderr_and_writes_nothing(repository, tmp_path):
-    done = check(repository, tmp_path, with_row("target_epoch", "target_epoch,20"))
-    line = f"{tmp_path / 'injection.csv'}:6: target_epoch 20 is not among the 20 epochs; expected 0 to 19; "
+    line = f"{path}:6: target_epoch 20 is not among the 20 epochs; expected 0 to 19 (row epochs, line 16, says 20 "
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert done.stderr.startswith(line)
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["here", "injection.csv"]
 
 
-def test_checking_a_good_file_says_what_would_happen_and_writes_nothing(repository, tmp_path):
-    done = check(repository, tmp_path, VALID)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines()[0] == parse_injection(VALID).sentence()
+def test_checking_a_good_file_says_what_would_happen_and_writes_nothing(tmp_path, monkeypatch, capsys):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "injection.csv").write_text(VALID)
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("FAULT_INJECTION_CACHE", str(tmp_path / "cache"))
+    assert main(["replay", "--file", "../injection.csv", "--check"]) == 0
+    printed = capsys.readouterr()
+    assert (printed.out.splitlines()[0], printed.err) == (parse_injection(VALID).sentence(), "")
+    assert sorted(p.name for p in tmp_path.rglob("*")) == ["here", "injection.csv"]

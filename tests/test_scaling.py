@@ -12,11 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from injection_files import LAW, PUBLISHED, VALID, injections, same, with_row
+from injection_files import LAW, PUBLISHED, VALID, image_workloads, injections, own_workloads, same, with_row
+from own_workload import NAME
 
+from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
-from fault_injection.faults.injection import format_injection, parse_injection, read_injection
-from fault_injection.faults.scaling import scale
+from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
+from fault_injection.faults.new_bits import NewBits
+from fault_injection.faults.scaling import scale, scale_options, scaled_name
 from fault_injection.machine.errors import InputError
 
 SMALL = {"width": 8, "epochs": 20, "batch_size": 128}
@@ -99,7 +102,7 @@ def test_the_mapping_names_every_change_and_what_did_not_change():
     _, mapping = scale(dataclasses.replace(RUN, horizon=40), dataset="digits", workers=4, **SMALL)
     assert mapping == [
         "workload: dataset cifar10 -> digits, width 64 -> 8, dropout 0.15 -> 0.0, augmentation flip+crop -> crop, "
-        "workers 8 -> 4, batch_size 1024 -> 128, epochs 80 -> 20",
+        "epochs 80 -> 20, batch_size 1024 -> 128, workers 8 -> 4",
         "each coordinate c -> ⌊c·new/old⌋, counted from 0:",
         "epoch: 39 of 80 -> 9 of 20",
         "step: 47 of 49 -> 10 of 11",
@@ -153,6 +156,63 @@ def test_elements_that_would_become_one_are_refused():
     assert str(error.value) == line
 
 
+def test_bits_stay_and_the_elements_copied_are_mapped_like_any_other():
+    bits = (NewBits(5), NewBits(0, True, (127, 0, 5, 9)), NewBits(0, True, (0, 0, 0, 25)), NewBits(1, True))
+    old = at([(100, 5, 0, 255), (0, 0, 0, 8), (0, 0, 0, 24), (9, 5, 5, 0)])
+    new, mapping = scale(dataclasses.replace(old, values=(), bits=bits), **SMALL)
+    assert new.bits == (NewBits(5), NewBits(0, True, (15, 0, 5, 1)), NewBits(0, True, (0, 0, 0, 3)), NewBits(1, True))
+    line = "copied from: 127/0/5/9 -> 15/0/5/1, and 1 more; 1 of them now copy themselves, which changes nothing"
+    assert mapping[-3:-1] == [line, "bits: unchanged"]
+
+
+def test_a_run_of_copies_is_shortened_with_its_positions():
+    old = at(run_from(128 * 6 * 6 * 256 - 512, 512))
+    copies = tuple(NewBits(0, True, position) for position in reversed(old.positions))
+    new, mapping = scale(dataclasses.replace(old, values=(), bits=copies), **SMALL)
+    assert len(new.bits) == len(new.positions) == 64
+    assert new.bits[0].source == (15, 5, 5, 31)
+    assert "bits: unchanged, but for the last 448, left out" in mapping
+
+
+def test_an_operand_that_grows_too_large_is_refused():
+    with pytest.raises(InputError, match=r"^the input of .* elements; expected at most 2147483647$"):
+        scale(RUN, batch_size=2**20, width=1024)
+
+
+OWN = f"""\
+model,{NAME}
+stage,fwrd_inject
+fmodel,N64_INPUT
+target_worker,1
+target_layer,layer2
+target_epoch,5
+target_step,9
+inj_pos,4
+inj_bits,copy:2
+learning_rate,0.1
+seed,123
+"""
+
+
+def test_a_workload_of_ones_own_scales_by_its_own_options():
+    new, mapping = scale(parse_injection(OWN), features=3, points=4, epochs=2)
+    assert (new.positions, new.bits, new.epoch, new.step) == (((2,),), (NewBits(0, True, (1,)),), 1, 3)
+    assert mapping == [
+        "workload: points 12 -> 4, features 6 -> 3, epochs 10 -> 2",
+        "each coordinate c -> ⌊c·new/old⌋, counted from 0:",
+        "epoch: 5 of 10 -> 1 of 2",
+        "step: 9 of 12 -> 3 of 4",
+        "worker: 1 of 2 -> 1 of 2",
+        "element: 4 of the input [6] -> 2 of the input [3]",
+        "copied from: 2 -> 1",
+        "bits: unchanged",
+    ]
+    name = "x_points4_layers2.csv"
+    assert scaled_name("x", new.workload, {"layers": 2, "points": 4, "seed": 1}) == name
+    with pytest.raises(InputError, match=r"layer2 is not a site of .* with layers 2, expected layers that keep it"):
+        scale(new, layers=2)
+
+
 @pytest.mark.parametrize(
     ("fmodel", "size"), {"N64_WT_GLB": 64, "N64_INPUT": 64, "N16_RD": 16, "RD_GLB": 16, "RD": 1, "WT_16": 1}.items()
 )
@@ -166,7 +226,7 @@ def test_the_group_of_a_fault_model(fmodel, size):
 @st.composite
 def scalable(draw):
     """Any valid injection, half of them with a run for their positions."""
-    old = dataclasses.replace(draw(injections()), horizon=draw(st.none() | st.integers(0, 100)))
+    old = dataclasses.replace(draw(injections(WORKLOADS)), horizon=draw(st.none() | st.integers(0, 100)))
     shape = old.site.shapes[old.operand]
     size, unit = math.prod(shape), draw(st.sampled_from([1, FAULT_MODELS[old.fmodel].group]))
     if draw(st.booleans()) or unit >= size:
@@ -176,26 +236,38 @@ def scalable(draw):
     count = min(draw(st.integers(1, 8)) * unit, size - first)
     positions = np.array(np.unravel_index(np.arange(first, first + count), shape)).T
     return dataclasses.replace(
-        old, positions=tuple(map(tuple, positions.tolist())), values=tuple(map(float, range(count)))
+        old, positions=tuple(map(tuple, positions.tolist())), values=tuple(map(float, range(count))), bits=()
     )
 
 
-SCALES = st.fixed_dictionaries(
+WORKLOADS = image_workloads(("resnet18", "resnet18_sgd", "nfnet")) | own_workloads()
+EPOCHS = st.sampled_from([1, 20, 80, 97])
+IMAGE_SCALES = st.fixed_dictionaries(
     {},
     optional={
         "dataset": st.sampled_from(["digits", "cifar10"]),
-        "width": st.sampled_from([4, 8, 64]),
-        "epochs": st.sampled_from([1, 20, 80, 97]),
-        "sizes": st.sampled_from([(1, 16), (8, 16), (8, 128)]),  # workers, batch of each
+        "width": st.sampled_from([4, 64]),
+        "epochs": EPOCHS,
+        "sizes": st.sampled_from([(1, 1), (8, 1), (8, 128)]),  # workers, batch of each
+    },
+)
+OWN_SCALES = st.fixed_dictionaries(
+    {},
+    optional={
+        "features": st.integers(1, 50),
+        "epochs": EPOCHS,
+        "sizes": st.tuples(st.integers(1, 9), st.integers(1, 9)),  # workers, points of each
     },
 )
 
 
 @LAW
-@given(scalable(), SCALES)
-def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, options):
+@given(scalable(), st.data())
+def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, data):
+    images = "batch_size" in old.workload.OPTIONS
+    options = data.draw(IMAGE_SCALES if images else OWN_SCALES)
     if sizes := options.pop("sizes", None):
-        options |= {"workers": sizes[0], "batch_size": sizes[0] * sizes[1]}
+        options |= {"workers": sizes[0], "batch_size" if images else "points": sizes[0] * sizes[1]}
     try:
         new, mapping = scale(old, **options)
     except InputError as error:
@@ -210,6 +282,10 @@ def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, options):
     assert (new.horizon is None, new.horizon == 0) == (old.horizon is None, old.horizon == 0)
     kept = len(new.positions)
     assert np.array(new.values).tobytes() == np.array(old.values[:kept]).tobytes()
+    shapes = [injection.site.shapes[injection.operand] for injection in (old, new)]
+    for was, is_ in zip(old.bits[:kept], new.bits, strict=True):
+        mapped = was.source and tuple(c * b // a for c, a, b in zip(was.source, *shapes, strict=True))
+        assert is_ == dataclasses.replace(was, source=mapped)
     assert all(line.isprintable() for line in mapping)
     if not is_run(old):
         assert list(new.positions) == nearest(old, new)
@@ -228,8 +304,7 @@ def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, options):
 @LAW
 @given(scalable())
 def test_scaling_to_the_same_scale_changes_nothing(old):
-    w = old.workload
-    new, mapping = scale(old, width=w.width, epochs=w.epochs, batch_size=w.batch_size, dataset=w.dataset)
+    new, mapping = scale(old, **{name: getattr(old.workload, name) for name in scale_options(old.workload)})
     assert format_injection(new) == format_injection(old)
     assert mapping[0] == "workload: unchanged"
 
@@ -261,18 +336,20 @@ def test_the_readmes_command_prints_what_the_readme_says(repository, tmp_path):
     assert read_injection(written).sentence() == printed.splitlines()[-2]
 
 
-def test_a_file_that_exists_is_overwritten_only_by_force(repository, tmp_path):
+def test_a_file_that_exists_is_overwritten_only_by_force(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text(VALID)
     command = ["scale", "a.csv", "--width", "4", "--workers", "4"]
-    assert run(repository, tmp_path, *command).returncode == 0
+    assert main(command) == 0
     path = tmp_path / "a_width4_workers4.csv"
     written = path.read_text()
     path.write_text("mine")
-    refused = run(repository, tmp_path, *command)
+    capsys.readouterr()
+    assert main(command) == 2
     line = f"{path.name}: exists already; choose another file with --out, or overwrite it with --force\n"
-    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", line)
+    assert capsys.readouterr() == ("", line)
     assert path.read_text() == "mine"
-    assert run(repository, tmp_path, *command, "--force").returncode == 0
+    assert main([*command, "--force"]) == 0
     assert path.read_text() == written
 
 
@@ -290,11 +367,13 @@ def test_a_file_that_exists_is_overwritten_only_by_force(repository, tmp_path):
         (["--width", "8", "--out", "."], "--out is a folder, expected a file"),
     ],
 )
-def test_bad_options_give_one_line_and_no_file(repository, tmp_path, arguments, fragment):
+def test_bad_options_give_one_line_and_no_file(tmp_path, monkeypatch, capsys, arguments, fragment):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "a.csv").write_text(VALID)
-    done = run(repository, tmp_path, "scale", "a.csv", *arguments)
-    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
-    assert fragment in done.stderr
+    code = main(["scale", "a.csv", *arguments])
+    printed = capsys.readouterr()
+    assert (code, printed.out, printed.err.count("\n")) == (2, "", 1)
+    assert fragment in printed.err
     assert [path.name for path in tmp_path.iterdir()] == ["a.csv"]
 
 
@@ -315,7 +394,7 @@ def test_a_published_file_under_rows_of_another_scale_is_refused_with_the_comman
     with pytest.raises(InputError) as error:
         parse_injection(text + rows)
     message = str(error.value)
-    assert message.endswith(f"then: python -m fault_injection scale FILE {flags}")
+    assert message.endswith(f"then python -m fault_injection scale FILE {flags}")
     assert message.isprintable()
     # The command given is one that works.
     arguments = flags.replace("--", "").replace("-", "_").split()

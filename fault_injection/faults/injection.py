@@ -26,13 +26,13 @@ class Injection:
 
     >>> from fault_injection.training.workloads import make_workload
     >>> injection = Injection(
-    ...     workload=make_workload("resnet18", dataset="digits", width=4),
+    ...     workload=make_workload("resnet18_nobn"),
     ...     stage="fwrd_inject", fmodel="RD", worker=1, layer="fc", epoch=2, step=0, positions=((0, 3),), values=(1e9,)
     ... )
     >>> injection.fault().flip.view(np.float32)
     array([1.e+09], dtype=float32)
     >>> print(injection.sentence())
-    In epoch 2, step 0 of resnet18 on digits, in the forward pass of worker 1, element 0/3 becomes 1000000000.0 \
+    In epoch 2, step 0 of resnet18_nobn on cifar10, in the forward pass of worker 1, element 0/3 becomes 1000000000.0 \
 in the output [128×10] of fc.
 
     Attributes:

@@ -28,7 +28,7 @@ from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
 from .injection import STAGES, Injection, bits_of, too_large
 from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
-from .rows import Row, Rows, SetUp, list_rows, shown_option
+from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 
 # Rows of the fault in the published order; two options of every workload follow them.
 FAULT_ROWS = (
@@ -74,9 +74,9 @@ ANY_NAME = Kind(str, lambda text: "a name")
 def read_injection(path: str | pathlib.Path) -> Injection:
     """Read and check an injection file; everything that can be wrong with it is found here.
 
-    >>> injection = read_injection("injections/published/resnet18-masked.csv")
+    >>> injection = read_injection("injections/published/resnet18_nobn-slow_degrade.csv")
     >>> injection.epoch, injection.positions
-    (30, ((2, 2, 383, 201),))
+    (28, ((0, 0, 76, 24),))
 
     Raises:
       InputError: one line that says where, what was found and what was expected.
@@ -138,7 +138,7 @@ def _published_workload(listed: list[Row], path: object) -> Workload:
             try:
                 return find_workload(name)
             except InputError as error:
-                raise InputError(str(error), path, row.line) from None
+                raise InputError(said(error), path, row.line) from None
     for row in listed:  # perhaps it is misspelled
         if row.key not in FAULT_ROWS and "'model'" in (near := did_you_mean(row.key, (*FAULT_ROWS, *OWN_ROWS))):
             raise InputError(f"unknown key {row.key[:SHOWN]!r}{near}", path, row.line)
@@ -169,7 +169,7 @@ def _check_options(setup: SetUp) -> None:
     differing = setup.differing()
     names = setup.at_fault(differing, lambda other: True) or [name for name in differing if name == problem.option]
     key = problem.option if problem.option in setup.rows else next(iter(names), "model")
-    raise setup.rows.wrong(key, problem.message + setup.blame(names))
+    raise setup.rows.wrong(key, said(problem.message) + setup.blame(names))
 
 
 def _check_address(setup: SetUp, place: str, at: int, limit_of: Callable[[Workload], int], what: str) -> None:
@@ -192,13 +192,12 @@ def _find_site(setup: SetUp, layer: str, stage: str) -> Site:
         raise setup.rows.wrong("target_layer", f"target_layer {layer[:SHOWN]!r} is not a site of {of}{why}{hint}")
     site = sites[layer]
     if site.stage != STAGES[stage]:
-        base = layer.removesuffix("_grad_in").removesuffix("_grad_wt")
-        other = f"'{base}'" if site.stage == "backward" else f"'{base}_grad_in' or '{base}_grad_wt'"
-        right = next(name for name, pass_ in STAGES.items() if pass_ == site.stage)
+        meant = [other.name for other in sites.values() if (other.layer, other.stage) == (site.layer, STAGES[stage])]
+        meant.append(f"the stage '{next(name for name, of in STAGES.items() if of == site.stage)}'")
         raise setup.rows.wrong(
             "target_layer",
             f"target_layer {layer!r} is a {site.stage} operation, but stage is {stage!r}; "
-            f"did you mean {other}, or the stage '{right}'?",
+            f"did you mean {' or '.join([*map(repr, meant[:-1]), meant[-1]])}?",
         )
     if (message := too_large(site)) is not None:
         names = setup.at_fault(

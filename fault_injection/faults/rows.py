@@ -11,6 +11,8 @@ from ..machine.reading import SHOWN, Kind, Value
 from ..training.workload import Workload, format_option
 from ..training.workloads import WORKLOADS
 
+LONGEST = 300  # characters of a message that is not ours
+
 
 class Row(NamedTuple):
     """A row of a file: its line, from 1, its key and what follows the key."""
@@ -154,3 +156,13 @@ def _fits(workload: Workload, fits: Callable[[Workload], bool]) -> bool:
 def shown_option(value: object) -> str:
     """An option's value as a message repeats it."""
     return str(format_option(value))[:SHOWN]
+
+
+def said(message: object) -> str:
+    """What a workload, perhaps a user's own, says of its options: printable, and of a length that fits a line.
+
+    >>> said("no\\x00thing")
+    'no?thing'
+    """
+    text = "".join(character if character.isprintable() else "?" for character in str(message))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

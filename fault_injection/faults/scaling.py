@@ -39,12 +39,12 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
     stays at least 1.  Values, bits and the learning-rate schedule stay.
 
     >>> from fault_injection.faults.injection_file import read_injection
-    >>> old = read_injection("injections/published/resnet18-masked.csv")
+    >>> old = read_injection("injections/published/resnet18_nobn-slow_degrade.csv")
     >>> new, mapping = scale(old, width=8, epochs=20)
     >>> new.positions, new.epoch
-    (((2, 2, 47, 25),), 7)
+    (((0, 0, 9, 3),), 7)
     >>> mapping[2]
-    'epoch: 30 of 80 -> 7 of 20'
+    'epoch: 28 of 80 -> 7 of 20'
 
     Args:
       injection: a valid one.
