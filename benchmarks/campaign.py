@@ -1,10 +1,13 @@
-"""Throughput of a campaign: experiments an hour with two jobs and with one, time outside steps, memory of a job.
+"""Throughput of a campaign: experiments per hour with one job and with two, time outside steps, memory of a job.
 
-Each measurement is a campaign of the command line in a fresh folder, one job and two in turns; golden run and
-compiled programs are there already.  What is looked at begins when every job has set itself up for every size of
-fault: once a job, however many experiments follow.  Time outside training steps is that of one job, from the end of
-one experiment to the end of the next: drawing faults, reading states, verdicts, dispatch and the store.
-Memory is the resident set of the one job: by how much its median of the last third exceeds that of the second.
+Each measurement runs the command line's campaign in a fresh folder, with one job and with two jobs in turns.  The
+golden run and the compiled programs exist already.  Each job sets itself up once for each size of fault, however many
+experiments follow; the measurement begins when every job has done so.
+
+Time outside training steps is the time that a job needs to draw faults, read states, judge, dispatch and store.
+It is measured from the end of one experiment to the end of the next.
+Memory is the resident set of the one job.  Its growth compares the median of the last third of the samples with the
+median of the second third.
 """
 
 import dataclasses
@@ -47,26 +50,26 @@ audit = 0
 
 @dataclasses.dataclass
 class Measured:
-    """What came of one campaign, since all jobs were set up.
+    """Numbers of one campaign, counted from when all jobs were set up.
 
     Attributes:
-      an_hour: experiments an hour.
-      outside: share of the time that no job spent in a training step, of one job.
-      resident: bytes of the largest job, sample by sample.
+      per_hour: experiments per hour, of all jobs together.
+      outside: share of a job's time outside training steps, the mean over the jobs.
+      resident: resident bytes of the largest job, one number per sample.
     """
 
-    an_hour: float
+    per_hour: float
     outside: float
     resident: np.ndarray
 
 
 def options_of(parser):
-    parser.add_argument("--experiments", type=int, default=150, help="of each campaign (default %(default)s)")
-    parser.add_argument("--cache", type=pathlib.Path, help="folder of golden runs (default: the commands' own)")
+    parser.add_argument("--experiments", type=int, default=150, help="experiments per campaign (default %(default)s)")
+    parser.add_argument("--cache", type=pathlib.Path, help="folder of golden runs (default: that of the commands)")
 
 
 def measure(jobs, seed, options, folder):
-    """Run one campaign and look at what it left."""
+    """Run one campaign and read the numbers from its store."""
     plan = folder / "plan.toml"
     numbers = {"width": options.width, "batch_size": options.batch_size, "experiments": options.experiments}
     plan.write_text(PLAN.format(**numbers, seed=seed))
@@ -92,7 +95,7 @@ def measure(jobs, seed, options, folder):
 
 
 def largest_child(parent):
-    """Bytes resident of the largest process that another has started; 0 where the system does not say."""
+    """Resident bytes of the largest child process of `parent`; 0 if the system has no /proc."""
     sizes = [0]
     for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -114,17 +117,17 @@ def main():
         for jobs in JOBS[:: -1 if i % 2 else 1]:
             with tempfile.TemporaryDirectory() as folder:
                 result = measure(jobs, i + 1, options, pathlib.Path(folder))
-            if i >= 0:  # the first round makes the golden run, and compiles
+            if i >= 0:  # the first round makes the golden run and compiles
                 measured[jobs].append(result)
     for jobs in JOBS:
-        print(f"{jobs} job(s): experiments an hour {[round(m.an_hour) for m in measured[jobs]]}")
+        print(f"{jobs} job(s): experiments per hour {[round(m.per_hour) for m in measured[jobs]]}")
     thirds = [np.array_split(m.resident, 3) for m in measured[1]]
-    print(f"memory of the one job: {max(m.resident.max() for m in measured[1]) / 2**20:.0f} MiB")
+    print(f"memory of a job: {max(m.resident.max() for m in measured[1]) / 2**20:.0f} MiB")
     where = f"width {options.width}, batch {options.batch_size}"
     claims = [
         pairs.claim(
-            f"experiments an hour, one job / two jobs, {where}",
-            [one.an_hour / two.an_hour for one, two in zip(measured[1], measured[2], strict=True)],
+            f"experiments per hour, one job / two jobs, {where}",
+            [one.per_hour / two.per_hour for one, two in zip(measured[1], measured[2], strict=True)],
             1 / 1.6,
         ),
         pairs.claim(f"time of a job outside training steps, {where}", [m.outside for m in measured[1]], 0.1),
@@ -134,7 +137,7 @@ def main():
             0.02,
         ),
     ]
-    pairs.write(options, found, claims, an_hour={jobs: [m.an_hour for m in measured[jobs]] for jobs in JOBS})
+    pairs.write(options, found, claims, per_hour={jobs: [m.per_hour for m in measured[jobs]] for jobs in JOBS})
 
 
 if __name__ == "__main__":

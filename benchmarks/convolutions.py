@@ -1,7 +1,7 @@
-"""Every convolution of ResNet-18: the formulation chosen for its shape against `lax.conv_general_dilated`.
+"""Every convolution of ResNet-18: the formulation chosen for its shape, compared with `lax.conv_general_dilated`.
 
-This is the measurement behind the rules in models/formulations.py.  Both run with the compiler options of the
-training step.  There is no bound: a ratio above 1 says that a rule could be better.
+This is the measurement behind the rules in models/formulations.py.  Both contestants are compiled with the options of
+the training step.  There is no bound: a ratio above 1 shows a rule that could be better.
 """
 
 import functools
@@ -13,7 +13,7 @@ import pairs
 
 
 def shapes(width):
-    """(name, H, channels in, channels out, kernel size, stride) of each distinct convolution."""
+    """Name, height, input channels, output channels, kernel size and stride of each distinct convolution."""
     yield "stem", 32, 3, width, 7, 2
     yield "stage 1", 16, width, width, 3, 1
     for stage, size in ((2, 16), (3, 8), (4, 4)):

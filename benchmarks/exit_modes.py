@@ -1,8 +1,8 @@
-"""Verdicts of campaigns that end experiments early against those of one that runs each to the end.
+"""Verdicts of campaigns that end experiments early, compared with a campaign that runs every experiment to its end.
 
-The campaigns are of plans that differ in `exit` and in the number of experiments only, so that experiment i is the
-same in all of them.  The claims are about those that both have; every difference is listed with the rules of both,
-which state the tolerance, and the twins of the golden run that it is from.
+The plans may differ only in `exit` and in the number of experiments, so that experiment i is the same in all campaigns.
+Each claim is about the experiments that both campaigns have.  Every verdict that differs is listed with the rules of
+both campaigns.  A rule states its tolerance and how many twins of the golden run are behind it.
 """
 
 import argparse
@@ -15,12 +15,12 @@ from fault_injection.campaign.store import Store
 from fault_injection.machine.files import write_json
 from fault_injection.runs.outcome import UNDECIDED
 
-BOUNDS = {"exact": 1.0, "conditions": 0.99}  # share of the decided verdicts that agree, at least
+BOUNDS = {"exact": 1.0, "conditions": 0.99}  # least share of the decided verdicts that must agree
 MOST_UNDECIDED = 0.1
 
 
 def read(folder):
-    """Exit mode, plan without what may differ, and verdicts by number."""
+    """The exit mode, the part of the plan that must be the same in all campaigns, and the experiments by number."""
     with Store(folder) as store:
         plan = store.plan()
         rows = store.query("SELECT number, outcome, rule, exit, steps, site, model FROM experiments")
@@ -29,13 +29,13 @@ def read(folder):
 
 
 def compare(folder, full_plan, full):
-    """Print, and return, what a campaign's verdicts have in common with the full ones."""
+    """Compare a campaign's verdicts with the full ones; print the claim and return its numbers."""
     mode, plan, found = read(folder)
     if plan != full_plan:
-        raise SystemExit(f"{folder}: another plan than the full campaign's")
+        raise SystemExit(f"{folder}: its plan is not that of the full campaign")
     common = sorted(full.keys() & found.keys())
     if not common:
-        raise SystemExit(f"{folder}: no experiment is in the full campaign too")
+        raise SystemExit(f"{folder}: it shares no experiment with the full campaign")
     decided = [i for i in common if found[i]["outcome"] != UNDECIDED]
     differing = [i for i in decided if found[i]["outcome"] != full[i]["outcome"]]
     agreeing = wilson(len(decided) - len(differing), len(decided), pairs.CONFIDENCE)
@@ -43,9 +43,10 @@ def compare(folder, full_plan, full):
     steps = [sum(of[i]["steps"] for i in common) / len(common) for of in (found, full)]
     met = agreeing.share >= BOUNDS[mode] and undecided <= MOST_UNDECIDED
     print(
-        f"claim: {mode}: {agreeing.found} of {agreeing.total} decided verdicts as in full mode, {agreeing.share:.2%} "
-        f"[{agreeing.low:.2%}, {agreeing.high:.2%}], bound {BOUNDS[mode]:.0%}; undecided {undecided:.2%}, bound "
-        f"{MOST_UNDECIDED:.0%}: {'met' if met else 'not met'}; steps an experiment {steps[0]:.1f}, full {steps[1]:.1f}"
+        f"claim: {mode}: {agreeing.found} of {agreeing.total} decided verdicts are as in full mode, "
+        f"{agreeing.share:.2%} [{agreeing.low:.2%}, {agreeing.high:.2%}], bound {BOUNDS[mode]:.0%}; "
+        f"undecided {undecided:.2%}, bound {MOST_UNDECIDED:.0%}: {'met' if met else 'not met'}; "
+        f"steps per experiment {steps[0]:.1f}, in full mode {steps[1]:.1f}"
     )
     for i in differing:
         of, reference = found[i], full[i]
@@ -58,12 +59,12 @@ def compare(folder, full_plan, full):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("full", type=pathlib.Path, help="folder of the campaign in full mode")
-    parser.add_argument("others", type=pathlib.Path, nargs="+", help="folders of the others")
+    parser.add_argument("others", type=pathlib.Path, nargs="+", help="folders of the campaigns to compare with it")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for every number")
     options = parser.parse_args()
     mode, plan, full = read(options.full)
     if mode != "full":
-        parser.error(f"{options.full} is in exit mode {mode}")
+        parser.error(f"{options.full} is in exit mode {mode}, not full")
     claims = [compare(folder, plan, full) for folder in options.others]
     if options.out:
         write_json(options.out, {"claims": claims})

@@ -1,10 +1,12 @@
-"""The fault-free step as shipped against the same network without any fault support.
+"""The fault-free step as shipped, compared with the same network without any fault support.
 
-All that the fault-free executable carries of fault support is that operations are kept apart from what
-surrounds them, so that it computes the bits of the executable with faults.  The contestant without it calls
-the same operations bare, so that the compiler may fuse across them; a ratio below 1 says that it does so to no
-advantage.  Both return digests and magnitudes.  Also printed: instructions of both compiled
-programs, by opcode where they differ, and the memory they need.
+The shipped fault-free step keeps its operations apart from their surroundings, so that it computes the same bits as the
+step with faults.  It has no other fault support.  The contestant without fault support calls the same operations bare,
+and the compiler may fuse across them.  A ratio below 1 says that this fusion gains nothing.  Both contestants return
+digests and magnitudes.
+
+The script also prints how many instructions the two compiled programs have (by opcode, where they differ) and how
+much memory they need.
 """
 
 import collections
@@ -31,7 +33,7 @@ KEPT_APART = ("optimization_barrier", "inlineable")  # in a program before compi
 
 @contextlib.contextmanager
 def without_fault_support():
-    """What is traced inside runs its operations bare: no isolation, no fence, no fault."""
+    """In this context, traced operations run bare: no isolation, no fence, no fault."""
     shipped = models.operations.perform
 
     def bare(operation, site, a, b, ctx, used=True):
@@ -42,7 +44,7 @@ def without_fault_support():
     with contextlib.ExitStack() as stack:
         for module in holders:
             stack.enter_context(mock.patch.object(module, "perform", bare))
-        # The optimizer's update is kept apart too.
+        # The shipped step also keeps the optimizer's update apart.
         nothing = lambda **_: contextlib.nullcontext()  # noqa: E731
         stack.enter_context(mock.patch.object(models.isolation, "set_xla_metadata", nothing))
         yield
@@ -60,12 +62,12 @@ def lowered(session):
 
 
 def opcodes(compiled):
-    """How many instructions of each opcode a compiled program has, those inside fusions included."""
+    """How many instructions of each opcode a compiled program has, including those inside fusions."""
     return collections.Counter(INSTRUCTION.findall(compiled.as_text()))
 
 
 def memory(compiled):
-    """Bytes that a compiled program needs, by purpose."""
+    """Bytes that a compiled program needs, for each purpose."""
     analysis = compiled.memory_analysis()
     return {purpose: getattr(analysis, f"{purpose}_size_in_bytes") for purpose in MEMORY}
 

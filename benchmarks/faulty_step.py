@@ -1,10 +1,11 @@
-"""A step with a fault against the fault-free step.
+"""A step with a fault, compared with the fault-free step.
 
-The faulty step is another executable, with a conditional at every operation, and its state survives, so that
-the control can start from it.  It runs once or twice an experiment.  Struck are two early layers and a late one,
-in each of their three operations, and the first convolution's input gradient, which is computed only when
-struck; an inactive fault is the control.  The struck operation is computed in the published form, clean and
-faulty, whichever operand is struck.
+The faulty step is another executable, with a conditional at every operation.  It does not overwrite its input state, so
+that the control can start from the same state.  An experiment runs it once or twice.
+
+The faults strike two early layers and a late one, in each of their three operations.  One more fault strikes the first
+convolution's input gradient, which is computed only when it is struck.  The control is a step with an inactive fault.
+Whichever operand is struck, the operation is computed in its published form, once clean and once faulty.
 """
 
 import functools

@@ -1,9 +1,11 @@
-"""The first call in a fresh process, with and without a fault, compiling or with a warm cache; peak memory.
+"""Time of the first call in a fresh process, with and without a fault, with a cold and a warm cache; peak memory.
 
-Each measurement is a process of its own: plain or with a fault, first with an empty folder of compiled programs,
-then again with what the first process left there.  The claims are about the call: tracing, compilation and the
-step itself; the times with dataset and initial state, and of the whole process, are printed too.  Peak memory
-is the process's largest resident set, libraries and compilation included.
+Each measurement has a process of its own, either plain or with a fault.  A first process starts with an empty folder of
+compiled programs.  A second process starts with what the first one left there.
+
+The claims are about the call: tracing, compilation and the step itself.  The script also prints the time that includes
+reading the dataset and making the initial state, and the time of the whole process.  Peak memory is the largest
+resident set of the process, including libraries and compilation.
 """
 
 import argparse
@@ -49,12 +51,12 @@ def child(options):
     done = time.perf_counter()
 
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * MAXRSS_UNIT
-    seconds = {"first step": done - started, "of it the call": done - prepared}
+    seconds = {"first step": done - started, "call alone": done - prepared}
     print(json.dumps({"machine": found, "peak_bytes": peak, "seconds": seconds}))
 
 
 def measure(kind, cache, options):
-    """The numbers of one fresh process.  The parent stays small: a child's peak starts at its parent's size."""
+    """Measure in one fresh process.  The parent must stay small, because a child's peak starts at its parent's size."""
     environment = os.environ | {"FAULT_INJECTION_CACHE": str(cache)}
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
     command = [sys.executable, __file__, "--child", kind, "--workload", options.workload]
@@ -83,7 +85,7 @@ def main():
     found = measured[cases[0]][0]["machine"]
     pairs.show_machine(found)
     claims, everything = [], {}
-    for part in ("first step", "of it the call", "whole process"):
+    for part in ("first step", "call alone", "whole process"):
         everything[part] = {", ".join(c): np.array([run["seconds"][part] for run in measured[c]]) for c in cases}
         pairs.show_times(everything[part], f", {part}")
     peaks = {", ".join(c): [run["peak_bytes"] for run in measured[c]] for c in cases}
@@ -94,7 +96,7 @@ def main():
     for case, bound in (BOUNDS if options.workload == "resnet18" else LARGER).items():
         what = f"first call, {', '.join(case)}, {options.workload}, width {options.width or 'as published'}"
         what += f", batch {options.batch_size}"
-        claims.append(pairs.claim(what, everything["of it the call"][", ".join(case)], bound, unit=" s"))
+        claims.append(pairs.claim(what, everything["call alone"][", ".join(case)], bound, unit=" s"))
     pairs.write(options, found, claims, seconds=everything, peak_bytes=peaks)
 
 

@@ -1,12 +1,13 @@
-"""Time of a training step outside its compiled program: batches are made while the device computes.
+"""Time of a training step outside its compiled program, given that batches are made while the device computes.
 
-Contestants: `Session.steps`, as a golden run trains (batches made, augmented, normalised and placed, reports
-brought back), and the compiled step alone on batches that are on the device already.  Both take two steps at a
-time, so that they alternate faster than a machine drifts; the first batch of the two is made while nothing computes,
-which in a training happens once an epoch.  A time is that of one step.  The claim is the share of the first that the
-second does not explain.
-Printed too: the time to make a batch.  With `--data-dir` on CIFAR-10 with its published augmentation, else on
-the embedded digits.
+There are two contestants.  `Session.steps` trains as a golden run does: it makes, augments, normalises and places
+batches, and fetches reports.  The other is the compiled step alone, on batches that are already on the device.
+Both take two steps at a time, so that they alternate faster than the machine's speed drifts.  The first of the two
+batches is made while nothing computes, which happens once per epoch in a real training run.  Times are per step.  The
+claim is the share of the time of `Session.steps` that the compiled step does not explain.
+
+The script also prints the time to make a batch.  With `--data-dir` it uses CIFAR-10 with the published augmentation,
+otherwise the embedded digits.
 """
 
 import pathlib
@@ -25,7 +26,7 @@ STEPS = 2  # at a time
 
 
 def options_of(parser):
-    parser.add_argument("--data-dir", type=pathlib.Path, help="folder of CIFAR-10")
+    parser.add_argument("--data-dir", type=pathlib.Path, help="folder that contains CIFAR-10")
 
 
 def end_to_end(session):
@@ -43,7 +44,7 @@ def end_to_end(session):
 
 
 def compiled_only(session):
-    """A function that trains as many steps on batches of epoch 0 that are on the device."""
+    """A function that trains the same number of steps on batches of epoch 0 that are already on the device."""
     batches = [session.program.place(session.batches.train(0, step)) for step in range(STEPS)]
     state = session.start()
 

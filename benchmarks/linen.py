@@ -1,4 +1,4 @@
-"""The networks in Flax Linen, without dropout, [N,32,32,3] -> [N,10]; the modules have our layers' names."""
+"""The networks in Flax Linen without dropout, [N,32,32,3] -> [N,10].  Modules have the names of our layers."""
 
 import itertools
 import math
@@ -24,7 +24,7 @@ def head(x):
 
 
 class ResNet18(nn.Module):
-    """`models.resnet.resnet18`."""
+    """`models.networks.resnet.resnet18`."""
 
     width: int
     blocks: tuple[int, ...]
@@ -45,7 +45,7 @@ class ResNet18(nn.Module):
 
 
 class EffNet(nn.Module):
-    """`models.effnet.effnet`."""
+    """`models.networks.effnet.effnet`."""
 
     width: int
     blocks: tuple[int, ...]
@@ -80,7 +80,7 @@ class EffNet(nn.Module):
 
 
 class DenseNet(nn.Module):
-    """`models.densenet.densenet`."""
+    """`models.networks.densenet.densenet`."""
 
     width: int
     blocks: tuple[int, ...]
@@ -131,7 +131,7 @@ class SkipGain(nn.Module):
 
 
 class NFNet(nn.Module):
-    """`models.nfnet.nfnet`, of two blocks a stage."""
+    """`models.networks.nfnet.nfnet` with two blocks per stage."""
 
     width: int
     blocks: tuple[int, ...]
@@ -165,7 +165,7 @@ def make_network(workload) -> nn.Module:
 
 
 def to_linen(params):
-    """Our parameters as Linen has them: norms have `scale` and `bias`, depthwise kernels are [k,k,1,C]."""
+    """Our parameters in Linen's form: norms have `scale` and `bias`, and depthwise kernels are [k,k,1,C]."""
     return _renamed(params, {"gamma": "scale", "beta": "bias"})
 
 

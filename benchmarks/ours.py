@@ -1,22 +1,25 @@
-"""The contestant that is ours: the whole explicit training step of a workload on the embedded digits."""
+"""Our contestant: the whole explicit training step of a workload on the embedded digits."""
 
 import argparse
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import numpy as np
 import pairs  # noqa: F401  (puts this checkout on the path)
-from fault_injection.training.session import Session
 
 from fault_injection.machine.errors import did_you_mean
 from fault_injection.training.explicit import gradients
+from fault_injection.training.session import Session
 from fault_injection.training.workloads import WORKLOADS, make_workload
-from models.layer import Context
+from models.layer import Context, Params
+
+Found = tuple[float, dict[str, dict[str, np.ndarray]]]  # loss, gradients by layer and name
 
 
 def make_session(options: argparse.Namespace) -> Session:
-    """The workload, 8 workers, dropout 0, images from the embedded digits, one device."""
+    """The workload with 8 workers, dropout 0 and the embedded digits, on one device."""
     if options.workload not in WORKLOADS:
         raise SystemExit(f"--workload {options.workload} is unknown{did_you_mean(options.workload, WORKLOADS)}")
     width = {} if options.width is None else {"width": options.width}
@@ -25,7 +28,7 @@ def make_session(options: argparse.Namespace) -> Session:
 
 
 def size(session: Session) -> str:
-    """What was measured, for a claim."""
+    """The workload, width and batch size, for the text of a claim."""
     w = session.workload
     return f"{w.name}, width {w.width}, batch {w.batch_size}"
 
@@ -42,11 +45,11 @@ def host_batches(session: Session) -> list[dict[str, np.ndarray]]:
 
 def whole_batches(session: Session) -> list[tuple[np.ndarray, np.ndarray]]:
     """The same batches without workers: images [N,H,W,C], labels [N]."""
-    return [(b["input"].reshape(-1, 32, 32, 3), b["target"].reshape(-1)) for b in host_batches(session)]
+    return [(b["image"].reshape(-1, 32, 32, 3), b["label"].reshape(-1)) for b in host_batches(session)]
 
 
 def training(session: Session) -> Callable[[], object]:
-    """A function that does the next step of a fault-free training, over and over through epoch 0's batches."""
+    """A function that does the next fault-free training step; it repeats the batches of epoch 0."""
     batches = [session.program.place(batch) for batch in host_batches(session)]
     state = session.start()
     steps = itertools.cycle(range(len(batches)))
@@ -60,18 +63,36 @@ def training(session: Session) -> Callable[[], object]:
     return step
 
 
-def opened(params):
-    """The parameters with every skip gain 1: behind those that start at 0 there is no gradient to compare."""
+def batch_to_compare() -> tuple[np.ndarray, np.ndarray]:
+    """A batch on which two networks are compared: 16 random images [N,H,W,C] and labels [N].
+
+    The digits do not do: their background is constant.  A standardised kernel sums to zero, so it maps a constant
+    to rounding noise, and the sign of the noise decides which ReLUs are open.
+    """
+    random = np.random.default_rng(0)
+    return random.standard_normal((16, 32, 32, 3), np.float32), random.integers(0, 10, 16, np.int32)
+
+
+def opened(params: Params) -> Params:
+    """The parameters with every skip gain set to 1: a skip gain of 0, the initial value, stops all gradients."""
     return {
         layer: {name: jax.numpy.ones_like(value) if name == "skip_gain" else value for name, value in named.items()}
         for layer, named in params.items()
     }
 
 
-def reference_gradients(session: Session, params, image: np.ndarray, label: np.ndarray):
-    """Loss and gradients of the explicit passes with one worker that holds the whole batch."""
-    stats = session.start().stats
-    network = session.program.network
+def reference_gradients(
+    session: Session, params: Params, image: np.ndarray, label: np.ndarray, dtype: type[np.floating] = np.float64
+) -> Found:
+    """Loss and gradients of the explicit passes, with one worker that holds the whole batch.
+
+    Args:
+      params: the parameters at which to differentiate.
+      image: [N,H,W,C].
+      label: int [N].
+      dtype: the type in which everything is computed: float64, or float32 as in training.
+    """
+    network, stats = session.program.network, session.start().stats
 
     @jax.jit
     def passes(params, stats, batch):
@@ -79,27 +100,52 @@ def reference_gradients(session: Session, params, image: np.ndarray, label: np.n
         loss, _, _, grads, _, _ = gradients(network, params, stats, batch, ctx, len(label))
         return loss, grads
 
-    loss, grads = passes(params, stats, {"input": image[None], "target": label[None]})
+    with jax.enable_x64(dtype == np.float64):
+        params, stats, image = as_dtype((params, stats, image), dtype)
+        loss, grads = passes(params, stats, {"image": image[None], "label": label[None]})
     return float(loss), jax.device_get(grads)
 
 
-def require_same(what: str, ours, theirs, tolerance: float = 5e-2) -> None:
-    """Stop unless loss and gradients agree, a gradient relative to the largest one of its layer.
+def as_dtype(tree: Any, dtype: type[np.floating]) -> Any:
+    """The arrays of a pytree as NumPy arrays of `dtype`."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), tree)
 
-    (The gradient of a bias before a normalisation is rounding noise around zero, so that it can
-    only be held against its layer's kernel.  Of millions of ReLUs one at almost exactly zero may
-    open in one and not in the other, which moves gradients by a percent at full width.)
+
+def difference(reference: Found, found: Found) -> tuple[float, str]:
+    """The largest relative difference of loss and gradients, and a text that says where it is.
+
+    A gradient's difference is relative to the largest gradient of its layer.  The gradient of a bias
+    before a normalisation is rounding noise around zero, so its own size is no measure.
+    """
+    loss_error = abs(reference[0] - found[0]) / abs(reference[0])
+    errors = {}
+    for layer, named in reference[1].items():
+        scale = max(np.abs(gradient).max() for gradient in named.values())
+        errors[layer] = max(np.abs(gradient - found[1][layer][name]).max() for name, gradient in named.items()) / scale
+    worst = max(errors, key=lambda layer: np.nan_to_num(errors[layer], nan=np.inf))
+    text = f"loss differs by {loss_error:.1e}, gradients by at most {errors[worst]:.1e} ({worst}), relative"
+    return float(np.max([loss_error, *errors.values()])), text  # NaN if any difference is
+
+
+def require_same(what: str, ours: Found, theirs: Found, tolerance: float = 1e-6) -> None:
+    """Stop unless loss and gradients agree; both must have been computed in float64.
+
+    float32 does not do.  Of millions of ReLUs, one whose input is almost exactly zero may be open in one
+    contestant and closed in the other.  This moves the gradients of a layer by several percent, or more.
 
     Args:
-      ours, theirs: `(loss, {layer: {name: array}})`.
+      what: the contestant, as in "Linen's".
+      ours: loss and gradients from `reference_gradients`.
+      theirs: loss and gradients of the contestant, under our names.
+      tolerance: the largest relative difference that is accepted.
     """
-    loss_error = abs(ours[0] - theirs[0]) / abs(ours[0])
-    errors = {}
-    for layer, named in ours[1].items():
-        scale = max(np.abs(gradient).max() for gradient in named.values())
-        errors[layer] = max(np.abs(gradient - theirs[1][layer][name]).max() for name, gradient in named.items()) / scale
-    worst = max(errors, key=errors.__getitem__)
-    text = f"loss differs by {loss_error:.1e}, gradients by at most {errors[worst]:.1e} ({worst}), relative"
-    if not all(error <= tolerance for error in (loss_error, *errors.values())):  # a NaN is an error too
-        raise SystemExit(f"{what} computes something else: {text}; the bound is {tolerance:.0e}")
-    print(f"same network as {what}: {text}")
+    error, text = difference(ours, theirs)
+    if not error <= tolerance:  # a NaN is an error too
+        raise SystemExit(f"{what} network computes something else: in float64, {text}; the bound is {tolerance:.0e}")
+    print(f"{what} network computes the same as ours: in float64, {text}")
+
+
+def show_rounding(reference: Found, in_float32: Mapping[str, Found]) -> None:
+    """Print how far the float32 results are from the float64 reference; nothing is judged by it."""
+    for name, found in in_float32.items():
+        print(f"  {name} in float32, compared with float64 (not judged): {difference(reference, found)[1]}")

@@ -1,8 +1,8 @@
-"""Timing contestants in alternation, and what the ratio of two of them is worth.
+"""Times contestants in turns and estimates the ratio of two of them.
 
 A machine's speed drifts by more than the differences measured here.  So contestants take turns
-in one process, each round gives one ratio (or one time), and the median over the rounds comes
-with the distribution-free interval that order statistics give.
+in one process, and each round gives one ratio (or one time).  The median over the rounds is given
+with a distribution-free interval from order statistics.
 """
 
 import argparse
@@ -21,8 +21,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # measure this checkout, installed or not
 
 CONFIDENCE = 0.95
-BUSY = 0.7  # load average from which a machine is not quiet
-REST = 0.1  # seconds between two contestants, until the threads of the last one sleep
+BUSY = 0.7  # a machine with a load average above this is not quiet
+REST = 0.1  # seconds between two contestants, so that the threads of the last one fall asleep
 
 
 def parse(
@@ -30,13 +30,21 @@ def parse(
     more: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
     workloads: Sequence[str] | None = ("resnet18",),
 ) -> argparse.Namespace:
-    """The options of every benchmark, and what `more` adds; `workloads` are those that it can measure (None: all)."""
+    """Parse the options that all benchmarks share.
+
+    Args:
+      text: the script's docstring; its first paragraph describes the script in `--help`.
+      more: adds the script's own options.
+      workloads: names of the workloads that the script can measure; None means all.
+    """
     parser = argparse.ArgumentParser(description=text.partition("\n\n")[0])
     parser.add_argument("--workload", choices=workloads, default="resnet18", help="(default %(default)s)")
     parser.add_argument("--width", type=int, help="channels of the first convolution (default: as published)")
-    parser.add_argument("--batch-size", type=int, default=128, help="of all workers (default %(default)s)")
+    parser.add_argument(
+        "--batch-size", type=int, default=128, help="examples per step of all workers (default %(default)s)"
+    )
     parser.add_argument("--pairs", type=int, default=30, help="rounds of alternation (default %(default)s)")
-    parser.add_argument("--threads", type=int, help="processors to use (default: all that this process may)")
+    parser.add_argument("--threads", type=int, help="processors to use (default: all that this process may use)")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for every number")
     more(parser)
     options = parser.parse_args()
@@ -46,10 +54,10 @@ def parse(
 
 
 def start(options: argparse.Namespace) -> dict[str, Any]:
-    """Set up this process as the project's commands do: huge pages (which restart it), threads, JAX.
+    """Set up this process as the project's commands do: huge pages (which restarts the process), threads, JAX.
 
     Returns:
-      The machine: processor, cores, threads, versions, load.
+      A description of the machine: processor, cores, threads, versions, load.
     """
     from fault_injection.machine.environment import arithmetic, describe, prepare, use_huge_pages
 
@@ -62,25 +70,25 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def show_machine(found: Mapping[str, Any]) -> None:
-    """Print what matters of what `start` returned."""
+    """Print the most important parts of what `start` returned."""
     print(f"machine: {found['processor'] or found['device_kind']}, {found['cores']} cores, {found['threads']} threads")
     print(f"  Python {found['python']}, JAX {found['jax']}, Flax {found['flax']}, {found['system']}")
     print(f"  commit {found['commit']}, load average at the start {found['load_average_at_start']}")
     print(f"  GLIBC_TUNABLES {found['GLIBC_TUNABLES']}")
     if found["load_average_at_start"] and found["load_average_at_start"][0] > BUSY:
-        print(f"  WARNING: load above {BUSY}, something else is running; no claim is settled on a busy machine")
+        print(f"  WARNING: load above {BUSY}, so something else is running; a busy machine settles no claim")
 
 
 def alternate(contestants: Mapping[str, Callable[[], Any]], pairs: int, warm_up: int = 2) -> dict[str, np.ndarray]:
     """Time the contestants in turns: A B C, then C B A, and so on.
 
     Args:
-      contestants: functions that return JAX arrays (waited for) or have finished on return.
-      pairs: rounds; each times every contestant once, in the second of two calls.
-      warm_up: calls of each contestant before, not counted: compilation, first touch of memory.
+      contestants: functions that return JAX arrays (they are waited for) or have finished when they return.
+      pairs: rounds; each round calls every contestant twice and times the second call.
+      warm_up: untimed calls of each contestant before the first round, for compilation and first touch of memory.
 
     Returns:
-      Seconds [pairs] by contestant, element i from round i.
+      Seconds [pairs] of each contestant; element i is from round i.
     """
     import jax
 
@@ -93,7 +101,7 @@ def alternate(contestants: Mapping[str, Callable[[], Any]], pairs: int, warm_up:
     for i in tqdm(range(pairs), desc="rounds", mininterval=1):
         for name in list(contestants)[:: -1 if i % 2 else 1]:
             time.sleep(REST)
-            jax.block_until_ready(contestants[name]())  # not counted: a step is timed in a training that goes on
+            jax.block_until_ready(contestants[name]())  # untimed: the timed step then follows one of its own kind
             started = time.perf_counter()
             jax.block_until_ready(contestants[name]())
             seconds[name].append(time.perf_counter() - started)
@@ -101,11 +109,11 @@ def alternate(contestants: Mapping[str, Callable[[], Any]], pairs: int, warm_up:
 
 
 def median_interval(samples: Sequence[float] | np.ndarray) -> tuple[float, float, float, float]:
-    """Median, and an interval for the true median that assumes no distribution.
+    """The median, and an interval for the true median that assumes no distribution.
 
-    Of n independent samples the k-th smallest and the k-th largest enclose the true median with
-    probability 1 − 2·P(B < k), B binomial (n, ½); k is the largest for which this is at
-    least `CONFIDENCE`, or 1 for fewer than 6 samples, whose range covers less.
+    The k-th smallest and the k-th largest of n independent samples enclose the true median with
+    probability 1 − 2·P(B < k), where B is binomial (n, ½).  k is the largest for which this is at
+    least `CONFIDENCE`.  Fewer than 6 samples cannot reach it; then k is 1.
 
     Returns:
       Median, low end, high end, probability of coverage.
@@ -132,18 +140,18 @@ def show_times(seconds: Mapping[str, np.ndarray], what: str = "") -> None:
 def claim(
     what: str, samples: Sequence[float] | np.ndarray, bound: float | None, *, unit: str = "", low_end: bool = False
 ) -> dict[str, Any]:
-    """Print one line that holds the median of `samples` (pairwise ratios, or times) against a bound.
+    """Print one line that compares the median of `samples` (pairwise ratios, or times) with a bound.
 
     Args:
-      what: the quantity.
-      samples: one a round.
+      what: name of the quantity.
+      samples: one per round.
       bound: its upper bound; None where the project states none.
       unit: of samples and bound.
-      low_end: the claim is met once the interval's low end is within the bound (the interval
-        includes the bound or lies below it); otherwise the median must be.
+      low_end: if true, the claim is met when the low end of the interval is within the bound, that
+        is, when the interval includes the bound or lies below it; if false, the median must be within it.
 
     Returns:
-      The claim's numbers for the JSON file.
+      The numbers of the claim, for the JSON file.
     """
     middle, low, high, coverage = median_interval(samples)
     met = None if bound is None else bool((low if low_end else middle) <= bound)
@@ -164,7 +172,7 @@ def claim(
 
 
 def write(options: argparse.Namespace, found: Mapping[str, Any], claims: list[dict[str, Any]], **more: Any) -> None:
-    """Write everything to `--out`, if given; `more` holds further numbers, such as the times."""
+    """Write everything to `--out` if it is given; `more` holds further numbers, such as the times."""
     if options.out is None:
         return
     from fault_injection.machine.files import write_json

@@ -1,14 +1,18 @@
-"""The explicit training step against PyTorch's: eager and compiled, contiguous and channels-last.
+"""The explicit training step, compared with PyTorch's: eager and compiled, contiguous and channels-last.
 
-The same network, batch 128, dropout 0, Adam on both sides (`torch.optim.Adam` with its defaults), the same
-number of threads. `torch.compile` compiles loss and gradients; the optimizer runs as PyTorch runs it by
-default. Batch normalisation is per worker in ours and over the whole batch in PyTorch's, no more work for
-PyTorch. Ours is held against the faster of the two layouts. At the start both must give the same loss and
-gradients. All run with the huge pages that the project's commands use, PyTorch too (any `GLIBC_TUNABLES` in
-the environment replaces them, for all). Needs a quiet machine: PyTorch's threads wait for each other at
-every operation; next to another program it took ten times as long, and ours twice.
+Both sides have the same network, batch 128, dropout 0, Adam (`torch.optim.Adam` with its defaults) and the same
+number of threads.  `torch.compile` compiles loss and gradients; the optimizer runs as PyTorch runs it by default.
+Batch normalisation is per worker in ours and over the whole batch in PyTorch's, which is no more work for PyTorch.
+Our step is compared with the faster of PyTorch's two layouts.
 
-PyTorch is optional: `pip install torch --index-url https://download.pytorch.org/whl/cpu`.
+At the start both networks must give the same loss and gradients in float64.  The timed contestants compute in
+float32, and PyTorch uses oneDNN.  How far each float32 result is from float64 is printed and not judged.
+
+All contestants run with the huge pages that the project's commands use; `GLIBC_TUNABLES` in the environment replaces
+this setting for all of them.  The benchmark needs a quiet machine.  PyTorch's threads wait for each other at every
+operation: next to another program PyTorch took ten times as long, and ours twice.
+
+PyTorch is optional: `pip install torch`.
 """
 
 import itertools
@@ -26,19 +30,18 @@ try:
     import torch.nn.functional as F
     from torch import nn
 except ImportError:
-    command = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-    sys.exit(f"this benchmark compares with PyTorch, which is not installed: {command}")
+    sys.exit("this benchmark compares with PyTorch, which is not installed: pip install torch")
 
 BOUNDS = {"eager": {64: 0.95, 8: 1.25}, "compiled": {64: 0.95, 8: 1.6}}
 LAYOUTS = {"contiguous": torch.contiguous_format, "channels-last": torch.channels_last}
 
 
 class Convolution(nn.Conv2d):
-    """Padded as TensorFlow's SAME, which at stride 2 pads less before the image than after it."""
+    """A convolution padded like TensorFlow's SAME, which at stride 2 pads less before the image than after it."""
 
     def __init__(self, inputs, outputs, size, stride=1):
         super().__init__(inputs, outputs, size, stride, padding=0 if stride > 1 else size // 2)
-        missing = max(size - stride, 0) if stride > 1 else 0  # of an image whose size the stride divides
+        missing = max(size - stride, 0) if stride > 1 else 0  # valid if the stride divides the image size
         self.around = (missing // 2, missing - missing // 2) * 2
 
     def forward(self, x):
@@ -46,12 +49,12 @@ class Convolution(nn.Conv2d):
 
 
 def norm(features):
-    """Keras's epsilon; PyTorch's momentum is what Keras's leaves to the new value."""
+    """Batch norm with Keras's epsilon and momentum; PyTorch's momentum is one minus Keras's."""
     return nn.BatchNorm2d(features, eps=1e-3, momentum=0.1)
 
 
 class Block(nn.Module):
-    """One basic block; attributes have our layers' names."""
+    """One basic block; its attributes have the names of our layers."""
 
     def __init__(self, inputs, features, stride):
         super().__init__()
@@ -67,7 +70,7 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """`models.resnet.resnet18` without dropout, [N,3,32,32] -> [N,10]."""
+    """`models.networks.resnet.resnet18` without dropout, [N,3,32,32] -> [N,10]."""
 
     def __init__(self, width):
         super().__init__()
@@ -89,7 +92,7 @@ class ResNet18(nn.Module):
 
 
 def named_like_ours(network):
-    """Our `(layer, name)` of each of the network's parameters, with the permutation of axes from ours to PyTorch's."""
+    """Our layer and name of each parameter, the permutation of axes from ours to PyTorch's, and the parameter."""
     for path, parameter in network.named_parameters():
         *layer, name = path.split(".")
         axes = {4: (3, 2, 0, 1), 2: (1, 0), 1: (0,)}[parameter.ndim]
@@ -99,7 +102,7 @@ def named_like_ours(network):
 
 
 def make_network(session, layout):
-    """PyTorch's network with our first parameters."""
+    """PyTorch's network with our initial parameters."""
     network = ResNet18(session.workload.width)
     params = jax.device_get(session.start().params)
     with torch.no_grad():
@@ -109,13 +112,13 @@ def make_network(session, layout):
 
 
 def as_torch(image, label, layout):
-    """One batch [N,H,W,C], [N] as PyTorch wants it."""
+    """One batch, [N,H,W,C] and [N], in the form that PyTorch expects."""
     image = torch.from_numpy(np.ascontiguousarray(image.transpose(0, 3, 1, 2)))
     return image.contiguous(memory_format=LAYOUTS[layout]), torch.from_numpy(label).long()
 
 
 def training(session, mode, layout):
-    """A function that does PyTorch's next training step, through the same batches."""
+    """A function that does PyTorch's next training step on the same batches as ours."""
     network = make_network(session, layout)
     optimizer = torch.optim.Adam(network.parameters())
     batches = itertools.cycle([as_torch(*batch, layout) for batch in ours.whole_batches(session)])
@@ -133,17 +136,28 @@ def training(session, mode, layout):
     return step
 
 
-def check(session):
-    """Both compute the same: one worker of the whole batch, equal parameters."""
-    image, label = ours.whole_batches(session)[0]
-    network = make_network(session, "contiguous")
-    loss = F.cross_entropy(network(as_torch(image, label, "contiguous")[0]), torch.from_numpy(label).long())
+def loss_and_gradients(session, image, label, dtype):
+    """PyTorch's loss and gradients of one batch, under our names, computed in `dtype`."""
+    network = make_network(session, "contiguous").to(dtype)
+    image, label = as_torch(image, label, "contiguous")
+    loss = F.cross_entropy(network(image.to(dtype)), label)
     loss.backward()
     grads: dict[str, dict[str, np.ndarray]] = {}
     for layer, name, axes, parameter in named_like_ours(network):
         grads.setdefault(layer, {})[name] = parameter.grad.numpy().transpose(np.argsort(axes))
-    expected = ours.reference_gradients(session, session.start().params, image, label)
-    ours.require_same("PyTorch's", expected, (loss.item(), grads))
+    return loss.item(), grads
+
+
+def check(session):
+    """Stop unless both compute the same in float64, with equal parameters and one worker that holds the whole batch."""
+    batch, params = ours.batch_to_compare(), session.start().params
+    reference = loss_and_gradients(session, *batch, torch.float64)
+    ours.require_same("PyTorch's", ours.reference_gradients(session, params, *batch), reference)
+    in_float32 = {
+        "ours": ours.reference_gradients(session, params, *batch, np.float32),
+        "PyTorch's": loss_and_gradients(session, *batch, torch.float32),
+    }
+    ours.show_rounding(reference, in_float32)
 
 
 def main():
