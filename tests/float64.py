@@ -118,7 +118,7 @@ def check(layer, shape, random):
     params = jax.tree.map(draw, params)
     stats = jax.tree.map(jnp.float64, stats)
     x = jnp.asarray(random.standard_normal(shape))
-    workers = jnp.arange(shape[0])
+    workers = jnp.arange(shape[0], dtype=jnp.int32)
     ctx = Context(key=jax.random.key(1), workers=workers, fault=inactive_fault())
 
     @jax.jit
@@ -147,7 +147,9 @@ def check_published_forms(random):
         if kind not in ("convolution", "depthwise", "dense"):
             continue
         params = jax.tree.map(jnp.float64, layer.init((0,), shape)[0])
-        ctx = Context(key=jax.random.key(1), workers=jnp.arange(shape[0]), observe=frozenset({"operands"}))
+        ctx = Context(
+            key=jax.random.key(1), workers=jnp.arange(shape[0], dtype=jnp.int32), observe=frozenset({"operands"})
+        )
 
         @jax.jit
         def passes(x, params=params, layer=layer, ctx=ctx):
