@@ -158,7 +158,7 @@ def _added(one: Params, other: Params) -> Params:
 
 def _output_shape(layer: Layer, params: Initial, stats: Initial, shape: Shape) -> Shape:
     def output(params: Params, stats: Stats, x: jax.Array) -> jax.Array:
-        ctx = Context(key=jax.random.key(0), workers=jnp.arange(shape[0]))
+        ctx = Context(key=jax.random.key(0), workers=jnp.arange(shape[0], dtype=jnp.int32))
         return layer.forward(params, stats, x, ctx)[0]
 
     return jax.eval_shape(output, params, stats, jax.ShapeDtypeStruct(shape, "float32")).shape

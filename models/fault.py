@@ -229,7 +229,8 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     """
     before = [bits(tensor).reshape(-1) for tensor in tensors]
     named = [fault.operand == number for number in range(len(tensors))]
-    size = sum(jnp.where(here, words.size, 0) for here, words in zip(named, before, strict=True))
+    sizes = [np.int32(min(words.size, LARGEST_OPERAND)) for words in before]
+    size = sum(jnp.where(here, elements, 0) for here, elements in zip(named, sizes, strict=True))
     listed = (fault.index >= 0) & (fault.index < size) & (fault.source >= 0) & (fault.source < size)
 
     def write(k: jax.Array, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:

@@ -53,7 +53,7 @@ def list_sites(network: Layer, example: jax.ShapeDtypeStruct) -> dict[str, Site]
     params, stats = network.init(None, shape)
 
     def passes(params: Params, stats: Stats, x: jax.Array) -> tuple[Observations, Observations]:
-        ctx = Context(key=jax.random.key(0), workers=jnp.arange(1), observe=frozenset({"operands"}))
+        ctx = Context(key=jax.random.key(0), workers=jnp.arange(1, dtype=jnp.int32), observe=frozenset({"operands"}))
         y, _, cache, forward = network.forward(params, stats, x, ctx)
         _, _, backward = network.backward(params, cache, y, ctx)
         return forward, backward

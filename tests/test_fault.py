@@ -10,8 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from models.combinators import chain
 from models.fault import INACTIVE, Operand, inactive_fault, make_fault, overwrite, padded_size
+from models.formulations import CPU_OPTIONS
 from models.layer import Context
+from models.layers.dense import dense
+from models.loss import cross_entropy
+from models.networks import NETWORKS
 from models.operations import (
     Convolution,
     ConvolutionGradIn,
@@ -25,10 +30,12 @@ from models.operations import (
     Summed,
     perform,
 )
+from models.site import Site, list_sites
 
 WORDS = st.integers(0, 2**32 - 1)
 TENSORS = arrays.arrays(np.uint32, (3, 5, 2), elements=WORDS).map(lambda words: words.view(np.float32))
 POSITIONS = st.lists(st.integers(0, 29), min_size=1, max_size=8, unique=True)
+OTHERS = (np.arange(6, dtype=np.float32), np.arange(40, dtype=np.float32))  # the operands not struck
 
 
 @functools.cache
@@ -36,13 +43,31 @@ def compiled():
     return jax.jit(overwrite)
 
 
-def struck(tensor, fault, active=True):
-    after, report = compiled()(tensor, fault, active)
-    return np.asarray(after).view(f"u{tensor.dtype.itemsize}").reshape(-1), report
+def struck(tensor, fault):
+    """The tensor's words after the fault, which finds it at each operand; and the report."""
+    found = []
+    for operand in Operand:
+        tensors = list(OTHERS)
+        tensors.insert(operand, tensor)
+        after, report = compiled()(tuple(tensors), fault.replace(operand=np.int32(operand)))
+        for number, (one, other) in enumerate(zip(tensors, after, strict=True)):
+            assert other.dtype == one.dtype and other.shape == one.shape
+            assert number == operand or np.asarray(other).tobytes() == one.tobytes()
+        found.append((words(np.asarray(after[operand])), jax.device_get(report)))
+    for after, report in found[1:]:
+        np.testing.assert_array_equal(after, found[0][0])
+        jax.tree.map(np.testing.assert_array_equal, report, found[0][1])
+    return found[0]
 
 
-def fault_at(index, **how):
-    return make_fault("site", Operand.INPUT, 0, index, size=8, **how)
+def site_of(name, *operands):
+    """A site with the operands given, for one worker."""
+    shapes = (jax.ShapeDtypeStruct(t.shape, t.dtype) for t in operands)
+    return Site(name, name, "forward", dict(zip(Operand, shapes, strict=True)))
+
+
+def fault_at(index, like=np.zeros((3, 5, 2), np.float32), **how):  # noqa: B008
+    return make_fault(site_of("site", like, *OTHERS), Operand.INPUT, 0, index, size=8, **how)
 
 
 def words(tensor):
@@ -77,19 +102,53 @@ def test_copied_elements_are_read_before_any_is_written(tensor, index, source):
     np.testing.assert_array_equal(after[index], words(tensor)[source])
 
 
-@given(TENSORS, POSITIONS)
-def test_an_inactive_fault_changes_no_bit(tensor, index):
-    for after, report in (struck(tensor, fault_at(index), active=False), struck(tensor, inactive_fault(8))):
-        np.testing.assert_array_equal(after, words(tensor))
-        assert report.operand_changed == 0
-        assert not np.any(report.old) and not np.any(report.new)
+@given(TENSORS)
+def test_an_inactive_fault_changes_no_bit(tensor):
+    after, report = struck(tensor, inactive_fault(8))
+    np.testing.assert_array_equal(after, words(tensor))
+    assert report.operand_changed == 0
+    assert not np.any(report.old) and not np.any(report.new)
 
 
-def test_half_width_elements_take_the_low_bits():
-    tensor = np.asarray(jnp.arange(6, dtype=jnp.bfloat16))
-    after, report = struck(tensor, fault_at([2], keep=0xFFFFFFFF, flip=0x8001))
-    assert after[2] == words(tensor)[2] ^ 0x8001
-    assert report.operand_changed == 1
+@given(TENSORS, st.lists(st.integers(-(2**31), 2**31 - 1), min_size=8, max_size=8, unique=True), st.booleans())
+def test_compiled_code_strikes_nothing_outside_the_operand(tensor, positions, reads):
+    """Also where the next operand would be, were they end to end."""
+    positions = [p for p in (30, 31, *positions) if not 0 <= p < 30][:8]
+    fault = fault_at(range(len(positions)), flip=0xFFFFFFFF)
+    outside = np.pad(np.array(positions, np.int32), (0, 8 - len(positions)), constant_values=-1)
+    fault = fault.replace(source=outside) if reads else fault.replace(index=outside)
+    after, report = struck(tensor, fault)
+    np.testing.assert_array_equal(after, words(tensor))
+    assert report.operand_changed == 0
+    assert not np.any(report.old) and not np.any(report.new)
+
+
+TYPES = ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int32", "uint16", "int8")
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_elements_are_overwritten_in_their_own_type_and_width(dtype):
+    tensor = np.asarray(jnp.arange(6).astype(dtype))
+    flip = 0xC0FFEE91  # of which each width takes its low bits
+    after, report = struck(tensor, fault_at([2, 5], tensor, source=[3, 2], keep=0xFFFFFFFF, flip=flip))
+    expected = words(tensor).copy()
+    expected[[2, 5]] = words(tensor)[[3, 2]] ^ np.array(flip, np.uint32).astype(expected.dtype)
+    np.testing.assert_array_equal(after, expected)
+    np.testing.assert_array_equal(report.old[:2], words(tensor)[[2, 5]])
+    np.testing.assert_array_equal(report.new[:2], expected[[2, 5]])
+    assert report.operand_changed == 2
+
+
+@pytest.mark.parametrize("count", [64, 4096])
+def test_many_elements_are_overwritten_at_once(count):
+    random = np.random.default_rng(0)
+    tensor = random.standard_normal(10_000).astype(np.float32)
+    index, source = random.permutation(10_000)[:count], random.integers(10_000, size=count)
+    fault = make_fault(site_of("site", tensor, *OTHERS), Operand.INPUT, 0, index, source=source, keep=0xFFFFFFFF)
+    after, _ = struck(tensor, fault)
+    expected = tensor.copy()
+    expected[index] = tensor[source]
+    np.testing.assert_array_equal(after, words(expected))
 
 
 @given(st.integers(1, 10**6))
@@ -98,10 +157,26 @@ def test_few_sizes_serve_all_counts(count):
     assert padded_size(count) in (1, 64, 4096, 262144, 64**4)
 
 
-@pytest.mark.parametrize("index", [[3, 3], [-1], [2, INACTIVE]])
-def test_positions_that_repeat_or_are_negative_are_refused(index):
-    with pytest.raises(ValueError, match="distinct"):
-        fault_at(index)
+def test_positions_that_repeat_are_refused():
+    with pytest.raises(ValueError, match="distinct; one in the input of site is listed twice"):
+        fault_at([3, 3])
+
+
+@pytest.mark.parametrize("index, source", [([-1], None), ([2, INACTIVE], None), ([30], None), ([3], [30]), ([3], [-1])])
+def test_positions_outside_the_operand_are_refused(index, source):
+    line = r"^position (-1|30) lies outside the input of site, which is \[3, 5, 2\]; expected 0 to 29$"
+    with pytest.raises(ValueError, match=line):
+        fault_at(index, source=source)
+
+
+def test_operands_that_no_fault_reaches_are_refused():
+    large = jax.ShapeDtypeStruct((2**16, 2**15), jnp.bfloat16)
+    with pytest.raises(ValueError, match=r"^the input of site has 2147483648 elements; .* at most 2147483647$"):
+        fault_at([0], large)
+    with pytest.raises(ValueError, match=r"^the input of site is float64; .* of 8, 16 or 32 bits$"):
+        fault_at([0], np.zeros(3))
+    with pytest.raises(ValueError, match="9 elements does not fit the size 8"):
+        fault_at(range(9))
 
 
 WORKERS, BATCH = 3, 2
@@ -171,7 +246,7 @@ def test_a_fault_acts_on_one_operand_of_one_worker(name, operand):
     clean = [product(operation, *pair) for pair in operands]
     shape = (*[t.shape for t in operands[worker]], clean[worker].shape)[operand]
     index = random.choice(np.prod(shape), 3, replace=False)
-    fault = make_fault(name, operand, worker, index, flip=value.view(np.uint32), size=4)
+    fault = make_fault(worker_site(name, operation, a, b), operand, worker, index, flip=value.view(np.uint32), size=4)
 
     expected = [c.copy() for c in clean]
     target = [*operands[worker], expected[worker]][operand]
@@ -212,7 +287,7 @@ def test_operations_read_operands_in_the_matrix_precision(name, precision, digit
     operands = reference(operation, a, b)
     operands[1][0].reshape(-1)[5] = value = np.float32(1.2345678)
     expected = [product(operation, *(rounded(t, digits).astype(np.float64) for t in pair)) for pair in operands]
-    fault = make_fault(name, Operand.INPUT, 1, [5], flip=value.view(np.uint32), size=4)
+    fault = make_fault(worker_site(name, operation, a, b), Operand.INPUT, 1, [5], flip=value.view(np.uint32), size=4)
     with jax.default_matmul_precision(precision):
         result = np.asarray(jax.jit(lambda a, b: perform(operation, name, a, b, context(fault))[0])(a, b))
     if isinstance(operation, Summed):
@@ -221,8 +296,16 @@ def test_operations_read_operands_in_the_matrix_precision(name, precision, digit
     np.testing.assert_allclose(result, np.stack(expected), rtol=1e-5, atol=1e-5)
 
 
-def context(fault):
-    return Context(key=jax.random.key(0), workers=jnp.arange(WORKERS), fault=fault)
+def context(fault, **options):
+    return Context(key=jax.random.key(0), workers=jnp.arange(WORKERS), fault=fault, **options)
+
+
+def worker_site(name, operation, a, b):
+    """The site of an operation performed by itself."""
+    _, seen = jax.eval_shape(lambda: perform(operation, name, a, b, context(None, observe=frozenset({"operands"}))))
+    tensors = seen.tensors["operands"][name]
+    each = [tensors[operand.name.lower()] for operand in Operand]
+    return site_of(name, *(jax.ShapeDtypeStruct(t.shape[1:], t.dtype) for t in each))
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
@@ -234,6 +317,64 @@ def test_an_overwritten_nan_or_infinity_is_gone(name):
     a.reshape(WORKERS, -1)[1, 0] = np.nan
     published = np.asarray(operation.operands(jnp.asarray(a), jnp.asarray(b), 1)[0])
     index = np.flatnonzero(np.isnan(published))
-    fault = make_fault(name, Operand.INPUT, 1, index)
+    fault = make_fault(worker_site(name, operation, a, b), Operand.INPUT, 1, index)
     result, _ = jax.jit(lambda a, b, fault: perform(operation, name, a, b, context(fault)))(a, b, fault)
     assert np.isfinite(np.asarray(result)).all()
+
+
+@pytest.mark.parametrize("operand", Operand)
+def test_a_narrow_operand_is_struck_as_it_is(operand):
+    """In bfloat16, with its own 16 bits; nothing becomes float32."""
+    x, kernel = jnp.ones((WORKERS, BATCH, 6), jnp.bfloat16), jnp.ones((6, 5), jnp.bfloat16)
+    fault = make_fault(worker_site("d", Dense(), x, kernel), operand, 1, [3], flip=0x4120)  # 10
+    y, seen = jax.jit(lambda fault: perform(Dense(), "d", x, kernel, context(fault)))(fault)
+    assert y.dtype == jnp.bfloat16
+    assert seen.struck.old[0] == (0x40C0 if operand == Operand.OUTPUT else 0x3F80)  # 6, 1
+    assert seen.struck.new[0] == 0x4120
+    expected = np.full((WORKERS, BATCH, 5), 6.0)
+    at = {Operand.INPUT: np.s_[1, 0], Operand.WEIGHT: np.s_[1, :, 3], Operand.OUTPUT: np.s_[1, 0, 3]}[operand]
+    expected[at] = 10 if operand == Operand.OUTPUT else 15
+    np.testing.assert_array_equal(np.asarray(y, np.float64), expected)
+
+
+def passes(network, shape, **options):
+    """Everything that a pass of a network computes, compiled as the training step is."""
+    params, stats = network.init((0,), shape)
+    random = np.random.default_rng(0)
+    x, labels = random.standard_normal(shape, np.float32), random.integers(10, size=shape[:2])
+
+    @functools.partial(jax.jit, compiler_options=CPU_OPTIONS if jax.default_backend() == "cpu" else None)
+    def run(params, stats, x, fault):
+        ctx = Context(jax.random.key(0), jnp.arange(shape[0]), fault=fault, input_gradient=False, **options)
+        logits, stats, cache, forward = network.forward(params, stats, x, ctx)
+        loss, _, dlogits = cross_entropy(logits, labels)
+        _, grads, backward = network.backward(params, cache, dlogits, ctx)
+        return (logits, loss, stats, grads), (forward.struck, backward.struck)
+
+    return lambda fault: jax.device_get(run(params, stats, x, fault))
+
+
+def test_only_supported_sites_are_struck():
+    network, example = chain(dense("one", 6), dense("two", 5)), jax.ShapeDtypeStruct((BATCH, 4), "float32")
+    sites = list_sites(network, example)
+    run = passes(network, (WORKERS, *example.shape), supported=frozenset({"two", "two_grad_wt"}))
+    for name, site in sites.items():
+        _, (forward, backward) = run(make_fault(site, Operand.WEIGHT, 1, [3], flip=0x7F800000))
+        assert forward.hits == (name == "two")
+        assert backward.hits == (name == "two_grad_wt")
+    assert passes(network, (WORKERS, *example.shape), supported=frozenset())(inactive_fault())[1] == (None, None)
+
+
+@pytest.mark.parametrize("name", ["resnet18", pytest.param("effnet", marks=pytest.mark.slow)])
+def test_the_bits_are_the_same_whichever_sites_are_supported(name):
+    """An inactive fault with support for one site, for some and for all computes what the plain step computes."""
+    network = NETWORKS[name](width=4, blocks=(1,) * (7 if name == "effnet" else 4))
+    shape = (2, 4, 32, 32, 3)
+    sites = list(list_sites(network, jax.ShapeDtypeStruct(shape[1:], "float32")))
+    plain, struck = passes(network, shape)(None)
+    assert struck == (None, None)
+    assert all(np.isfinite(leaf).all() and leaf.any() for leaf in plain[:2])
+    for supported in (None, frozenset(sites[5:6]), frozenset(sites[1::3])):
+        found, _ = passes(network, shape, supported=supported)(inactive_fault())
+        for expected, leaf in zip(jax.tree.leaves(plain), jax.tree.leaves(found), strict=True):
+            assert expected.tobytes() == leaf.tobytes()

@@ -1,5 +1,6 @@
-"""The written backward passes are the derivatives of the forward passes; what has none is refused."""
+"""The written backward passes are the derivatives of the forward passes; layers that cannot be written are refused."""
 
+import functools
 import json
 import os
 import subprocess
@@ -10,11 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.combinators import chain, residual
+from models.combinators import chain, concatenated, gated, residual
+from models.fault import inactive_fault
 from models.layer import Context
+from models.layers.activation import relu
 from models.layers.convolution import convolution
+from models.layers.dense import dense
+from models.layers.gain import skip_gain
 from models.layers.normalisation import batch_norm
+from models.layers.pooling import global_average
+from models.layers.standardisation import standardised_convolution
+from models.loss import cross_entropy
 from models.networks import NETWORKS
+from models.site import list_sites
 
 
 def in_float64(repository, *names):
@@ -54,7 +63,7 @@ def test_every_published_form_computes_what_the_fast_form_computes(errors):
 
 
 def traced(layer, shape):
-    """Trace a layer's forward and backward pass, of which nothing is computed."""
+    """Trace a layer's forward and backward pass; nothing is computed."""
     params, stats = layer.init(None, shape)
 
     def passes(params, stats, x):
@@ -100,3 +109,91 @@ def test_a_norm_used_twice_updates_its_running_statistics_twice(combine):
     for name in ("mean", "var"):
         np.testing.assert_array_equal(found["n"][name], twice["n"][name])
         assert (found["n"][name] != once["n"][name]).any()
+
+
+TWICE = {
+    "chain": chain(convolution("c", 6, 3), relu(), convolution("c", 6, 3)),
+    "residual": residual(convolution("c", 6, 3), convolution("c", 6, 3)),
+    "kinds": chain(convolution("c", 6, 3), standardised_convolution("c", 6, 3)),
+    "nested": concatenated(chain(convolution("c", 6, 3), gated(convolution("c", 6, 3)))),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_two_layers_whose_sites_have_one_name_are_refused(name):
+    """A fault would strike both, and its report would be a sum of bit patterns."""
+    with pytest.raises(ValueError, match=r"^site 'c' occurs twice: a fault would strike both"):
+        traced(TWICE[name], (2, 3, 4, 4, 6))
+
+
+def test_a_layer_named_as_another_ones_gradient_is_refused():
+    network = chain(dense("d", 6), dense("d_grad_in", 6))
+    with pytest.raises(ValueError, match=r"^site 'd_grad_in' occurs twice"):
+        list_sites(network, jax.ShapeDtypeStruct((3, 6), "float32"))
+
+
+def test_two_sites_of_one_id_are_refused(monkeypatch):
+    monkeypatch.setattr("models.site.site_id", lambda name: len(name))
+    network = chain(dense("a", 6), dense("b", 6))
+    with pytest.raises(ValueError, match=r"^sites 'a' and 'b' have the same id; rename one of their layers$"):
+        list_sites(network, jax.ShapeDtypeStruct((3, 6), "float32"))
+
+
+def test_sites_are_listed_as_a_step_runs_them_with_their_layers_and_operands():
+    network = chain(convolution("c", 5, 3, 2), global_average("pool"), dense("d", 7))
+    sites = list_sites(network, jax.ShapeDtypeStruct((3, 8, 8, 2), "float32"))
+    assert list(sites) == ["c", "d", "d_grad_in", "d_grad_wt", "c_grad_in", "c_grad_wt"]
+    assert [site.layer for site in sites.values()] == ["c", "d", "d", "d", "c", "c"]
+    assert [site.stage for site in sites.values()] == ["forward"] * 2 + ["backward"] * 4
+    assert list(sites["c_grad_wt"].shapes.values()) == [(2, 10, 10, 3), (8, 8, 3, 5), (2, 3, 3, 5)]
+    assert {tensor.dtype.name for tensor in sites["c"].operands.values()} == {"float32"}
+
+
+FIRST = {
+    "convolution": convolution("c", 6, 3),
+    "standardised": standardised_convolution("c", 6, 3),
+    "chain": chain(chain(convolution("c", 6, 3), relu()), convolution("d", 6, 3)),
+    "residual": residual(convolution("c", 6, 3), convolution("d", 6, 1)),
+    "residual_in_chain": chain(relu(), residual(chain(skip_gain("g"), convolution("c", 6, 3)))),
+    "concatenated": concatenated(chain(skip_gain("g"), convolution("c", 6, 3))),
+    "gated": gated(chain(skip_gain("g"), global_average("pool", keep_map=True), convolution("c", 6, 1))),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_discarding_the_input_gradient_of_a_network_changes_no_other_gradient(name):
+    layer, x = FIRST[name], np.random.default_rng(0).standard_normal((2, 3, 4, 4, 6), np.float32)
+    params, stats = layer.init((0,), x.shape)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def passes(input_gradient):
+        ctx = Context(jax.random.key(0), jnp.arange(2), input_gradient=input_gradient)
+        y, _, cache, _ = layer.forward(params, stats, x, ctx)
+        return layer.backward(params, cache, jnp.cos(y), ctx)[:2]
+
+    (dx, read), (nothing, discarded) = passes(True), passes(False)
+    assert np.isfinite(dx).all()
+    for one, other in zip(jax.tree.leaves(read), jax.tree.leaves(discarded), strict=True):
+        assert np.isfinite(one).all()
+        np.testing.assert_array_equal(one, other)
+    # The first convolution has computed nothing, and who reads its input gradient all the same would see it.
+    assert np.isnan(nothing).all() == (name in ("convolution", "standardised", "chain"))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_networks_are_traced_with_strict_dtype_promotion(name):
+    network = NETWORKS[name](width=4, blocks=(1,) * (7 if name == "effnet" else 4))
+    shape = (2, 3, 32, 32, 3)
+    params, stats = network.init(None, shape)
+
+    def passes(params, stats, x, labels, train):
+        ctx = Context(jax.random.key(0), jnp.arange(2), fault=inactive_fault(), train=train)
+        logits, _, cache, _ = network.forward(params, stats, x, ctx)
+        loss, _, dlogits = cross_entropy(logits, labels)
+        return loss, network.backward(params, cache, dlogits, ctx)[:2] if train else ()
+
+    x, labels = jax.ShapeDtypeStruct(shape, "float32"), jax.ShapeDtypeStruct(shape[:2], "int32")
+    with jax.numpy_dtype_promotion("strict"):
+        for train in (True, False):
+            outputs = jax.eval_shape(functools.partial(passes, train=train), params, stats, x, labels)
+            assert {leaf.dtype.name for leaf in jax.tree.leaves(outputs)} == {"float32"}

@@ -18,6 +18,7 @@ from fault_injection.training.workloads import WORKLOADS, make_network, make_opt
 from models.fault import Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import cross_entropy
+from models.site import list_sites
 
 STRICT = 1e-4  # forward values, relative to the largest element
 LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with rounding
@@ -64,6 +65,11 @@ def pytest_generate_tests(metafunc):
 @cache
 def network_of(workload):
     return make_network(make_workload(workload, dropout=0.0))
+
+
+@cache
+def sites_of(workload, worker_batch):
+    return list_sites(network_of(workload), jax.ShapeDtypeStruct((worker_batch, 32, 32, 3), "float32"))
 
 
 def weights_of(case):
@@ -190,11 +196,12 @@ def grad_start(case, tensors):
     return tensors["gradients"]["bn2" if case["workload"] == "effnet" else "pool"][0]
 
 
-def fault_of(spec, worker):
+def fault_of(case, spec, worker, workers=1):
+    site = sites_of(case["workload"], case["N"] // workers)[spec["layer"]]
     operand = MODELS.get(spec["fmodel"].removeprefix("N64_"), Operand.OUTPUT)
     index = np.ravel_multi_index(np.array(spec["pos"]).T, spec["operand_shape"])
     values = np.array(spec["values"], np.float32).view(np.uint32)
-    return make_fault(spec["layer"], operand, worker, index, flip=values, size=K)
+    return make_fault(site, operand, worker, index, flip=values, size=K)
 
 
 def assert_injected(case, faulty, clean, entry, spec, stats_name):
@@ -231,7 +238,7 @@ def assert_injected(case, faulty, clean, entry, spec, stats_name):
 
 def test_injection(injection):
     case, entry = injection
-    faulty = run(case, fault_of(entry, 0))
+    faulty = run(case, fault_of(case, entry, 0))
     assert_injected(case, faulty, run(case, inactive_fault(K)), entry, entry, "bn_moving")
 
 
@@ -239,7 +246,7 @@ def test_injection(injection):
 def test_two_workers(two_workers):
     case, entry = two_workers
     spec = entry["spec"]
-    fault = inactive_fault(K) if spec is None else fault_of(spec, spec["target_replica"])
+    fault = inactive_fault(K) if spec is None else fault_of(case, spec, spec["target_replica"], workers=2)
     result = run(case, fault, workers=2)
     if spec is None:
         np.testing.assert_allclose(result["loss"], entry["loss"], rtol=1e-5)

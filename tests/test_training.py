@@ -34,6 +34,11 @@ def resnet18():
     return Session(make_workload("resnet18", **SMALL))
 
 
+def sites_of(session):
+    example = jax.ShapeDtypeStruct((session.workload.worker_batch, 32, 32, 3), "float32")
+    return list_sites(session.program.network, example)
+
+
 def leaves(state):
     return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))]
 
@@ -67,14 +72,14 @@ def test_an_inactive_fault_changes_no_bit_of_any_state(session):
 @pytest.mark.parametrize("session", ["resnet18", *(OTHERS[name] for name in ONE_BLOCK)], indirect=True)
 def test_one_executable_serves_all_sites_operands_workers_and_positions(session):
     w = session.workload
-    sites = list_sites(session.program.network, w.worker_batch)
+    sites = sites_of(session)
     assert w.name != "resnet18" or len(sites) == 63
     state = session.start()
     random = np.random.default_rng(0)
 
     def strike(site, operand, worker):
         index = random.integers(np.prod(sites[site].shapes[operand]))
-        fault = make_fault(site, operand, worker, [index], flip=random.integers(2**32, dtype=np.uint32))
+        fault = make_fault(sites[site], operand, worker, [index], flip=random.integers(2**32, dtype=np.uint32))
         return session.faulty_step(state, 0, 3, fault)[1].struck
 
     strike(next(iter(sites)), Operand.INPUT, 0)
@@ -92,7 +97,7 @@ def test_the_gradient_of_the_images_feeds_nothing(resnet18):
     state = resnet18.start()
     control, _ = resnet18.faulty_step(state, 0, 0, inactive_fault())
     for operand in Operand:
-        fault = make_fault("conv1_grad_in", operand, 2, [500], flip=0x7F800000)
+        fault = make_fault(sites_of(resnet18)["conv1_grad_in"], operand, 2, [500], flip=0x7F800000)
         faulty, report = resnet18.faulty_step(state, 0, 0, fault)
         assert report.struck.operand_changed == 1
         assert leaves(faulty) == leaves(control)
@@ -100,7 +105,7 @@ def test_the_gradient_of_the_images_feeds_nothing(resnet18):
 
 def test_only_the_worker_named_is_struck(resnet18):
     state = resnet18.start()
-    fault = make_fault("fc", Operand.OUTPUT, 4, [0], flip=0x7F800000)  # there are workers 0 to 3
+    fault = make_fault(sites_of(resnet18)["fc"], Operand.OUTPUT, 4, [0], flip=0x7F800000)  # there are workers 0 to 3
     control, _ = resnet18.faulty_step(state, 0, 0, inactive_fault())
     faulty, report = resnet18.faulty_step(state, 0, 0, fault)
     assert report.struck.hits == 0
