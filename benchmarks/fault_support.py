@@ -50,15 +50,14 @@ def without_fault_support():
         yield
 
 
-def lowered(session):
+def lowered(contestant):
     """The fault-free step before compilation."""
-    held = inspect.getclosurevars(session.program.step).nonlocals
+    held = inspect.getclosurevars(contestant.program.step).nonlocals
     try:
-        step, numbers = held["plain"], held["numbers"]
+        step, numbers, address = held["plain"], held["numbers"], held["address"]
     except KeyError:
         raise SystemExit("Program.step no longer wraps a jitted `plain`; update benchmarks/fault_support.py") from None
-    batch = session.program.place(ours.host_batches(session)[0])
-    return step.lower(session.start(), batch, ours.address(session, 0), numbers)
+    return step.lower(ours.start(contestant), contestant.program.batch(0, 0), address(0, 0), numbers)
 
 
 def opcodes(compiled):
@@ -77,7 +76,7 @@ def main():
     found = pairs.start(options)
     pairs.show_machine(found)
 
-    shipped, bare = ours.make_session(options), ours.make_session(options)
+    shipped, bare = ours.make(options), ours.make(options)
     contestants = {"as shipped": ours.training(shipped), "no fault support": ours.training(bare)}
     programs = {"as shipped": lowered(shipped)}
     with without_fault_support():  # tracing happens in the first call

@@ -13,7 +13,6 @@ import functools
 import ours
 import pairs
 
-from fault_injection.faults.injection import sites_of
 from models.fault import Operand, inactive_fault, make_fault
 
 BOUND = 1.25
@@ -25,23 +24,24 @@ def main():
     found = pairs.start(options)
     pairs.show_machine(found)
 
-    session = ours.make_session(options)
-    first, *layers, _ = (name for name, site in sites_of(session.workload).items() if site.stage == "forward")
+    contestant = ours.make(options)
+    known = contestant.workload.sites()
+    first, *layers, _ = (name for name, site in known.items() if site.stage == "forward")
     chosen = (layers[0], layers[1], layers[-1])
     sites = [f"{layer}{operation}" for layer in chosen for operation in ("", "_grad_in", "_grad_wt")]
     sites.append(f"{first}_grad_in")
-    state, batch = session.start(), session.program.place(ours.host_batches(session)[0])
-    step = functools.partial(session.program.faulty_step, state, batch, ours.address(session, 0))
-    faults = {site: make_fault(site, Operand.OUTPUT, 3, [5], flip=SIGN) for site in sites}
+    program = contestant.program
+    step = functools.partial(program.faulty_step, ours.start(contestant), program.batch(0, 0), 0, 0)
+    faults = {site: make_fault(known[site], Operand.OUTPUT, 3, [5], flip=SIGN) for site in sites}
     for site, fault in faults.items():
         if step(fault)[1].struck.hits != 1:
             raise SystemExit(f"the fault did not strike {site}")
-    contestants = {"plain": ours.training(session), "inactive fault": functools.partial(step, inactive_fault())}
+    contestants = {"plain": ours.training(contestant), "inactive fault": functools.partial(step, inactive_fault())}
     contestants |= {site: functools.partial(step, fault) for site, fault in faults.items()}
     seconds = pairs.alternate(contestants, options.pairs)
     pairs.show_times(seconds)
     claims = [
-        pairs.claim(f"faulty / plain step, {ours.size(session)}, {name}", seconds[name] / seconds["plain"], BOUND)
+        pairs.claim(f"faulty / plain step, {ours.size(contestant)}, {name}", seconds[name] / seconds["plain"], BOUND)
         for name in contestants
         if name != "plain"
     ]

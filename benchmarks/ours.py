@@ -3,61 +3,82 @@
 import argparse
 import itertools
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import pairs  # noqa: F401  (puts this checkout on the path)
 
+from fault_injection.data import DATASETS
+from fault_injection.data.batches import Batches
 from fault_injection.machine.errors import did_you_mean
-from fault_injection.training.explicit import gradients
-from fault_injection.training.session import Session
+from fault_injection.training.explicit import forward_and_backward
+from fault_injection.training.image_workloads import ImageWorkload
+from fault_injection.training.program import Program
 from fault_injection.training.workloads import WORKLOADS, make_workload
-from models.layer import Context, Params
+from models.layer import Context, Layer, Params
 
 Found = tuple[float, dict[str, dict[str, np.ndarray]]]  # loss, gradients by layer and name
 
 
-def make_session(options: argparse.Namespace) -> Session:
-    """The workload with 8 workers, dropout 0 and the embedded digits, on one device."""
+class Ours(NamedTuple):
+    """Our contestant: a workload, its program, its network and its batches."""
+
+    workload: ImageWorkload
+    program: Program
+    network: Layer
+    batches: Batches
+
+
+def make(options: argparse.Namespace, supported: frozenset[str] | None = None) -> Ours:
+    """The workload with 8 workers, dropout 0 and the embedded digits, on one device.
+
+    Args:
+      supported: sites that its faulty step can strike; None for all.
+    """
     if options.workload not in WORKLOADS:
         raise SystemExit(f"--workload {options.workload} is unknown{did_you_mean(options.workload, WORKLOADS)}")
     width = {} if options.width is None else {"width": options.width}
     workload = make_workload(options.workload, dataset="digits", batch_size=options.batch_size, **width)
-    return Session(workload, devices=1)
+    return of(workload, supported)
 
 
-def size(session: Session) -> str:
+def of(workload: ImageWorkload, supported: frozenset[str] | None = None, data_dir: Any = None) -> Ours:
+    """The contestant of a workload."""
+    w = workload
+    images = DATASETS[w.dataset].load(data_dir)
+    batches = Batches(images, w.seed, w.workers, w.batch_size, w.augmentation)
+    return Ours(w, w.program(supported, devices=1, data_dir=data_dir), w.make_network(), batches)
+
+
+def size(contestant: Ours) -> str:
     """The workload, width and batch size, for the text of a claim."""
-    w = session.workload
+    w = contestant.workload
     return f"{w.name}, width {w.width}, batch {w.batch_size}"
 
 
-def address(session: Session, step: int) -> np.ndarray:
-    """The address of a step of epoch 0."""
-    return np.array([session.workload.seed, 0, step], np.int32)
+def start(contestant: Ours) -> Any:
+    """The state before the first step, on the device."""
+    return contestant.program.place(contestant.program.init())
 
 
-def host_batches(session: Session) -> list[dict[str, np.ndarray]]:
-    """The batches of epoch 0, `image` [R,b,H,W,C] and `label` [R,b]."""
-    return [session.batches.train(0, step) for step in range(session.steps_per_epoch)]
+def whole_batches(contestant: Ours) -> list[tuple[np.ndarray, np.ndarray]]:
+    """The batches of epoch 0 without workers: images [N,H,W,C], labels [N]."""
+    found = [contestant.batches.train(0, step) for step in range(contestant.program.steps_per_epoch)]
+    return [(b["input"].reshape(-1, 32, 32, 3), b["target"].reshape(-1)) for b in found]
 
 
-def whole_batches(session: Session) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The same batches without workers: images [N,H,W,C], labels [N]."""
-    return [(b["image"].reshape(-1, 32, 32, 3), b["label"].reshape(-1)) for b in host_batches(session)]
-
-
-def training(session: Session) -> Callable[[], object]:
+def training(contestant: Ours) -> Callable[[], object]:
     """A function that does the next fault-free training step; it repeats the batches of epoch 0."""
-    batches = [session.program.place(batch) for batch in host_batches(session)]
-    state = session.start()
+    program = contestant.program
+    batches = [program.batch(0, step) for step in range(program.steps_per_epoch)]
+    state = start(contestant)
     steps = itertools.cycle(range(len(batches)))
 
     def step():
         nonlocal state
         number = next(steps)
-        state, report = session.program.step(state, batches[number], address(session, number))
+        state, report = program.step(state, batches[number], 0, number)
         return state, report
 
     return step
@@ -82,7 +103,7 @@ def opened(params: Params) -> Params:
 
 
 def reference_gradients(
-    session: Session, params: Params, image: np.ndarray, label: np.ndarray, dtype: type[np.floating] = np.float64
+    contestant: Ours, params: Params, image: np.ndarray, label: np.ndarray, dtype: type[np.floating] = np.float64
 ) -> Found:
     """Loss and gradients of the explicit passes, with one worker that holds the whole batch.
 
@@ -92,17 +113,17 @@ def reference_gradients(
       label: int [N].
       dtype: the type in which everything is computed: float64, or float32 as in training.
     """
-    network, stats = session.program.network, session.start().stats
+    network, stats = contestant.network, start(contestant).stats
 
     @jax.jit
     def passes(params, stats, batch):
         ctx = Context(key=jax.random.key(0), workers=jax.numpy.arange(1))
-        loss, _, _, grads, _, _ = gradients(network, params, stats, batch, ctx, len(label))
-        return loss, grads
+        found = forward_and_backward(network, params, stats, batch, ctx, len(label))
+        return found.loss, found.grads
 
     with jax.enable_x64(dtype == np.float64):
         params, stats, image = as_dtype((params, stats, image), dtype)
-        loss, grads = passes(params, stats, {"image": image[None], "label": label[None]})
+        loss, grads = passes(params, stats, {"input": image[None], "target": label[None]})
     return float(loss), jax.device_get(grads)
 
 

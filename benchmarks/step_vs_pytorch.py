@@ -101,10 +101,10 @@ def named_like_ours(network):
         yield "_".join(layer), {"weight": "kernel"}.get(name, name), axes, parameter
 
 
-def make_network(session, layout):
+def make_network(contestant, layout):
     """PyTorch's network with our initial parameters."""
-    network = ResNet18(session.workload.width)
-    params = jax.device_get(session.start().params)
+    network = ResNet18(contestant.workload.width)
+    params = jax.device_get(ours.start(contestant).params)
     with torch.no_grad():
         for layer, name, axes, parameter in named_like_ours(network):
             parameter.copy_(torch.from_numpy(params[layer][name].transpose(axes).copy()))
@@ -117,11 +117,11 @@ def as_torch(image, label, layout):
     return image.contiguous(memory_format=LAYOUTS[layout]), torch.from_numpy(label).long()
 
 
-def training(session, mode, layout):
+def training(contestant, mode, layout):
     """A function that does PyTorch's next training step on the same batches as ours."""
-    network = make_network(session, layout)
+    network = make_network(contestant, layout)
     optimizer = torch.optim.Adam(network.parameters())
-    batches = itertools.cycle([as_torch(*batch, layout) for batch in ours.whole_batches(session)])
+    batches = itertools.cycle([as_torch(*batch, layout) for batch in ours.whole_batches(contestant)])
 
     def loss_of(image, label):
         return F.cross_entropy(network(image), label)
@@ -136,9 +136,9 @@ def training(session, mode, layout):
     return step
 
 
-def loss_and_gradients(session, image, label, dtype):
+def loss_and_gradients(contestant, image, label, dtype):
     """PyTorch's loss and gradients of one batch, under our names, computed in `dtype`."""
-    network = make_network(session, "contiguous").to(dtype)
+    network = make_network(contestant, "contiguous").to(dtype)
     image, label = as_torch(image, label, "contiguous")
     loss = F.cross_entropy(network(image.to(dtype)), label)
     loss.backward()
@@ -148,14 +148,14 @@ def loss_and_gradients(session, image, label, dtype):
     return loss.item(), grads
 
 
-def check(session):
+def check(contestant):
     """Stop unless both compute the same in float64, with equal parameters and one worker that holds the whole batch."""
-    batch, params = ours.batch_to_compare(), session.start().params
-    reference = loss_and_gradients(session, *batch, torch.float64)
-    ours.require_same("PyTorch's", ours.reference_gradients(session, params, *batch), reference)
+    batch, params = ours.batch_to_compare(), ours.start(contestant).params
+    reference = loss_and_gradients(contestant, *batch, torch.float64)
+    ours.require_same("PyTorch's", ours.reference_gradients(contestant, params, *batch), reference)
     in_float32 = {
-        "ours": ours.reference_gradients(session, params, *batch, np.float32),
-        "PyTorch's": loss_and_gradients(session, *batch, torch.float32),
+        "ours": ours.reference_gradients(contestant, params, *batch, np.float32),
+        "PyTorch's": loss_and_gradients(contestant, *batch, torch.float32),
     }
     ours.show_rounding(reference, in_float32)
 
@@ -167,18 +167,20 @@ def main():
     found |= {"torch": torch.__version__, "torch_threads": torch.get_num_threads()}
     pairs.show_machine(found)
     print(f"  PyTorch {found['torch']}, {found['torch_threads']} threads")
-    session = ours.make_session(options)
-    check(session)
-    contestants = {"explicit step": ours.training(session)}
+    contestant = ours.make(options)
+    check(contestant)
+    contestants = {"explicit step": ours.training(contestant)}
     for mode, layout in itertools.product(BOUNDS, LAYOUTS):
-        contestants[f"{mode}, {layout}"] = training(session, mode, layout)
+        contestants[f"{mode}, {layout}"] = training(contestant, mode, layout)
     seconds = pairs.alternate(contestants, options.pairs)
     pairs.show_times(seconds)
     claims = []
     for mode, bounds in BOUNDS.items():
         best = min((f"{mode}, {layout}" for layout in LAYOUTS), key=lambda name: np.median(seconds[name]))
-        what = f"explicit step / PyTorch {best}, {ours.size(session)}"
-        claims.append(pairs.claim(what, seconds["explicit step"] / seconds[best], bounds.get(session.workload.width)))
+        what = f"explicit step / PyTorch {best}, {ours.size(contestant)}"
+        claims.append(
+            pairs.claim(what, seconds["explicit step"] / seconds[best], bounds.get(contestant.workload.width))
+        )
     pairs.write(options, found, claims, seconds=seconds)
 
 

@@ -19,8 +19,6 @@ import optax
 import ours
 import pairs
 
-from fault_injection.training.workloads import make_optimizer
-
 BOUNDS = {("resnet18", 64): 0.25}
 BOUND = 0.85  # for all others
 
@@ -36,9 +34,9 @@ def value_and_grad(network, params, stats, image, label):
     return jax.value_and_grad(loss, has_aux=True)(params)
 
 
-def training(session):
+def training(contestant):
     """A function that does Linen's next training step on the same batches as ours."""
-    network, optimizer = linen.make_network(session.workload), make_optimizer(session.workload)
+    network, optimizer = linen.make_network(contestant.workload), contestant.workload.make_optimizer()
 
     @functools.partial(jax.jit, donate_argnums=0)
     def train(state, image, label):
@@ -47,10 +45,10 @@ def training(session):
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return (optax.apply_updates(params, updates), stats, opt_state), loss
 
-    start = session.start()
+    start = ours.start(contestant)
     params = linen.to_linen(start.params)
     state = params, start.stats, optimizer.init(params)
-    batches = itertools.cycle(jax.device_put(ours.whole_batches(session)))
+    batches = itertools.cycle(jax.device_put(ours.whole_batches(contestant)))
 
     def step():
         nonlocal state
@@ -60,23 +58,23 @@ def training(session):
     return step
 
 
-def loss_and_gradients(session, params, image, label, dtype):
+def loss_and_gradients(contestant, params, image, label, dtype):
     """Linen's loss and gradients of one batch, under our names, computed in `dtype`."""
-    passes = jax.jit(functools.partial(value_and_grad, linen.make_network(session.workload)))
-    operands = linen.to_linen(params), session.start().stats, image
+    passes = jax.jit(functools.partial(value_and_grad, linen.make_network(contestant.workload)))
+    operands = linen.to_linen(params), ours.start(contestant).stats, image
     with jax.enable_x64(dtype == np.float64):
         (loss, _), grads = jax.device_get(passes(*ours.as_dtype(operands, dtype), label))
     return float(loss), linen.from_linen(grads)
 
 
-def check(session):
+def check(contestant):
     """Stop unless both compute the same in float64, with equal parameters and one worker that holds the whole batch."""
-    batch, params = ours.batch_to_compare(), ours.opened(session.start().params)
-    reference = loss_and_gradients(session, params, *batch, np.float64)
-    ours.require_same("Linen's", ours.reference_gradients(session, params, *batch), reference)
+    batch, params = ours.batch_to_compare(), ours.opened(ours.start(contestant).params)
+    reference = loss_and_gradients(contestant, params, *batch, np.float64)
+    ours.require_same("Linen's", ours.reference_gradients(contestant, params, *batch), reference)
     in_float32 = {
-        "ours": ours.reference_gradients(session, params, *batch, np.float32),
-        "Linen's": loss_and_gradients(session, params, *batch, np.float32),
+        "ours": ours.reference_gradients(contestant, params, *batch, np.float32),
+        "Linen's": loss_and_gradients(contestant, params, *batch, np.float32),
     }
     ours.show_rounding(reference, in_float32)
 
@@ -85,14 +83,14 @@ def main():
     options = pairs.parse(__doc__, workloads=tuple(linen.NETWORKS))
     found = pairs.start(options)
     pairs.show_machine(found)
-    session = ours.make_session(options)
-    check(session)
-    contestants = {"explicit step": ours.training(session), "value_and_grad of Linen": training(session)}
+    contestant = ours.make(options)
+    check(contestant)
+    contestants = {"explicit step": ours.training(contestant), "value_and_grad of Linen": training(contestant)}
     seconds = pairs.alternate(contestants, options.pairs)
     pairs.show_times(seconds)
     ratios = seconds["explicit step"] / seconds["value_and_grad of Linen"]
-    what = f"explicit step / value_and_grad of the Linen network, {ours.size(session)}"
-    claims = [pairs.claim(what, ratios, BOUNDS.get((session.workload.name, session.workload.width), BOUND))]
+    what = f"explicit step / value_and_grad of the Linen network, {ours.size(contestant)}"
+    claims = [pairs.claim(what, ratios, BOUNDS.get((contestant.workload.name, contestant.workload.width), BOUND))]
     pairs.write(options, found, claims, seconds=seconds)
 
 

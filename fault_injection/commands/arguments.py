@@ -92,17 +92,17 @@ def json_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON, and nothing else")
 
 
-def workload_options(parser: argparse.ArgumentParser, default: str, places_only: bool = False) -> None:
+def workload_options(parser: argparse.ArgumentParser, default: str, scaling_only: bool = False) -> None:
     """Options of workloads, named as rows of an injection file; `given` reads them.
 
     Args:
       default: what holds where an option is absent.
-      places_only: only options that say how far a fault's place counts.
+      scaling_only: only options that a fault's place scales with.
     """
     known: dict[str, Option] = {}
     for workload in WORKLOADS.values():
-        known |= workload.OPTIONS if places_only else {**workload.OPTIONS, **workload.REQUIRED}
-    names = [name for name, option in known.items() if option.places or not places_only]
+        known |= workload.OPTIONS if scaling_only else {**workload.OPTIONS, **workload.REQUIRED}
+    names = [name for name, option in known.items() if option.scales or not scaling_only]
     for name in names:
         parser.add_argument(flag(name), metavar="VALUE", help=f"{known[name].meaning} (default: {default})")
     parser.set_defaults(option_names=names)

@@ -115,7 +115,7 @@ class SetUp:
             for name, option in self.published.OPTIONS.items()
             if name in self.options
             and self.options[name] != getattr(self.published, name)
-            and (place is None or place in option.places)
+            and (place is None or place in option.scales)
         ]
 
     def at_fault(self, names: Iterable[str], fits: Callable[[Workload], bool]) -> list[str]:
@@ -136,7 +136,7 @@ class SetUp:
         """A place outside: names the rows on which this limit depends, and says what to do if they came later."""
         names = self.differing(place)
         message += self.blame(self.at_fault(names, fits) or names)
-        scale = [name for name in self.differing() if self.published.OPTIONS[name].places]
+        scale = [name for name in self.differing() if self.published.OPTIONS[name].scales]
         if not names or not _fits(self.without(scale), fits):
             return self.rows.wrong(key, message)
         own = "published scale" if self.published.name in WORKLOADS else "scale of the workload itself"

@@ -19,13 +19,13 @@ from .new_bits import Position, format_position, ravel, unravel
 
 
 def scale_options(workload: Workload) -> tuple[str, ...]:
-    """The options that say how large what places count in is, and so can be scaled.
+    """The options that a fault's place scales with.
 
     >>> from fault_injection.training.workloads import find_workload
     >>> scale_options(find_workload("resnet18"))
     ('dataset', 'width', 'blocks', 'epochs', 'batch_size', 'workers')
     """
-    return tuple(name for name, option in workload.OPTIONS.items() if option.places)
+    return tuple(name for name, option in workload.OPTIONS.items() if option.scales)
 
 
 def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
@@ -58,7 +58,7 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
     if (problem := new.contradiction()) is not None:
         raise InputError(problem.message)
     if injection.layer not in new.sites():
-        keep = [name for name, option in new.OPTIONS.items() if "layer" in option.places]
+        keep = [name for name, option in new.OPTIONS.items() if "layer" in option.scales]
         of = " and ".join(f"{name} {_option(new, name)}" for name in keep)
         expected = f"of {new.name} with {of}, expected {' and '.join(keep)} that keep it"
         raise InputError(f"{injection.layer} is not a site {expected}{did_you_mean(injection.layer, new.sites())}")

@@ -27,7 +27,7 @@ TOLERANCE = 0.02  # two points of accuracy; ours (docs/science.md, Outcomes)
 def image_program(
     workload: "ImageWorkload",
     network: Layer,
-    optimizer: Callable[[optax.Schedule], optax.GradientTransformation],
+    optimizer: optax.GradientTransformation,
     dataset: "DatasetInfo",
     supported: frozenset[str] | None = None,
     devices: int | None = None,
@@ -41,10 +41,9 @@ def image_program(
     """
     w = workload
     images = functools.cache(lambda: _read(dataset, data_dir))
-    schedule = optax.polynomial_schedule(w.learning_rate, w.end_learning_rate, power=1, transition_steps=w.decay_steps)
     return explicit_program(
         network,
-        optimizer(schedule),
+        optimizer,
         dataset.example,
         workers=w.workers,
         batch_size=w.batch_size,
@@ -56,6 +55,15 @@ def image_program(
         supported=supported,
         devices=devices,
     )
+
+
+def scheduled(
+    workload: "ImageWorkload", optimizer: Callable[[optax.Schedule], optax.GradientTransformation]
+) -> optax.GradientTransformation:
+    """The optimizer with the workload's schedule of the learning rate."""
+    w = workload
+    schedule = optax.polynomial_schedule(w.learning_rate, w.end_learning_rate, power=1, transition_steps=w.decay_steps)
+    return optimizer(schedule)
 
 
 def _read(dataset: "DatasetInfo", data_dir: pathlib.Path | None) -> Images:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
 import jax
+import optax
 
 from models.layer import Layer
 from models.networks import NETWORKS
@@ -17,7 +18,7 @@ from models.site import Site, list_sites
 from ..data import DATASETS
 from ..data.batches import steps_per_epoch
 from ..machine.reading import counts, number, one_of, whole
-from .image_program import image_program
+from .image_program import image_program, scheduled
 from .optimizers import keras_adam, keras_sgd
 from .program import Program
 from .workload import Contradiction, Option, Workload, format_option
@@ -93,9 +94,16 @@ class ImageWorkload(Workload):
         data_dir: pathlib.Path | None = None,
     ) -> Program:
         """What runs of this workload need; see `Workload.program`."""
-        network = NETWORKS[self.network](width=self.width, blocks=self.blocks, dropout_rate=self.dropout)
-        dataset, optimizer = DATASETS[self.dataset], OPTIMIZERS[self.optimizer]
-        return image_program(self, network, optimizer, dataset, supported, devices, data_dir)
+        dataset = DATASETS[self.dataset]
+        return image_program(self, self.make_network(), self.make_optimizer(), dataset, supported, devices, data_dir)
+
+    def make_network(self) -> Layer:
+        """The network that it trains."""
+        return NETWORKS[self.network](width=self.width, blocks=self.blocks, dropout_rate=self.dropout)
+
+    def make_optimizer(self) -> optax.GradientTransformation:
+        """The optimizer with its schedule."""
+        return scheduled(self, OPTIMIZERS[self.optimizer])
 
     def sources(self) -> tuple[pathlib.Path, ...]:
         """Files whose code determines the bits: the network's, the optimizer's, the dataset's, and the program's."""
@@ -114,7 +122,7 @@ class ImageWorkload(Workload):
         With another dataset, an option that has the value which the old dataset implies takes
         the one that the new dataset implies, unless it is given.
         """
-        published = PUBLISHED[self.name]
+        published = PUBLISHED.get(self.name, self)
         before, after = (
             dataclasses.replace(published, **IMPLIED[name])
             for name in (self.dataset, options.get("dataset", self.dataset))
@@ -130,10 +138,11 @@ class ImageWorkload(Workload):
 
     def contradiction(self) -> Contradiction | None:
         """The first option that does not go with the others; None where all do."""
-        most = PUBLISHED[self.name].blocks
+        most = PUBLISHED.get(self.name, self).blocks
         if len(self.blocks) != len(most) or any(map(operator.gt, self.blocks, most)):
             expected = f"{len(most)} counts, from 1 each to the published {format_option(most)}"
-            return Contradiction("blocks", f"blocks {format_option(self.blocks)} of {self.name}; expected {expected}")
+            found = str(format_option(self.blocks))[:60]
+            return Contradiction("blocks", f"blocks {found} of {self.name}; expected {expected}")
         if self.batch_size % self.workers:
             message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
             return Contradiction("batch_size", message)

@@ -19,13 +19,13 @@ class Option(NamedTuple):
     Attributes:
       kind: how its value is read.
       meaning: what it is, in a few words.
-      places: what a fault's place counts in where this option says how large that is: `epoch`,
-        `step`, `worker` or `position`; empty where places do not depend on it.
+      scales: the parts of a fault's place that this option scales, because it says how much there
+        is to count in: `epoch`, `step`, `worker`, `position` or `layer`; empty for none.
     """
 
     kind: Kind[Any]
     meaning: str
-    places: tuple[str, ...] = ()
+    scales: tuple[str, ...] = ()
 
 
 class Contradiction(NamedTuple):

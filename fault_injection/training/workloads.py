@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from ..machine.errors import InputError, did_you_mean
+from ..machine.reading import SHOWN
 from .image_workloads import PUBLISHED
 from .workload import Workload
 
@@ -27,13 +28,14 @@ def find_workload(name: str) -> Workload:
     file, colon, function = name.rpartition(":")
     if not colon or not file.endswith(".py"):
         own = " (or FILE.py:FUNCTION, for a workload of your own)"
-        raise InputError(f"workload {name[:60]!r} is unknown{did_you_mean(name, WORKLOADS)}{own}")
+        raise InputError(f"workload {name[:SHOWN]!r} is unknown{did_you_mean(name, WORKLOADS)}{own}")
     return _load(pathlib.Path(file), function, name)
 
 
 def _load(path: pathlib.Path, function: str, name: str) -> Workload:
+    shown = name[:SHOWN]
     if not path.is_file():
-        raise InputError(f"workload {name!r}: there is no file {path}")
+        raise InputError(f"workload {shown!r}: there is no such file")
     # By its path, so that classes defined there can be pickled and found again.
     module_name = f"fault_injection_workload_{path.resolve().as_posix()}"
     if module_name not in sys.modules:
@@ -45,13 +47,16 @@ def _load(path: pathlib.Path, function: str, name: str) -> Workload:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[module_name]
-            raise InputError(f"workload {name!r}: {type(error).__name__} on import: {error}", path) from None
+            raise InputError(f"workload {shown!r}: {type(error).__name__} on import: {error}", path) from None
     make = getattr(sys.modules[module_name], function, None)
     if not callable(make):
-        raise InputError(f"workload {name!r}: no function {function!r} here", path)
-    workload = make()
+        raise InputError(f"workload {shown!r}: no function {function!r} here", path)
+    try:
+        workload = make()
+    except Exception as error:
+        raise InputError(f"workload {shown!r}: {function} raises {type(error).__name__}: {error}", path) from None
     if not isinstance(workload, Workload):
-        raise InputError(f"workload {name!r}: {function} returns {type(workload).__name__}, expected a Workload", path)
+        raise InputError(f"workload {shown!r}: {function} returns {type(workload).__name__}, expected a Workload", path)
     return dataclasses.replace(workload, name=name)  # by which it is found again
 
 
