@@ -2,7 +2,7 @@
 
 import argparse
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -164,9 +164,3 @@ def require_same(what: str, ours: Found, theirs: Found, tolerance: float = 1e-6)
     if not error <= tolerance:  # a NaN is an error too
         raise SystemExit(f"{what} network computes something else: in float64, {text}; the bound is {tolerance:.0e}")
     print(f"{what} network computes the same as ours: in float64, {text}")
-
-
-def show_rounding(reference: Found, in_float32: Mapping[str, Found]) -> None:
-    """Print how far the float32 results are from the float64 reference; nothing is judged by it."""
-    for name, found in in_float32.items():
-        print(f"  {name} in float32, compared with float64 (not judged): {difference(reference, found)[1]}")
