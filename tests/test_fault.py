@@ -10,11 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.combinators import chain
+from models.combinators import chain, residual
 from models.fault import INACTIVE, Operand, inactive_fault, make_fault, overwrite, padded_size
 from models.formulations import CPU_OPTIONS
 from models.layer import Context
+from models.layers.activation import relu, swish
+from models.layers.convolution import convolution, depthwise_convolution
 from models.layers.dense import dense
+from models.layers.normalisation import batch_norm
+from models.layers.pooling import global_average
 from models.loss import cross_entropy
 from models.networks import NETWORKS
 from models.operations import (
@@ -365,11 +369,28 @@ def test_only_supported_sites_are_struck():
     assert passes(network, (WORKERS, *example.shape), supported=frozenset())(inactive_fault())[1] == (None, None)
 
 
-@pytest.mark.parametrize("name", ["resnet18", pytest.param("effnet", marks=pytest.mark.slow)])
+WHOLE = {  # networks and the shapes of their inputs
+    "small": (
+        chain(
+            convolution("conv1", 4, 3, 2),
+            batch_norm("bn1"),
+            residual(chain(relu(), depthwise_convolution("dwconv", 3), batch_norm("bn2"), convolution("conv2", 4, 3))),
+            swish(),
+            global_average("pool"),
+            dense("fc", 10),
+        ),
+        (2, 4, 8, 8, 3),
+    ),
+    "resnet18": (NETWORKS["resnet18"](width=4, blocks=(1,) * 4), (2, 4, 32, 32, 3)),
+    "effnet": (NETWORKS["effnet"](width=4, blocks=(1,) * 7), (2, 4, 32, 32, 3)),
+}
+SLOW = ("resnet18", "effnet")  # compile four programs each
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] if n in SLOW else []) for n in WHOLE])
 def test_the_bits_are_the_same_whichever_sites_are_supported(name):
     """An inactive fault with support for one site, for some and for all computes what the plain step computes."""
-    network = NETWORKS[name](width=4, blocks=(1,) * (7 if name == "effnet" else 4))
-    shape = (2, 4, 32, 32, 3)
+    network, shape = WHOLE[name]
     sites = list(list_sites(network, jax.ShapeDtypeStruct(shape[1:], "float32")))
     plain, struck = passes(network, shape)(None)
     assert struck == (None, None)
