@@ -22,6 +22,7 @@ workload = "resnet18"
 [options]
 dataset = "digits"
 width = 2
+blocks = "1/1/1/1"
 batch_size = 128
 workers = 4
 epochs = 3
