@@ -14,8 +14,6 @@ import sys
 
 import numpy as np
 import pytest
-from small import program
-
 from fault_injection.campaign import jobs
 from fault_injection.campaign.conditions import Conditions, Seen
 from fault_injection.campaign.driver import JobLost, campaign
@@ -42,6 +40,7 @@ workload = "resnet18"
 dataset = "digits"
 width = 2
 blocks = "1/1/1/1"
+learning_rate = 0.03
 batch_size = 128
 workers = 4
 epochs = 4
@@ -67,7 +66,7 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def laboratory(cache):
-    golden = Golden(PLAN.workload, program(*PLAN.sites), cache)
+    golden = Golden(PLAN.workload, PLAN.workload.program(frozenset(PLAN.sites)), cache)
     golden.make(PLAN.workload.epochs)
     return Laboratory(PLAN, golden, Conditions(), golden.folder / "walks" / "tests")
 

@@ -23,6 +23,7 @@ workload = "resnet18"
 dataset = "digits"
 width = 2
 blocks = "1/1/1/1"
+learning_rate = 0.03
 batch_size = 128
 workers = 4
 epochs = 3

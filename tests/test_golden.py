@@ -64,7 +64,7 @@ def test_killed_at_any_moment_and_started_again_it_ends_bit_identical(whole, rep
     command = [sys.executable, "-m", "fault_injection", *COMMAND, "--cache", str(tmp_path)]
     moments = random.Random(1)
     kills = 0
-    while kills < 5:
+    while kills < 3:
         process = subprocess.Popen(command, cwd=repository, stderr=subprocess.PIPE, text=True, start_new_session=True)
         # The bar appears when training starts; from then on the run is killed within its four epochs.
         while "golden:" not in (line := process.stderr.readline()) and line:

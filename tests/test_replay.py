@@ -187,12 +187,11 @@ def test_observations_that_contradict_the_fault_are_refused(cache):
         check_struck(MILD.layer, MILD.fault(), None)
 
 
-def test_the_program_of_a_replay_strikes_its_own_site_and_no_other(cache):
+def test_the_program_of_a_replay_strikes_its_own_site_and_no_other(cache, tmp_path):
     """Another site's fault is not passed over in silence."""
-    assert not replay(MILD, golden_of(cache)).struck.hits - 1
     elsewhere = dataclasses.replace(MILD, layer="fc", stage="fwrd_inject", positions=((0, 3),))
     with pytest.raises(FaultNotApplied, match="fc: operations struck: 0, expected 1"):
-        replay(elsewhere, golden_of(cache))
+        replay(elsewhere, golden_of(tmp_path))
     assert golden_for(MILD, cache).key == golden_of(cache).key  # which sites can be struck changes no bit
 
 
