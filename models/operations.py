@@ -17,7 +17,7 @@ import numpy as np
 from jax import lax
 
 from . import formulations
-from .fault import INACTIVE, Struck, bits, nothing_struck, overwrite, site_id
+from .fault import INACTIVE, Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .formulations import VALID
 from .isolation import fence, isolated
 from .layer import Context, Observations
@@ -250,7 +250,9 @@ def _strike(operation: Operation, a, b, fault, r, result) -> tuple[jax.Array | N
     mine = clean if result is None or isinstance(operation, Summed) else result
     *changed_operands, changed_mine, struck = _overwrite_one((*clean_operands, mine), fault)
     faulty = fence(_rounded(operation.product, *fence(*changed_operands)))
-    output = jnp.where(bits(faulty) != bits(clean), faulty, changed_mine)
+    # A fault in the output itself is no matter of the products, which a compiler may round differently.
+    differ = (fault.operand != Operand.OUTPUT) & (bits(faulty) != bits(clean))
+    output = jnp.where(differ, faulty, changed_mine)
     differs = bits(output) != bits(mine)
 
     struck = struck.replace(hits=jnp.ones((), jnp.int32), output_changed=jnp.sum(differs, dtype=jnp.int32))
