@@ -98,7 +98,7 @@ def assert_same_verdict(ours, replayed, step):
     if not ours.exactly_masked_after:  # a replay ends there, a full experiment does not
         assert (ours.outcome, ours.first_nonfinite) == (replayed.outcome.outcome, replayed.outcome.first_nonfinite)
     metric = np.frombuffer(ours.curve, "<f4").reshape(-1, 2)[:, 1]
-    assert (metric == replayed.faulty.column("metric")[step:]).all()
+    np.testing.assert_array_equal(metric, replayed.faulty.column("metric")[step:])
     assert (ours.old_bits, ours.new_bits) == (int(replayed.struck.old[0]), int(replayed.struck.new[0]))
     assert ours.operand_changed == replayed.struck.operand_changed
     if replayed.outcome.worse and not ours.first_nonfinite:

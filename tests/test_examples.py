@@ -16,9 +16,9 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_the_examples_of_a_module(name, tmp_path, monkeypatch):
-    """They read and write nothing of the person who runs the tests."""
-    monkeypatch.chdir(tmp_path)
+def test_the_examples_of_a_module(name, repository, tmp_path, monkeypatch):
+    """They are written for the checkout's folder, and use nothing of the person who runs the tests."""
+    monkeypatch.chdir(repository)
     monkeypatch.setenv("FAULT_INJECTION_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HOME", str(tmp_path))
     assert doctest.testmod(importlib.import_module(name)).failed == 0

@@ -26,6 +26,13 @@ def gradients(size):
     return [jax.tree.map(lambda p: np.float32(size * random.normal(size=np.shape(p))), PARAMS) for _ in range(STEPS)]
 
 
+@pytest.fixture
+def as_optax_promotes():
+    """Optax's own optimizers mix types."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 def optimizer_of(workload):
     """As a workload's program makes it."""
     w = workload
@@ -101,6 +108,7 @@ def test_the_rate_falls_linearly_and_then_stays(optimizer):
     assert schedule(8, 1e-2, 1e-3, 8) == schedule(19, 1e-2, 1e-3, 8) == 1e-3
 
 
+@pytest.mark.usefixtures("as_optax_promotes")
 def test_epsilon_stands_where_keras_has_it_not_where_optax_has_it():
     """At t = 1, Keras adds ε to √v and Optax to √v/√(1−β2), which is 32 times larger."""
     ratios = {}
@@ -135,6 +143,7 @@ HISTORIES = {
 }
 
 
+@pytest.mark.usefixtures("as_optax_promotes")
 @pytest.mark.parametrize("name", HISTORIES)
 def test_the_gradient_history_is_found_in_the_state(name):
     """After one step from gradients of one, each moment holds its share of them, under the parameters' names."""

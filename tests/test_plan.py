@@ -73,7 +73,7 @@ MISTAKES = {
         "plan:1: workload: 'resnet19' is unknown; did you mean 'resnet18'?",
     ),
     "experiments = 500": ("experiment = 500", "plan:10: faults.experiment: unknown key; did you mean 'experiments'?"),
-    "width = 4": ("width = 0", "plan:5: options.width: 0; expected a whole number from 1 to 1024"),
+    "width = 4": ("width = 0", "plan:5: options.width: '0'; expected a whole number from 1 to 1024"),
     "[run]": ("[runs]", "plan:21: runs: unknown key; did you mean 'run'?"),
     "horizon = 20": ('horizon = "20"', "plan:22: run.horizon: '20'; expected a whole number from 2 to 1000000000"),
     "twins = 2": ("twins = 1", "plan:23: run.twins: 1; a spread needs two at least"),

@@ -62,7 +62,7 @@ def answer(capsys, *arguments):
     ("stage", "layer", "position", "value", "outcome"),
     [
         ("fwrd_inject", "fc", "3/0", "nan", IMMEDIATE),
-        ("fwrd_inject", "fc", "3/0", "50", MASKED),
+        ("fwrd_inject", "fc", "3/0", "0.5", MASKED),
         ("bkwd_inject", "fc_grad_wt", "2/0", "inf", IMMEDIATE),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_metric_of_which_less_is_better_is_judged(capsys, tmp_path, cache, wor
     """A slope that is off by 10⁶ has not come back after three epochs: the loss ends above the golden one's."""
     file = tmp_path / "mine.csv"
     file.write_text(
-        INJECTION.format(workload=workload, stage="bkwd_inject", layer="fc_grad_wt", position="0/0", value="1e9")
+        INJECTION.format(workload=workload, stage="bkwd_inject", layer="fc_grad_wt", position="0/0", value="1e7")
     )
     found = answer(capsys, "replay", file, "--cache", cache, "--out", tmp_path / "out")
     assert found["outcome"] not in (MASKED, IMMEDIATE)
