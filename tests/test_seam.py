@@ -62,7 +62,7 @@ def answer(capsys, *arguments):
     ("stage", "layer", "position", "value", "outcome"),
     [
         ("fwrd_inject", "fc", "3/0", "nan", IMMEDIATE),
-        ("fwrd_inject", "fc", "3/0", "0.5", MASKED),
+        ("fwrd_inject", "fc", "3/0", "-2", MASKED),
         ("bkwd_inject", "fc_grad_wt", "2/0", "inf", IMMEDIATE),
     ],
 )
