@@ -1,4 +1,4 @@
-"""The smallest workload that has everything, and its programs, which tests share because compiling them takes longest."""
+"""The smallest workload that has everything, and its program, which tests share because compiling takes longest."""
 
 import functools
 

@@ -14,6 +14,7 @@ import sys
 
 import numpy as np
 import pytest
+
 from fault_injection.campaign import jobs
 from fault_injection.campaign.conditions import Conditions, Seen
 from fault_injection.campaign.driver import JobLost, campaign
@@ -21,7 +22,7 @@ from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory, run_experiment
 from fault_injection.campaign.jobs import Ready, Task, described
 from fault_injection.campaign.plan import parse_plan
-from fault_injection.campaign.sampling import choose, draw, injection_of
+from fault_injection.campaign.sampling import injection_of
 from fault_injection.campaign.store import NAME, VERSION, Store
 from fault_injection.campaign.tables import TABLES
 from fault_injection.commands.main import main
@@ -422,7 +423,7 @@ def test_the_status_of_a_campaign(folder, results, capsys):
     counted = collections.Counter(r.outcome for r in results)
     assert {name: rate["found"] for name, rate in known["outcomes"].items()} == counted
     for name, rate in known["outcomes"].items():
-        assert rate["total"] == 16 and rate["low"] < counted[name] / 16 < rate["high"] or rate["share"] in (0, 1)
+        assert (rate["total"] == 16 and rate["low"] < counted[name] / 16 < rate["high"]) or rate["share"] in (0, 1)
 
 
 def test_the_status_says_how_to_go_on(tmp_path, laboratory, results, capsys):

@@ -107,7 +107,7 @@ def undisturbed(longer):
 
 
 def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
-    """One while it sets up, then one after each tenth of the experiments, at any moment; every third hits the driver."""
+    """One while it sets up, then one in each tenth of the experiments, at any moment; every third hits the driver."""
     rng = random.Random(1)
     process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     for kill in range(10):

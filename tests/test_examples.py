@@ -26,7 +26,7 @@ def test_the_examples_of_a_module(name, repository, tmp_path, monkeypatch):
 
 def test_both_packages_have_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = {package: 0 for package in PACKAGES}
+    found = dict.fromkeys(PACKAGES, 0)
     for name in MODULES:
         examples = finder.find(importlib.import_module(name))
         found[name.partition(".")[0]] += sum(bool(example.examples) for example in examples)

@@ -144,7 +144,7 @@ def test_faults_strike_at_their_steps_and_nowhere_else():
 
     hits = Hits()
     follow(PROGRAM, start(), two_epochs(), faults, [hits])
-    assert hits.found == {at: 1 for at in faults}
+    assert hits.found == dict.fromkeys(faults, 1)
 
 
 def test_reports_are_on_the_host():

@@ -410,9 +410,7 @@ def test_judge_gives_the_verdict_of_classify_on_the_steps_from_the_fault_on(step
         np.array([test / 64 for test in tests[:whole]]),
     ]
     same = [np.full(len(part), GOOD) for part in (flat, *ended)]
-    expected = classify(
-        Trace(*same), Trace(flat, *ended), measure, finished=finished, noise=Noise(2, 2**-5, 2**-6)
-    )
+    expected = classify(Trace(*same), Trace(flat, *ended), measure, finished=finished, noise=Noise(2, 2**-5, 2**-6))
     assert (found.outcome, found.rule, found.worse) == (expected.outcome, expected.rule, expected.worse)
     assert asked == [min(3, whole or 3)]  # over as many epochs as the verdict is a mean of
 

@@ -191,7 +191,9 @@ np.savez(sys.argv[1], digest=report.digest, loss=report.loss, **jax.device_get(l
 def in_own_process(repository, tmp_path, devices=None, flags="", steps=3, **options):
     """Digest, loss and state after a few steps, computed by a process of its own."""
     out = tmp_path / f"{len(list(tmp_path.iterdir()))}.npz"
-    program = PROGRAM.format(workload="resnet18", options=SMALL | {"blocks": ONE_BLOCK["resnet18"]} | options, devices=devices, steps=steps)
+    program = PROGRAM.format(
+        workload="resnet18", options=SMALL | {"blocks": ONE_BLOCK["resnet18"]} | options, devices=devices, steps=steps
+    )
     env = {**os.environ, "XLA_FLAGS": flags}
     subprocess.run([sys.executable, "-c", program, out], cwd=repository, env=env, check=True)
     return dict(np.load(out))
