@@ -48,7 +48,7 @@ epochs = 4
 [faults]
 experiments = 16
 epochs = [1, 2]
-sites = ["basicblock_3_*", "conv1*", "fc*"]
+sites = ["basicblock_3_basic_0_conv1*", "conv1_grad_in", "fc"]
 seed = 3
 [faults.models]
 RD = 2

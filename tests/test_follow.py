@@ -135,16 +135,15 @@ def test_faults_strike_at_their_steps_and_nowhere_else():
     fault = make_fault(WORKLOAD.sites()["fc"], Operand.OUTPUT, 0, [3], flip=0x40000000, keep=0xFFFFFFFF)
     faults = {Address(0, 2): fault, Address(1, 0): fault}
 
-    class Hits(Observer):
-        found = {}
+    found = {}
 
+    class Hits(Observer):
         def after_step(self, at, state, report):
             if report.struck is not None:
-                self.found[at] = int(report.struck.hits)
+                found[at] = int(report.struck.hits)
 
-    hits = Hits()
-    follow(PROGRAM, start(), two_epochs(), faults, [hits])
-    assert hits.found == dict.fromkeys(faults, 1)
+    follow(PROGRAM, start(), two_epochs(), faults, [Hits()])
+    assert found == dict.fromkeys(faults, 1)
 
 
 def test_reports_are_on_the_host():

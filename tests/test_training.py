@@ -30,7 +30,7 @@ def trained(name, blocks=None):
 
 
 def slow(*arguments):
-    return pytest.param(arguments, id=arguments[0], marks=pytest.mark.slow)
+    return pytest.param(arguments, id=arguments[0] + "-whole" * (len(arguments) > 1), marks=pytest.mark.slow)
 
 
 # Each compiles two programs; one workload is enough for every change.
@@ -215,4 +215,4 @@ def test_eight_devices_compute_what_one_computes(repository, tmp_path):
         if name.startswith("opt_state/m/") and not name.endswith("/bias"):
             assert np.abs(gradient - eight[name]).max() <= 1e-5 * np.abs(gradient).max(), name
             compared += 1
-    assert compared == 61
+    assert compared == 37
