@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from fault_injection.training.images import OPTIMIZERS
 
+from fault_injection.training.image_workloads import OPTIMIZERS
 from fault_injection.training.optimizers import history, keras_adam, keras_sgd
 from fault_injection.training.workloads import WORKLOADS
 

@@ -29,7 +29,7 @@ from fault_injection.runs.outcome import (
     classify,
     judge,
 )
-from fault_injection.runs.records import Row, Run, epoch_record
+from fault_injection.runs.records import Run, StepRow, epoch_record
 from fault_injection.training.program import Evaluation, Measure
 
 # As the loss head of a network on ten classes says it.
@@ -375,7 +375,7 @@ def recorded(first, metrics, evaluations):
     """A run whose epochs have these metrics of their steps; only those with an evaluation have ended."""
     epochs = []
     for i, steps in enumerate(metrics):
-        rows = [Row(np.int32(n), np.float32(0), np.float32(m), *np.zeros((2, 1))) for n, m in enumerate(steps)]
+        rows = [StepRow(np.int32(n), np.float32(0), np.float32(m), *np.zeros((2, 1))) for n, m in enumerate(steps)]
         epochs.append(epoch_record(rows, *[Evaluation(0.0, m) for m in evaluations[i : i + 1]]))
     return Run(first, tuple(epochs), len(evaluations))
 

@@ -13,9 +13,9 @@ import optax
 import pytest
 import recipe
 from conftest import FIXTURES
-from fault_injection.training.images import OPTIMIZERS
 
-from fault_injection.training.explicit import ExplicitState, explicit_program, gradients
+from fault_injection.training.explicit import ExplicitState, explicit_program
+from fault_injection.training.image_workloads import OPTIMIZERS
 from fault_injection.training.program import Measure
 from fault_injection.training.workloads import WORKLOADS
 from models.fault import Operand, inactive_fault, make_fault
@@ -104,7 +104,7 @@ def compiled(network, observe=frozenset()):
     def run(params, stats, batch, fault):
         workers = np.arange(batch["target"].shape[0])
         ctx = Context(key=jax.random.key(0), workers=workers, fault=fault, observe=observe)
-        return gradients(network, params, stats, batch, ctx, batch["target"].size)
+        return forward_and_backward(network, params, stats, batch, ctx, batch["target"].size)
 
     return run
 
