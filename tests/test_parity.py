@@ -14,7 +14,7 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
-from fault_injection.training.explicit import ExplicitState, explicit_program
+from fault_injection.training.explicit import ExplicitState, explicit_program, forward_and_backward
 from fault_injection.training.image_workloads import OPTIMIZERS
 from fault_injection.training.program import Measure
 from fault_injection.training.workloads import WORKLOADS
