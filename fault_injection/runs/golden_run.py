@@ -146,7 +146,8 @@ class Golden:
 
     def recorded(self) -> int:
         """Up to, but not including, which epoch the run has been made."""
-        return from_leader(lambda: self.store.recorded(self.first))
+        store = self.store  # its name needs the data, which all processes read here, and compare
+        return from_leader(lambda: store.recorded(self.first))
 
     def make(self, epochs: int) -> None:
         """Make the run from its first epoch up to, but not including, `epochs`, going on where it stopped.
