@@ -231,8 +231,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     """
     before = [bits(tensor).reshape(-1) for tensor in tensors]
     named = [fault.operand == number for number in range(len(tensors))]
-    sizes = [np.int32(min(words.size, LARGEST_OPERAND)) for words in before]
-    size = sum(jnp.where(here, elements, 0) for here, elements in zip(named, sizes, strict=True))
+    size = _element(np.array([min(words.size, LARGEST_OPERAND) for words in before], np.int32), fault.operand)
     listed = (fault.index >= 0) & (fault.index < size) & (fault.source >= 0) & (fault.source < size)
 
     def write(k: jax.Array, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:
@@ -243,10 +242,11 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
         found = made = jnp.uint32(0)
         for number, words in enumerate(before):
             here, word = written & named[number], words.dtype
+            present = _element(after[number], at)  # as before the fault: positions are distinct
             value = (_element(words, source) & keep.astype(word)) ^ flip.astype(word)
-            after[number] = _put(after[number], at, jnp.where(here, value, _element(after[number], at)))
-            found = jnp.where(here, _element(words, at).astype(jnp.uint32), found)
-            made = jnp.where(here, value.astype(jnp.uint32), made)
+            after[number] = _put(after[number], at, lax.select(here, value, present))
+            found = lax.select(here, present.astype(jnp.uint32), found)
+            made = lax.select(here, value.astype(jnp.uint32), made)
         return after, _put(old, k, found), _put(new, k, made)
 
     # One loop for all of them: a gather and a scatter, or a loop for each, take longer to compile.
@@ -264,11 +264,11 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     return tuple(written), struck
 
 
-def _element(vector: Integers, at: jax.Array | np.ndarray) -> jax.Array:
+def _element(vector: Integers, at: Integer) -> jax.Array:
     """One element of a vector; the nearest one if `at` lies outside."""
     return lax.dynamic_index_in_dim(vector, at, keepdims=False, allow_negative_indices=False)
 
 
-def _put(vector: jax.Array, at: jax.Array | np.ndarray, value: jax.Array) -> jax.Array:
+def _put(vector: jax.Array, at: Integer, value: jax.Array) -> jax.Array:
     """The vector with one element replaced; the nearest one if `at` lies outside."""
     return lax.dynamic_update_index_in_dim(vector, value, at, 0, allow_negative_indices=False)

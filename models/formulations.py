@@ -320,4 +320,4 @@ def _reach(image: int, outputs: int, size: int, padding: tuple[int, int], stride
 
 def _accumulator(x: jax.Array) -> jnp.dtype:
     """Sums of several products of narrow types are kept in float32."""
-    return jnp.promote_types(x.dtype, jnp.float32)
+    return x.dtype if x.dtype.itemsize >= 4 else jnp.dtype(jnp.float32)
