@@ -271,7 +271,7 @@ def test_data_dir_reaches_the_reader(copies, repository, tmp_path, capsys):
     file = repository / "injections" / "published" / "resnet18-masked.csv"
     command = ["replay", "--file", str(file), "--cache", str(tmp_path / "cache"), "--check", "--data-dir"]
     assert main([*command, str(copies[0]["binary"])]) == 0
-    assert "0 epochs of it are in" in capsys.readouterr().out
+    assert "none of it has been made yet" in capsys.readouterr().out
     assert main([*command, str(tmp_path)]) == 2
     message = capsys.readouterr().err
     assert message.count("\n") == 1 and "holds no CIFAR-10" in message

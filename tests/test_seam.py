@@ -150,7 +150,7 @@ def test_check_says_what_a_campaign_needs_and_runs_nothing(campaign, cache, tmp_
         "none of it has been made yet",
         "It is another golden run than a replay's: on CPUs each job computes with one thread",
         "Disk: up to ",
-        "of 2 twins of it",
+        "2 twins, and the states",
         "Time: not known before a golden run",
     ):
         assert part in said
