@@ -7,6 +7,7 @@ Run with TensorFlow 2.15, whose Keras is of the published generation, in an envi
 """
 
 import json
+import pathlib
 import sys
 
 import keras.src.layers.normalization.batch_normalization as keras_batch_normalization
@@ -77,8 +78,7 @@ def main(path: str) -> None:
         "adam": adam(),
         "batch_norm": {str(momentum): batch_norm(momentum) for momentum in (0.9, 0.99)},
     }
-    with open(path, "w", encoding="utf-8") as file:
-        json.dump(numbers, file)
+    pathlib.Path(path).write_text(json.dumps(numbers), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def same(found, expected, rtol=ROUNDING):
 
 
 def our_adam(gradients):
-    """Parameter, m and v after each step, compiled as in a training step: the gradients are not known to the compiler."""
+    """Parameter, m and v after each step, compiled as in a training step, which does not know the gradients."""
     adam, found = keras_adam(1e-3), {"parameter": [], "m": [], "v": []}
 
     @jax.jit
@@ -137,7 +137,9 @@ def test_the_published_set_ups_have_momentum_nine_tenths_and_one_has_99_hundredt
 
 @pytest.fixture(scope="module")
 def program():
-    return make_workload("resnet18", dataset="digits", width=2, blocks=(1, 1, 1, 1), batch_size=128).program(frozenset())
+    return make_workload("resnet18", dataset="digits", width=2, blocks=(1, 1, 1, 1), batch_size=128).program(
+        frozenset()
+    )
 
 
 def leaf(program, state, name):

@@ -9,7 +9,7 @@ makes it (`golden_run.Start`).
 import functools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..machine.environment import cache_folder
@@ -25,7 +25,6 @@ from .tensorflow_format import ITERATIONS, Named, mismatches, name_variables, re
 
 # Google Drive folders of the artifact: starts of the published examples, and other epochs.
 DRIVE = {"examples": "1HVRFWY7NI5xr5qzR8yNeSKCRVnJNnqFf", "epochs": "1B4ptjedCX4e1PbzZWVe5Ydfe48BvSwzt"}
-
 
 # The workloads whose checkpoints the artifact has.  A state of `resnet18_largedecay` has the names of one of
 # `resnet18`; its checkpoints are not published.
