@@ -35,8 +35,8 @@ def keras_adam(
 
     >>> adam = keras_adam(0.1)
     >>> updates, state = adam.update({"w": jnp.float32([2.0])}, adam.init({"w": jnp.float32([0.0])}))
-    >>> updates["w"].round(4), state.m["w"].round(4)
-    (Array([-0.1], dtype=float32), Array([0.2], dtype=float32))
+    >>> [round(float(tree["w"][0]), 4) for tree in (updates, state.m, state.v)]
+    [-0.1, 0.2, 0.004]
 
     Reference: Kingma and Ba, ICLR 2015, the form before section 2.1; Keras `Adam`.
     """
