@@ -162,7 +162,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
         lab.record,
         choice.at,
         lab.golden.program.measure(),
-        lab.golden.program.watched,
+        watched=lab.golden.program.watched,
         finished=course.ended == END,
         first_nonfinite=course.first_nonfinite,
         exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,

@@ -172,9 +172,9 @@ def judge(
     golden: Callable[[int], Epoch],
     fault: Address,
     measure: Measure,
-    watched: Sequence[Leaf],
     *,
     finished: bool,
+    watched: Sequence[Leaf] = (),
     first_nonfinite: int | None = None,
     exactly_masked_after: int | None = None,
     noise: Callable[[int], Noise | None] = lambda epochs: None,
@@ -186,7 +186,8 @@ def judge(
       run: the faulty one, from the start of the fault's epoch on.
       golden: the golden run's record of an epoch.
       fault: the faulty step.
-      watched: what the recorded magnitudes belong to, `Program.watched`.
+      watched: what the recorded magnitudes belong to, `Program.watched`; without it nothing is
+        said of the first array that was not finite.
       finished, first_nonfinite, exactly_masked_after: as in `classify`.
       noise: spread over the golden run's twins, as a mean over the last so many epochs as given.
     """
@@ -201,7 +202,7 @@ def judge(
         measure,
         finished=finished,
         first_nonfinite=first_nonfinite,
-        first_nonfinite_state=first_nonfinite_leaf(run.column("magnitude")[fault.step :], watched),
+        first_nonfinite_state=first_nonfinite_leaf(run.column("magnitude")[fault.step :], watched) if watched else None,
         exactly_masked_after=exactly_masked_after,
         noise=noise(window),
         thresholds=t,

@@ -128,7 +128,7 @@ def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], obje
             record,
             struck_at,
             measure,
-            program.watched,
+            watched=program.watched,
             finished=last == last_step(dataclasses.replace(injection, horizon=None)),
             first_nonfinite=nonfinite.first,
             exactly_masked_after=masked.after,
