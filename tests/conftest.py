@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import hypothesis
+import jax
 import pytest
 from cifar10_copies import copies, images  # noqa: F401
 
@@ -16,6 +17,7 @@ FIXTURES = pytest.StashKey[pathlib.Path]()
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
 prepare()  # as commands do, so that golden runs made here and by processes are the same
+jax.config.update("jax_numpy_dtype_promotion", "strict")  # nothing here mixes types unawares
 
 
 @pytest.hookimpl(tryfirst=True)

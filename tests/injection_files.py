@@ -4,7 +4,6 @@ import math
 import pathlib
 
 import numpy as np
-from fault_injection.training.images import AUGMENTATIONS
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from own_workload import NAME
@@ -13,6 +12,7 @@ from fault_injection.data import DATASETS
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection import STAGES, Injection
 from fault_injection.faults.new_bits import NewBits, digits_of
+from fault_injection.training.image_workloads import AUGMENTATIONS
 from fault_injection.training.workloads import WORKLOADS, make_workload
 
 PUBLISHED = pathlib.Path(__file__).parent.parent / "injections" / "published"

@@ -1,8 +1,12 @@
 """Experiments, their store and their report: the same verdicts as replays, in a few steps, and nothing lost."""
 
+import collections
 import concurrent.futures
 import contextlib
+import csv
 import dataclasses
+import json
+import pathlib
 import re
 import sqlite3
 import subprocess
@@ -10,34 +14,41 @@ import sys
 
 import numpy as np
 import pytest
-from fault_injection.training.session import Session
 
 from fault_injection.campaign import jobs
 from fault_injection.campaign.conditions import Conditions, Seen
 from fault_injection.campaign.driver import JobLost, campaign
 from fault_injection.campaign.executors import Slot
-from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory
+from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory, run_experiment
 from fault_injection.campaign.jobs import Ready, Task, described
 from fault_injection.campaign.plan import parse_plan
-from fault_injection.campaign.sampling import choose, draw
+from fault_injection.campaign.sampling import injection_of
 from fault_injection.campaign.store import NAME, VERSION, Store
+from fault_injection.campaign.tables import TABLES
 from fault_injection.commands.main import main
+from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
+from fault_injection.machine.files import only_writer
 from fault_injection.runs.golden_run import Golden
-from fault_injection.runs.outcome import MASKED, UNDECIDED
+from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
 from fault_injection.runs.replay_run import replay
+from fault_injection.training.program import Measure
 
 PLAN = parse_plan("""
 workload = "resnet18"
 [options]
 dataset = "digits"
 width = 2
+blocks = "1/1/1/1"
+learning_rate = 0.03
 batch_size = 128
 workers = 4
 epochs = 4
 [faults]
 experiments = 16
 epochs = [1, 2]
+sites = ["basicblock_3_basic_0_conv1*", "conv1_grad_in", "fc"]
 seed = 3
 [faults.models]
 RD = 2
@@ -56,20 +67,19 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def laboratory(cache):
-    session = Session(PLAN.workload)
-    golden = Golden(session, cache)
-    golden.ensure(PLAN.workload.epochs)
-    return Laboratory(PLAN, session, golden, Conditions(), golden.folder / "walks" / "tests")
+    golden = Golden(PLAN.workload, PLAN.workload.program(frozenset(PLAN.sites)), cache)
+    golden.make(PLAN.workload.epochs)
+    return Laboratory(PLAN, golden, Conditions(), golden.folder / "walks" / "tests")
 
 
 @pytest.fixture(scope="module")
 def results(laboratory):
-    return [laboratory.run(number) for number in range(PLAN.experiments)]
+    return [run_experiment(laboratory, number) for number in range(PLAN.experiments)]
 
 
 def with_plan(laboratory, **changes):
     plan = dataclasses.replace(PLAN, **changes)
-    return Laboratory(plan, laboratory.session, laboratory.golden, Conditions(), laboratory.walks)
+    return Laboratory(plan, laboratory.golden, Conditions(), laboratory.walks)
 
 
 @pytest.fixture(scope="module")
@@ -77,30 +87,79 @@ def folder(tmp_path_factory, laboratory, results):
     """A campaign's folder with all results in it."""
     folder = tmp_path_factory.mktemp("campaign")
     with Store(folder, write=True) as store:
-        store.begin("a plan's key", PLAN, conditions=dataclasses.asdict(Conditions()), jobs=1)
+        known = {"conditions": dataclasses.asdict(Conditions()), "jobs": 1, "plan_file": "my plan.toml"}
+        store.begin("a plan's key", PLAN, **known, measure=laboratory.golden.program.measure()._asdict())
         store.event("started")
-        store.add(results, described(laboratory.session), "a plan's key")
+        store.add(results, described(laboratory.golden), "a plan's key")
     return folder
 
 
-@pytest.mark.parametrize("number", [0, 5, 11])
-def test_an_experiment_comes_to_the_verdict_of_its_replay(laboratory, results, cache, tmp_path, number):
-    choice = choose(PLAN, draw(PLAN, number))
-    _, report = laboratory.strike(choice)
-    replayed = replay(choice.injection(PLAN, report.struck.new), "experiment", tmp_path, cache=cache)
-    ours = results[number]
+def assert_same_verdict(ours, replayed, step):
+    """An experiment that was followed to the end, and the replay of its injection."""
     if not ours.exactly_masked_after:  # a replay ends there, a full experiment does not
         assert (ours.outcome, ours.first_nonfinite) == (replayed.outcome.outcome, replayed.outcome.first_nonfinite)
-    accuracy = np.frombuffer(ours.curve, "<f4").reshape(-1, 2)[:, 1]
-    theirs = replayed.faulty.column("accuracy")[choice.experiment.step :]
-    assert (accuracy == theirs).all()
+    metric = np.frombuffer(ours.curve, "<f4").reshape(-1, 2)[:, 1]
+    np.testing.assert_array_equal(metric, replayed.faulty.column("metric")[step:])
+    assert (ours.old_bits, ours.new_bits) == (int(replayed.struck.old[0]), int(replayed.struck.new[0]))
+    assert ours.operand_changed == replayed.struck.operand_changed
     if replayed.outcome.worse and not ours.first_nonfinite:
         assert ours.worse_train == pytest.approx(replayed.outcome.worse["train"], abs=1e-9)
 
 
+def exported(plan, number, folder):
+    """An experiment's injection, written to a file and read from it, as `export` does without running anything."""
+    file = folder / f"experiment_{number}.csv"
+    write_injection(file, injection_of(plan, number))
+    return read_injection(file)
+
+
+@pytest.mark.parametrize("number", [0, 5, 11])
+def test_an_experiment_comes_to_the_verdict_of_its_replay(laboratory, results, tmp_path, number):
+    injection = exported(PLAN, number, tmp_path)
+    assert_same_verdict(results[number], replay(injection, laboratory.golden), injection.step)
+
+
+EVERY_MODEL = """
+workload = "{workload}"
+[faults]
+experiments = {experiments}
+seed = 2
+[faults.models]
+{models}
+RD = {{ values = "histogram", histogram = "{histogram}" }}
+[run]
+exit = "full"
+"""
+
+
+def test_experiments_of_every_fault_model_are_their_exported_injections(repository, tmp_path):
+    """Copies of other elements, inverted bits, values: all are written down before anything has run."""
+    (tmp_path / "histogram.csv").write_text("flip,00800000,1\nset,7fc00000,1\n")
+    text = EVERY_MODEL.format(
+        workload=f"{repository / 'tests' / 'toy.py'}:linear",
+        experiments=100,
+        models="\n".join(f"{name} = 1" for name in FAULT_MODELS if name != "RD"),
+        histogram=tmp_path / "histogram.csv",
+    )
+    plan = parse_plan(text, tmp_path / "plan.toml")
+    golden = Golden(plan.workload, plan.workload.program(), tmp_path / "cache")
+    golden.make(plan.workload.epochs)
+    lab = Laboratory(plan, golden, Conditions(), tmp_path / "walks")
+    injections = [exported(plan, number, tmp_path) for number in range(plan.experiments)]
+    assert {injection.fmodel for injection in injections} == {*FAULT_MODELS}
+    assert any(new.source is not None for injection in injections for new in injection.bits)
+    assert any(new.source is None and new.keep for injection in injections for new in injection.bits)
+    verdicts = set()
+    for number, injection in enumerate(injections):
+        ours = run_experiment(lab, number)
+        verdicts.add(ours.outcome)
+        assert_same_verdict(ours, replay(injection, golden), injection.step)
+    assert len(verdicts) > 1
+
+
 def test_exact_experiments_come_to_the_verdicts_of_full_ones_in_fewer_steps(laboratory, results):
     exact = with_plan(laboratory, exit="exact")
-    ours = [exact.run(number) for number in range(PLAN.experiments)]
+    ours = [run_experiment(exact, number) for number in range(PLAN.experiments)]
     assert [r.outcome for r in ours] == [r.outcome for r in results]
     proved = [r for r in ours if r.exit == EXACT]
     assert proved and all(r.outcome == MASKED and r.steps == r.exactly_masked_after + 1 for r in proved)
@@ -112,11 +171,11 @@ def test_conditions_end_most_of_the_others_and_audits_go_on(laboratory, results)
         with_plan(laboratory, exit="conditions", audit=audit, horizon=horizon)
         for audit, horizon in ((0.0, None), (1.0, 3))  # an audit runs to the end, whatever the horizon
     )
-    ours = [lab.run(number) for number in range(PLAN.experiments)]
+    ours = [run_experiment(lab, number) for number in range(PLAN.experiments)]
     early = [r for r in ours if r.exit == CONDITIONS]
     assert early and all(r.outcome == MASKED and r.steps == Conditions().steps + 1 for r in early)
     for r in early[:3]:
-        again = audited.run(r.number)
+        again = run_experiment(audited, r.number)
         assert (again.exit, again.outcome, again.steps) == (r.exit, r.outcome, r.steps)
         assert again.audit_outcome == results[r.number].outcome
         assert again.steps + again.audit_steps == results[r.number].steps
@@ -125,7 +184,7 @@ def test_conditions_end_most_of_the_others_and_audits_go_on(laboratory, results)
 def test_at_the_horizon_a_run_is_undecided(laboratory, results):
     lab = with_plan(laboratory, exit="exact", horizon=3)
     number = next(r.number for r in results if r.first_nonfinite is None and not r.exactly_masked_after)
-    cut = lab.run(number)
+    cut = run_experiment(lab, number)
     assert (cut.outcome, cut.exit, cut.steps) == (UNDECIDED, HORIZON, 4)
 
 
@@ -138,7 +197,7 @@ def test_what_left_the_envelope_does_not_come_back():
 
 def test_a_result_is_kept_once(folder, laboratory, results):
     with Store(folder, write=True) as store:
-        assert store.add(results[:3], described(laboratory.session), "a plan's key") == 0
+        assert store.add(results[:3], described(laboratory.golden), "a plan's key") == 0
         assert store.done() == set(range(PLAN.experiments))
         row = dict(store.query("SELECT * FROM experiments WHERE number = 5")[0])
     assert {name: row[name] for name in row if hasattr(results[5], name)} == dataclasses.asdict(results[5])
@@ -151,6 +210,9 @@ def test_another_plan_is_refused_by_what_differs(folder):
             store.begin("another key", other)
         with pytest.raises(InputError, match="whose bits are others"):
             store.begin("another key", PLAN)
+
+
+MEASURE = Measure("accuracy", "higher", 0.1, 0.02)
 
 
 class Inline(concurrent.futures.Executor):
@@ -181,7 +243,7 @@ def run_inline(out, monkeypatch, results, make_golden, fails):
 
 
 def test_an_experiment_that_kills_its_process_costs_no_other(tmp_path, monkeypatch, results):
-    ready = Ready("a plan's key", "a golden run's key", tmp_path / "walks", Conditions())
+    ready = Ready("a plan's key", "a golden run's key", tmp_path / "walks", Conditions(), MEASURE)
     with pytest.raises(JobLost, match=r"1 experiments lost their process 5 times and have no verdict: experiment 3;"):
         run_inline(tmp_path / "out", monkeypatch, results, lambda task: ready, {3})
     everything = set(range(PLAN.experiments))
@@ -255,7 +317,10 @@ FILL = """
 import pathlib, resource, signal, sys
 from fault_injection.campaign.store import NAME, Store
 from fault_injection.commands.main import main
+from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
+from fault_injection.machine.files import only_writer
 folder = pathlib.Path(sys.argv[1])
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 store = Store(folder, write=True)
@@ -303,19 +368,125 @@ def test_what_a_killed_writer_left_half_done_is_taken_back(tmp_path, folder, rep
         assert not store.query("SELECT * FROM events WHERE what LIKE 'xx%'")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--check"], "expected either --file FILE, or the folder of a campaign and --id N"),
-        (["here"], "which experiment? give its --id"),
-        (["here", "--id", "3", "--check"], "--check belongs to --file FILE"),
-        (["here", "--id", "3", "--checkpoints", "own"], "--checkpoints belongs to --file FILE"),
-        (["--file", "inj.csv", "--id", "3"], "--id belongs to the folder of a campaign"),
-        (["here", "--id", "16"], "experiment 16 is not of this campaign; expected 0 to 15"),
-    ],
-)
-def test_what_cannot_be_repeated_is_one_line(folder, capsys, arguments, message):
+REFUSED = [
+    (["--check"], "expected an injection file, or the folder of a campaign and --id N"),
+    (["here"], "{here}: is a folder: of a campaign, say which experiment with --id N"),
+    (["here", "--id", "3", "--check"], "--check belongs to an injection file"),
+    (["here", "--id", "3", "--checkpoints", "own"], "--checkpoints belongs to an injection file"),
+    (["--file", "inj.csv", "--id", "3"], "--id belongs to the folder of a campaign"),
+    (["here", "--id", "16"], "experiment 16 is not of this campaign; expected 0 to 15"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), REFUSED)
+def test_what_cannot_be_repeated_is_one_line(folder, capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr("fault_injection.machine.environment.prepare", lambda *_, **__: {})  # of a process of its own
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["replay", *(str(folder) if word == "here" else word for word in arguments)]) == 2
-    assert capsys.readouterr().err == f"{message}\n"
+    assert capsys.readouterr().err == message.format(here=folder) + "\n"
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+# ---- What is said of a campaign, and what is taken from it ----------------------------------
+
+
+def told(capsys, *arguments):
+    """What a command prints on standard output."""
+    code = main(list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+def told_json(capsys, *arguments):
+    """The one line of JSON that a command prints."""
+    out = told(capsys, *arguments, "--json")
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def test_the_status_of_a_campaign(folder, results, capsys):
+    lines = told(capsys, "status", folder).splitlines()
+    assert lines[0] == PLAN.sentence()
+    assert lines[1] == "16 experiments are done, 0 are left."
+    assert lines[-2].startswith("Last event: started (")
+    assert lines[-1] == f"It is complete. Its report: python -m fault_injection report {folder}"
+    known = told_json(capsys, "status", folder)
+    assert {name: known[name] for name in ("folder", "experiments", "done", "left", "running", "resumable")} == {
+        "folder": str(folder),
+        "experiments": 16,
+        "done": 16,
+        "left": 0,
+        "running": False,
+        "resumable": False,
+    }
+    counted = collections.Counter(r.outcome for r in results)
+    assert {name: rate["found"] for name, rate in known["outcomes"].items()} == counted
+    for name, rate in known["outcomes"].items():
+        assert (rate["total"] == 16 and rate["low"] < counted[name] / 16 < rate["high"]) or rate["share"] in (0, 1)
+
+
+def test_the_status_says_how_to_go_on(tmp_path, laboratory, results, capsys):
+    with Store(tmp_path / "out", write=True) as store:
+        assert main(["status", str(tmp_path / "out")]) == 0
+        assert "It has not begun" in capsys.readouterr().out
+        store.begin("a plan's key", PLAN, conditions={}, jobs=1, plan_file="my.toml")
+        store.add(results[:5], described(laboratory.golden), "a plan's key")
+    last = told(capsys, "status", tmp_path / "out").splitlines()[-1]
+    assert last.endswith(f"python -m fault_injection campaign my.toml --out {tmp_path / 'out'}")
+    known = told_json(capsys, "status", tmp_path / "out")
+    assert (known["done"], known["left"], known["resumable"]) == (5, 11, True)
+    with only_writer(tmp_path / "out" / "lock", lambda: None):
+        known = told_json(capsys, "status", tmp_path / "out")
+        assert (known["running"], known["resumable"]) == (True, False)
+
+
+def test_a_report_is_announced_in_one_line(folder, capsys):
+    known = told_json(capsys, "report", folder)
+    assert known == {"report": str(folder / "report.html"), **told_json(capsys, "status", folder)}
+    assert (folder / "report.html").stat().st_size > 1000
+
+
+def test_the_experiments_of_an_outcome_are_exported(folder, results, tmp_path, capsys):
+    masked = [r.number for r in results if r.outcome == MASKED]
+    out = told(capsys, "export", folder, "--outcome", MASKED, "--out", tmp_path)
+    files = [tmp_path / f"experiment_{number}.csv" for number in masked]
+    assert masked and out.splitlines() == list(map(str, files))
+    for number, file in zip(masked, files, strict=True):
+        assert read_injection(file) == injection_of(PLAN, number)
+    missing = next(outcome for outcome in OUTCOMES if outcome not in {r.outcome for r in results})
+    assert main(["export", str(folder), "--outcome", missing, "--out", str(tmp_path / "none")]) == 2
+    assert f"no experiment of this campaign is {missing}" in capsys.readouterr().err
+    assert main(["export", str(folder), "--id", "1", "--format", "csv"]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("asked", [["--format", "csv"], []])
+def test_the_tables_are_exported_as_csv(folder, results, tmp_path, capsys, asked):
+    out = told(capsys, "export", folder, "--out", tmp_path, *asked)
+    assert {pathlib.Path(line).name for line in out.splitlines()} == {f"{name}.csv" for name in TABLES}
+    with (tmp_path / "experiments.csv").open(newline="") as file:
+        rows = {int(row["number"]): row for row in csv.DictReader(file)}
+    assert rows.keys() == set(range(PLAN.experiments))
+    for r in results:
+        row = rows[r.number]
+        assert (row["outcome"], row["rule"], int(row["steps"])) == (r.outcome, r.rule, r.steps)
+        assert row["bit"] == ("" if r.bit is None else str(r.bit))
+        curve = np.frombuffer(r.curve, "<f4").reshape(-1, 2)
+        for name, column in zip(("loss", "metric"), curve.T, strict=True):
+            np.testing.assert_array_equal(np.float32(json.loads(row[name])), column)
+
+
+def test_a_folder_without_a_campaign_has_no_status(tmp_path, capsys):
+    for command in ("status", "report", "export"):
+        assert main([command, str(tmp_path)]) == 2
+        assert "no campaign here" in capsys.readouterr().err
+
+
+def test_an_injection_file_in_the_place_of_a_plan_gets_the_right_command(tmp_path, capsys):
+    file = tmp_path / "mine.csv"
+    write_injection(file, injection_of(PLAN, 0))
+    assert main(["campaign", str(file), "--out", str(tmp_path / "out")]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"python -m fault_injection replay {file}" in err
+    assert not (tmp_path / "out").exists()

@@ -13,35 +13,36 @@ import time
 import jax
 import numpy as np
 import pytest
-from fault_injection.runs.faulty_run import same_bits
-from fault_injection.training.session import Session
+from small import flags, small, striking_program
 
-from fault_injection.runs.golden_run import Golden, NotRepeated, noise_floor
+from fault_injection.runs.follow import Address
+from fault_injection.runs.golden_run import Golden, NotRepeated, noise_floor, nudged
 from fault_injection.runs.run_store import RunStore
-from fault_injection.training.workloads import make_workload
+from fault_injection.training.digest import digest
+from fault_injection.training.program import same_bits
 
-OPTIONS = {"dataset": "digits", "width": 2, "batch_size": 128, "workers": 4, "epochs": 4}
-COMMAND = ["golden", "resnet18", "--width", "2", "--batch-size", "128", "--workers", "4", "--epochs", "4"]
-EPOCHS = OPTIONS["epochs"]
-
-
-@pytest.fixture(scope="module")
-def session():
-    return Session(make_workload("resnet18", **OPTIONS))
+EPOCHS = 4
+WORKLOAD = small(epochs=EPOCHS)
+COMMAND = ["golden", "resnet18", *flags(epochs=EPOCHS)]
 
 
 @pytest.fixture(scope="module")
-def whole(session, tmp_path_factory):
+def program():
+    return striking_program()
+
+
+@pytest.fixture(scope="module")
+def whole(program, tmp_path_factory):
     """A golden run that nothing disturbed."""
-    golden = Golden(session, tmp_path_factory.mktemp("whole"))
-    golden.ensure(EPOCHS)
+    golden = Golden(WORKLOAD, program, tmp_path_factory.mktemp("whole"))
+    golden.make(EPOCHS)
     return golden
 
 
 @pytest.fixture
-def copy(whole, session, tmp_path):
+def copy(whole, tmp_path):
     """The same run in a folder that a test may damage."""
-    copy = Golden(session, tmp_path)
+    copy = dataclasses.replace(whole, cache=tmp_path)
     copy.folder.mkdir(parents=True)
     for path in whole.folder.rglob("*.*"):
         (copy.folder / path.relative_to(whole.folder)).parent.mkdir(exist_ok=True)
@@ -63,7 +64,7 @@ def test_killed_at_any_moment_and_started_again_it_ends_bit_identical(whole, rep
     command = [sys.executable, "-m", "fault_injection", *COMMAND, "--cache", str(tmp_path)]
     moments = random.Random(1)
     kills = 0
-    while kills < 5:
+    while kills < 3:
         process = subprocess.Popen(command, cwd=repository, stderr=subprocess.PIPE, text=True, start_new_session=True)
         # The bar appears when training starts; from then on the run is killed within its four epochs.
         while "golden:" not in (line := process.stderr.readline()) and line:
@@ -83,37 +84,37 @@ def test_killed_at_any_moment_and_started_again_it_ends_bit_identical(whole, rep
 def test_a_damaged_checkpoint_is_named_and_made_again(whole, copy, capsys, damage):
     path = copy.store.checkpoint_path(2)
     damage(path)
-    state = copy.state_before(2)
+    state = copy.fetch_state_before(2)
     assert str(path) in capsys.readouterr().err
-    assert same_bits(state, whole.state_before(2))
+    assert same_bits(state, whole.fetch_state_before(2))
     assert files(copy.folder) == files(whole.folder)
 
 
 def test_a_checkpoint_of_something_else_is_not_used(copy, whole, capsys):
     copy.store.checkpoint_path(2).write_bytes(copy.store.record_path(2).read_bytes())
-    assert same_bits(copy.state_before(2), whole.state_before(2))
+    assert same_bits(copy.fetch_state_before(2), whole.fetch_state_before(2))
     assert "not a state of this workload" in capsys.readouterr().err
 
 
-def test_a_run_that_does_not_repeat_its_record_is_refused(copy, session):
+def test_a_run_that_does_not_repeat_its_record_is_refused(copy):
     """As on a machine that computes differently: the record, sound as a file, holds other digests."""
-    record = copy.record(1)
+    record = copy.fetch_record(1)
     record["digest"][3, 5] ^= 1
     copy.store.write_record(1, record)
     copy.store.checkpoint_path(2).unlink()
-    with pytest.raises(NotRepeated, match=rf"epoch 1, step 3 .*{session.names.digest[5]} the first"):
-        copy.state_before(2)
+    with pytest.raises(NotRepeated, match=rf"epoch 1, step 3 .*{copy.program.leaves[5].name} the first"):
+        copy.fetch_state_before(2)
 
 
-def test_a_run_that_another_device_made_is_named_and_not_used(copy, session):
+def test_a_run_that_another_device_made_is_named_and_not_used(copy):
     path = copy.folder / "golden.json"
     known = json.loads(path.read_text())
     known["arithmetic"] |= {"platform": "gpu", "device_kind": "NVIDIA H100"}
     elsewhere = copy.folder.with_name("resnet18-digits-0123456789ab")
     copy.folder.rename(elsewhere)
     (elsewhere / "golden.json").write_text(json.dumps(known))
-    here = Golden(session, copy.cache)
-    assert here.store.records() == 0
+    here = dataclasses.replace(copy)
+    assert here.recorded() == 0
     assert here.elsewhere() == [(elsewhere, "platform gpu, here cpu; device_kind NVIDIA H100, here cpu")]
     known["workload"]["seed"] += 1
     (elsewhere / "golden.json").write_text(json.dumps(known))
@@ -131,21 +132,20 @@ def test_without_space_one_line_names_the_file_and_the_run_goes_on_later(whole, 
     assert files(tmp_path / "golden" / whole.folder.name) == files(whole.folder)
 
 
-def test_only_the_epochs_asked_for_keep_their_checkpoints(session, whole, tmp_path):
-    golden = Golden(session, tmp_path, keep={1})
-    golden.ensure(EPOCHS)
+def test_only_the_epochs_asked_for_keep_their_checkpoints(whole, tmp_path):
+    golden = dataclasses.replace(whole, cache=tmp_path, keep=frozenset({1}))
+    golden.make(EPOCHS)
     assert golden.store.checkpoints() == [1, EPOCHS]
     size = sum(path.stat().st_size for path in golden.folder.rglob("*.npz"))
     # Names and alignment of a few hundred small arrays come on top of their bytes.
-    assert size <= golden.disk_bytes(EPOCHS) + (2 + EPOCHS) * 400 * len(session.names.digest)
-    assert same_bits(golden.state_before(3), whole.state_before(3))
+    assert size <= golden.disk_bytes(EPOCHS) + (2 + EPOCHS) * 400 * len(whole.program.leaves)
+    assert same_bits(golden.fetch_state_before(3), whole.fetch_state_before(3))
 
 
-def test_a_longer_run_continues_a_shorter_one(session, whole, tmp_path):
-    longer = Session(dataclasses.replace(session.workload, epochs=9))
-    golden = Golden(longer, tmp_path)
-    golden.ensure(2)
-    golden.ensure(EPOCHS)
+def test_a_longer_run_continues_a_shorter_one(program, whole, tmp_path):
+    golden = Golden(small(epochs=9), program, tmp_path)
+    golden.make(2)
+    golden.make(EPOCHS)
     assert golden.key == whole.key
     assert files(golden.folder) == files(whole.folder)
 
@@ -154,16 +154,20 @@ def test_a_longer_run_continues_a_shorter_one(session, whole, tmp_path):
     "change",
     [{"seed": 124}, {"width": 4}, {"learning_rate": 0.01}, {"dropout": 0.1}, {"augmentation": "none"}, {"workers": 2}],
 )
-def test_another_workload_is_another_run(session, whole, change):
-    other = Golden(Session(dataclasses.replace(session.workload, **change)), whole.cache)
+def test_another_workload_is_another_run(whole, change):
+    workload = dataclasses.replace(WORKLOAD, **change)
+    other = Golden(workload, workload.program(), whole.cache)
     assert other.key != whole.key
 
 
-def test_twins_start_one_unit_in_the_last_place_apart_and_give_the_noise_floor(session, whole):
-    start = jax.device_get(session.start().params)
-    for twin in (1, 2):
-        workload = dataclasses.replace(session.workload, twin=twin)
-        other = jax.device_get(Session(workload).start().params)
+def test_twins_start_one_unit_in_the_last_place_apart_and_give_the_noise_floor(whole):
+    start = whole.program.init().params
+    for number in (1, 2):
+        twin = whole.twin_run(number)
+        assert twin.key != whole.key
+        twin.make(EPOCHS)
+        assert twin.store.checkpoints() == [EPOCHS]  # only its record is kept, besides the newest state
+        other = jax.device_get(nudged(whole.program, number)).params
         differing = [
             (a[a != b], b[a != b])
             for a, b in zip(jax.tree.leaves(start), jax.tree.leaves(other), strict=True)
@@ -171,23 +175,37 @@ def test_twins_start_one_unit_in_the_last_place_apart_and_give_the_noise_floor(s
         ]
         ((mine, theirs),) = differing
         assert theirs == np.nextafter(mine, np.float32(np.inf))
-        Golden(Session(workload), whole.cache, keep=()).ensure(EPOCHS)
     noise = noise_floor(whole, EPOCHS, 3)
-    assert noise["twins"] == 2
-    assert 0 < noise["train"] < 0.2
-    assert 0 < noise["test"] < 0.3
+    assert noise.twins == 2
+    assert 0 < noise.train < 0.2
+    assert 0 < noise.test < 0.3
 
-    runs = [Golden(Session(dataclasses.replace(session.workload, twin=twin)), whole.cache) for twin in range(3)]
+    runs = [whole, *map(whole.twin_run, (1, 2))]
     for epochs, window, first in ((EPOCHS, 3, 1), (EPOCHS, 1, 3), (2, 9, 0)):  # no more epochs than there are
-        train = [[run.record(epoch)["train_accuracy"] for epoch in range(first, epochs)] for run in runs]
+        train = [[run.fetch_record(epoch)["train_metric"] for epoch in range(first, epochs)] for run in runs]
         found = noise_floor(whole, epochs, window)
-        assert found["train"] == pytest.approx(np.std(np.mean(train, axis=1), ddof=1))
+        assert found.train == pytest.approx(np.std(np.mean(train, axis=1), ddof=1))
 
 
-def test_a_store_reads_back_the_state_that_was_written(session, tmp_path):
-    store = RunStore(tmp_path, session.program.abstract)
-    state = session.start()
+def test_one_twin_is_no_noise_floor(whole, tmp_path):
+    """A standard deviation of two runs says nothing."""
+    assert noise_floor(whole, EPOCHS, 3, twins=1) is None
+    assert noise_floor(dataclasses.replace(whole, cache=tmp_path), EPOCHS, 3) is None
+
+
+@pytest.mark.parametrize("at", [Address(0, 0), Address(1, 4), Address(2, 10)])
+def test_any_state_of_the_run_can_be_had_again(whole, at):
+    """It is the state whose digest was recorded; after an epoch's last step it is the next checkpoint."""
+    state = whole.fetch_state_after(at)
+    assert (np.asarray(digest(state)) == whole.fetch_record(at.epoch)["digest"][at.step]).all()
+    if at.step == whole.program.steps_per_epoch - 1:
+        assert same_bits(state, whole.store.read_checkpoint(at.epoch + 1))
+
+
+def test_a_store_reads_back_the_state_that_was_written(program, tmp_path):
+    store = RunStore(tmp_path, program.abstract, tuple(leaf.name for leaf in program.leaves))
+    state = program.place(program.init())
     store.write_checkpoint(0, state)
     assert same_bits(state, store.read_checkpoint(0))
     assert store.checkpoints() == [0]
-    assert store.records() == 0
+    assert store.recorded() == 0

@@ -7,7 +7,6 @@ from random import Random
 
 import numpy as np
 import pytest
-from fault_injection.training.images import AUGMENTATIONS, ImageWorkload
 from injection_files import PUBLISHED, ROWS, VALID, same, with_row
 from own_workload import NAME
 
@@ -22,6 +21,7 @@ from fault_injection.faults.injection_file import (
     read_injection,
 )
 from fault_injection.machine.errors import InputError
+from fault_injection.training.image_workloads import AUGMENTATIONS, ImageWorkload
 from fault_injection.training.workloads import WORKLOADS
 
 REQUIRED = (*FAULT_ROWS, *ImageWorkload.REQUIRED)

@@ -6,8 +6,9 @@ import numpy as np
 import optax
 import pytest
 
+from fault_injection.training.image_workloads import OPTIMIZERS
 from fault_injection.training.optimizers import history, keras_adam, keras_sgd
-from fault_injection.training.workloads import WORKLOADS, make_optimizer, make_workload
+from fault_injection.training.workloads import WORKLOADS
 
 STEPS = 20
 RANDOM = np.random.default_rng(0)
@@ -23,6 +24,19 @@ def gradients(size):
     """Those of 20 steps, all trees shaped as the parameters."""
     random = np.random.default_rng(1)
     return [jax.tree.map(lambda p: np.float32(size * random.normal(size=np.shape(p))), PARAMS) for _ in range(STEPS)]
+
+
+@pytest.fixture
+def as_optax_promotes():
+    """Optax's own optimizers mix types."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def optimizer_of(workload):
+    """As a workload's program makes it."""
+    w = workload
+    return OPTIMIZERS[w.optimizer](optax.polynomial_schedule(w.learning_rate, w.end_learning_rate, 1, w.decay_steps))
 
 
 def updates(optimizer, size):
@@ -66,15 +80,15 @@ TOLERANCE = 5e-5
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("name", ["resnet18", "resnet18_nobn"])
 def test_adam_is_keras_formula_with_the_schedule(name, size):
-    workload = make_workload(name)
+    workload = WORKLOADS[name]
     assert (workload.learning_rate, workload.end_learning_rate, workload.decay_steps) == (1e-3, 1e-4, 5000)
     expected = adam_in_float64(SIZES[size], lambda step: schedule(step, 1e-3, 1e-4, 5000))
-    assert_close(updates(make_optimizer(workload), SIZES[size]), expected, TOLERANCE)
+    assert_close(updates(optimizer_of(workload), SIZES[size]), expected, TOLERANCE)
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_sgd_is_the_gradient_times_the_schedule(size):
-    found = updates(make_optimizer(WORKLOADS["resnet18_sgd"]), SIZES[size])
+    found = updates(optimizer_of(WORKLOADS["resnet18_sgd"]), SIZES[size])
     expected = [
         [-schedule(step, 0.1, 1e-3, 2000) * np.float64(leaf) for leaf in jax.tree.leaves(gradient)]
         for step, gradient in enumerate(gradients(SIZES[size]))
@@ -94,6 +108,7 @@ def test_the_rate_falls_linearly_and_then_stays(optimizer):
     assert schedule(8, 1e-2, 1e-3, 8) == schedule(19, 1e-2, 1e-3, 8) == 1e-3
 
 
+@pytest.mark.usefixtures("as_optax_promotes")
 def test_epsilon_stands_where_keras_has_it_not_where_optax_has_it():
     """At t = 1, Keras adds ε to √v and Optax to √v/√(1−β2), which is 32 times larger."""
     ratios = {}
@@ -128,6 +143,7 @@ HISTORIES = {
 }
 
 
+@pytest.mark.usefixtures("as_optax_promotes")
 @pytest.mark.parametrize("name", HISTORIES)
 def test_the_gradient_history_is_found_in_the_state(name):
     """After one step from gradients of one, each moment holds its share of them, under the parameters' names."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fault_injection.runs.follow import Address
 from fault_injection.runs.outcome import (
     IMMEDIATE,
     LOW_TEST,
@@ -22,10 +23,17 @@ from fault_injection.runs.outcome import (
     SHORT_TERM,
     SLOW,
     UNDECIDED,
+    Noise,
     Thresholds,
     Trace,
     classify,
+    judge,
 )
+from fault_injection.runs.records import Run, StepRow, epoch_record
+from fault_injection.training.program import Evaluation, Measure
+
+# As the loss head of a network on ten classes says it.
+ACCURACY = Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0))
 
 # ---- The published traces -----------------------------------------------------------------
 
@@ -50,14 +58,14 @@ def published(name):
 
 def test_the_published_masked_example_is_masked():
     golden, faulty = published("masked")
-    found = classify(golden, faulty, finished=True)
+    found = classify(golden, faulty, ACCURACY, finished=True)
     assert found.outcome == MASKED and found.exactly_masked_after is None
     assert 0 < found.worse["train"] < 0.01 and found.worse["test"] < 0
 
 
 def test_the_published_slow_degrade_is_a_slow_degrade():
     golden, faulty = published("slow_degrade")
-    found = classify(golden, faulty, finished=True)
+    found = classify(golden, faulty, ACCURACY, finished=True)
     assert found.outcome == SLOW
     assert 0.44 < found.worse["train"] < 0.46 and 0.39 < found.worse["test"] < 0.41
 
@@ -67,7 +75,7 @@ def test_the_published_immediate_example_is_immediate():
     losses = [loss for loss, _ in PUBLISHED["immediate_infs_nans"]["steps"]]
     first = losses.index(None) - PUBLISHED["immediate_infs_nans"]["step"]
     assert first == 0
-    assert classify(golden, faulty, finished=False, first_nonfinite=first).outcome == IMMEDIATE
+    assert classify(golden, faulty, ACCURACY, finished=False, first_nonfinite=first).outcome == IMMEDIATE
 
 
 # ---- Edges --------------------------------------------------------------------------------
@@ -78,6 +86,7 @@ EXACT = Thresholds(tolerance=TOLERANCE, sigmas=4.0, collapse_share=0.75, level_s
 CHANCE = 0.25
 GOOD = 0.75  # the golden run's accuracy throughout, ½ above chance
 COLLAPSED = 0.375  # ¾ of that ½ lost
+EDGE = Measure("accuracy", "higher", CHANCE, tolerance=0.02)  # the tolerance is that of `EXACT`
 
 
 def trace(train=GOOD, test=GOOD, steps=GOOD, end=None):
@@ -92,11 +101,11 @@ def trace(train=GOOD, test=GOOD, steps=GOOD, end=None):
 
 
 def verdict(faulty, thresholds=EXACT, **known):
-    return classify(trace(), faulty, chance=CHANCE, thresholds=thresholds, **{"finished": True, **known})
+    return classify(trace(), faulty, EDGE, thresholds=thresholds, **{"finished": True, **known})
 
 
 def noise(train=0.0, test=0.0):
-    return {"noise": {"twins": 3, "train": train, "test": test}}
+    return {"noise": Noise(3, train, test)}
 
 
 LOW = {"train": 0.25, "test": 0.25}
@@ -190,13 +199,42 @@ def test_the_verdict_at_an_edge(edge):
     assert found.outcome == outcome, found.rule
 
 
+def mirrored(run):
+    """The same run by the share of errors, of which less is better: 1 − x is exact for the binary fractions here."""
+    return Trace(*(1 - part for part in run))
+
+
+@pytest.mark.parametrize("edge", EDGES)
+def test_the_verdict_is_the_same_where_lower_is_better(edge):
+    """Both sides of every threshold, with the errors' share in the place of the accuracy."""
+    faulty, known, outcome = EDGES[edge]
+    errors = Measure("errors", "lower", 1 - CHANCE, tolerance=0.02)
+    known = {"finished": True, **known}
+    found = classify(mirrored(trace()), mirrored(trace(**faulty)), errors, thresholds=EXACT, **known)
+    expected = verdict(trace(**faulty), **known)
+    assert found.outcome == expected.outcome == outcome, found.rule
+    assert found.worse == expected.worse
+    for word in ("recovered", "declined further"):
+        assert (word in found.rule) == (word in expected.rule)
+
+
+def test_the_tolerance_is_the_measures_unless_a_threshold_is_given():
+    stated = Measure("accuracy", "higher", CHANCE, tolerance=TOLERANCE)
+    for worse, outcome in ((TOLERANCE, MASKED), (TOLERANCE + BIT, SLOW)):
+        found = classify(trace(), trace(train=GOOD - worse), stated, finished=True)
+        assert found.outcome == outcome
+        assert found.tolerance["train"] == found.thresholds.tolerance == TOLERANCE
+    found = classify(trace(), trace(train=0.25), stated, finished=True, thresholds=Thresholds(tolerance=0.5))
+    assert found.outcome == MASKED and found.thresholds.tolerance == 0.5
+
+
 def test_every_outcome_can_be_reached():
     assert {outcome for _, _, outcome in EDGES.values()} == set(OUTCOMES)
 
 
 def test_a_golden_run_no_better_than_chance_cannot_collapse():
     golden = trace(steps=CHANCE)
-    found = classify(golden, trace(**LOW, steps=0.0), finished=True, chance=CHANCE, thresholds=EXACT)
+    found = classify(golden, trace(**LOW, steps=0.0), EDGE, finished=True, thresholds=EXACT)
     assert found.outcome == SLOW
 
 
@@ -204,7 +242,7 @@ def test_a_golden_run_no_better_than_chance_cannot_collapse():
 def test_a_run_that_ends_soon_after_its_collapse_has_stayed_there(steps):
     """The level at the end is taken from steps since the collapse, however few."""
     short = Trace(np.array([GOOD, *[0.25] * (steps - 1)]), np.array([0.25]), np.array([0.25]))
-    found = classify(short_golden(steps), short, finished=True, chance=CHANCE, thresholds=EXACT)
+    found = classify(short_golden(steps), short, EDGE, finished=True, thresholds=EXACT)
     assert found.outcome == SHARP
     assert f"from 0.250 (mean of {min(4, steps - 1)} step(s)" in found.rule
 
@@ -219,10 +257,10 @@ def test_exactly_the_tolerance_is_no_worse_whatever_the_rounding(kind):
     for thousandths in range(20, 1001):
         good, bad = (float(kind(n / 1000)) for n in (thousandths, thousandths - 20))
         golden, faulty = trace(good, good), trace(bad, bad)
-        found = classify(golden, faulty, finished=True)
+        found = classify(golden, faulty, ACCURACY, finished=True)
         assert found.outcome == MASKED, thousandths
         # One image in a million is worse all the same.
-        assert classify(golden, trace(bad - 1e-6, bad), finished=True).outcome == SLOW, thousandths
+        assert classify(golden, trace(bad - 1e-6, bad), ACCURACY, finished=True).outcome == SLOW, thousandths
 
 
 # ---- Thresholds ---------------------------------------------------------------------------
@@ -270,7 +308,7 @@ SAID = {
             "1 step(s)",
             "from 0.250 (mean of 4",
             "to 0.250 (of the last 4)",
-            "by 0.00 of the accuracy above chance, staying is 0.125",
+            "by 0.00 of the lead over guessing, staying is 0.125",
             "train 0.2500",
         ],
     ),
@@ -297,7 +335,7 @@ def test_the_rule_says_the_numbers_that_fired(case):
 
 def test_a_run_cut_before_its_first_epoch_ended_says_so():
     one = Trace(np.full(3, GOOD), np.array([]), np.array([]))
-    found = classify(one, one, finished=False)
+    found = classify(one, one, ACCURACY, finished=False)
     assert found.outcome == UNDECIDED and found.final is None and found.worse is None
     assert "cut 2 step(s)" in found.rule and "no epoch" in found.rule
 
@@ -326,3 +364,64 @@ def test_a_finished_run_is_masked_exactly_where_neither_end_is_worse_than_the_to
     assert (found.outcome == MASKED) == (not train_worse and not test_worse)
     assert (found.outcome == LOW_TEST) == (not train_worse and test_worse)
     assert (found.outcome in (SLOW, SHARP, SHARP_SLOW)) == train_worse
+
+
+# ---- What is judged of recorded runs ------------------------------------------------------
+
+STEPS = 10  # of an epoch
+
+
+def recorded(first, metrics, evaluations):
+    """A run whose epochs have these metrics of their steps; only those with an evaluation have ended."""
+    epochs = []
+    for i, steps in enumerate(metrics):
+        rows = [StepRow(np.int32(n), np.float32(0), np.float32(m), *np.zeros((2, 1))) for n, m in enumerate(steps)]
+        epochs.append(epoch_record(rows, *[Evaluation(0.0, m) for m in evaluations[i : i + 1]]))
+    return Run(first, tuple(epochs), len(evaluations))
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 64), min_size=STEPS, max_size=STEPS), min_size=3, max_size=3),
+    st.lists(st.integers(0, 64), min_size=3, max_size=3),
+    st.integers(0, STEPS - 1),
+    st.integers(0, 3 * STEPS - 1),
+    st.sampled_from(["higher", "lower"]),
+)
+def test_judge_gives_the_verdict_of_classify_on_the_steps_from_the_fault_on(steps, tests, step, more, better):
+    """Whatever was recorded, however early the run ended."""
+    measure = Measure("m", better, 0.25 if better == "higher" else 0.75, tolerance=TOLERANCE)
+    fault, length = Address(4, step), min(step + 1 + more, 3 * STEPS)
+    whole, begun = divmod(length, STEPS)
+    metrics = [np.array(epoch) / 64 for epoch in steps]
+    cut = [*metrics[:whole], *([metrics[whole][:begun]] if begun else [])]
+    faulty = recorded(4, cut, [test / 64 for test in tests[:whole]])
+    golden = recorded(0, np.full((7, STEPS), GOOD), np.full(7, GOOD))
+    asked = []
+
+    def spread(window):
+        asked.append(window)
+        return Noise(2, 2**-5, 2**-6)
+
+    finished = length == 3 * STEPS
+    found = judge(faulty, golden.epochs.__getitem__, fault, measure, finished=finished, noise=spread)
+    flat = np.concatenate(metrics)[step:length]
+    ended = [
+        np.array([metrics[i].mean(dtype=np.float64) for i in range(whole)]),
+        np.array([test / 64 for test in tests[:whole]]),
+    ]
+    same = [np.full(len(part), GOOD) for part in (flat, *ended)]
+    expected = classify(Trace(*same), Trace(flat, *ended), measure, finished=finished, noise=Noise(2, 2**-5, 2**-6))
+    assert (found.outcome, found.rule, found.worse) == (expected.outcome, expected.rule, expected.worse)
+    assert asked == [min(3, whole or 3)]  # over as many epochs as the verdict is a mean of
+
+
+def test_judge_passes_on_what_ended_the_run():
+    golden = recorded(0, np.full((2, STEPS), GOOD), np.full(2, GOOD))
+    for known, outcome in (
+        ({"first_nonfinite": 0}, IMMEDIATE),
+        ({"first_nonfinite": 5}, SHORT_TERM),
+        ({"exactly_masked_after": 0}, MASKED),
+        ({}, UNDECIDED),
+    ):
+        found = judge(golden, golden.epochs.__getitem__, Address(0, 3), EDGE, finished=False, **known)
+        assert found.outcome == outcome

@@ -5,6 +5,7 @@ Each fixture holds numbers of the published TensorFlow implementation for one wo
 """
 
 from functools import cache, partial
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,11 +14,14 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
-from fault_injection.training.explicit import State, gradients, make_program
-from fault_injection.training.workloads import WORKLOADS, make_network, make_optimizer, make_workload
+from fault_injection.training.explicit import ExplicitState, explicit_program, forward_and_backward
+from fault_injection.training.image_workloads import OPTIMIZERS
+from fault_injection.training.program import Measure
+from fault_injection.training.workloads import WORKLOADS
 from models.fault import Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import cross_entropy
+from models.networks import NETWORKS
 from models.site import list_sites
 
 STRICT = 1e-4  # forward values, relative to the largest element
@@ -64,12 +68,13 @@ def pytest_generate_tests(metafunc):
 
 @cache
 def network_of(workload):
-    return make_network(make_workload(workload, dropout=0.0))
+    w = WORKLOADS[workload]
+    return NETWORKS[w.network](width=w.width, blocks=w.blocks, dropout_rate=0.0)
 
 
-@cache
-def sites_of(workload, worker_batch):
-    return list_sites(network_of(workload), jax.ShapeDtypeStruct((worker_batch, 32, 32, 3), "float32"))
+def optimizer_of(workload, rate):
+    w = WORKLOADS[workload]
+    return OPTIMIZERS[w.optimizer](optax.polynomial_schedule(rate, w.end_learning_rate, 1, w.decay_steps))
 
 
 def weights_of(case):
@@ -99,7 +104,7 @@ def compiled(network, observe=frozenset()):
     def run(params, stats, batch, fault):
         workers = np.arange(batch["target"].shape[0])
         ctx = Context(key=jax.random.key(0), workers=workers, fault=fault, observe=observe)
-        return gradients(network, params, stats, batch, ctx, batch["target"].size)
+        return forward_and_backward(network, params, stats, batch, ctx, batch["target"].size)
 
     return run
 
@@ -196,11 +201,17 @@ def grad_start(case, tensors):
     return tensors["gradients"]["bn2" if case["workload"] == "effnet" else "pool"][0]
 
 
+@cache
+def sites_of(workload, worker_batch):
+    return list_sites(network_of(workload), jax.ShapeDtypeStruct((worker_batch, 32, 32, 3), np.float32))
+
+
 def fault_of(case, spec, worker, workers=1):
-    site = sites_of(case["workload"], case["N"] // workers)[spec["layer"]]
     operand = MODELS.get(spec["fmodel"].removeprefix("N64_"), Operand.OUTPUT)
     index = np.ravel_multi_index(np.array(spec["pos"]).T, spec["operand_shape"])
     values = np.array(spec["values"], np.float32).view(np.uint32)
+    site = sites_of(case["workload"], case["N"] // workers)[spec["layer"]]
+    assert site.shapes[operand] == tuple(spec["operand_shape"])
     return make_fault(site, operand, worker, index, flip=values, size=K)
 
 
@@ -261,7 +272,7 @@ def test_two_workers(two_workers):
 def trained(case):
     """States after one and two steps on the same batch, losses before them and of a third forward pass."""
     rate = case["optimizer"]["steps"][0]["lr"]  # nfnet's was made with another than the workload's
-    optimizer = make_optimizer(make_workload(case["workload"], dropout=0.0, learning_rate=rate))
+    optimizer = optimizer_of(case["workload"], rate)
     step = compiled(WORKLOADS[case["workload"]].network, frozenset())  # as for injections
 
     @jax.jit
@@ -270,11 +281,11 @@ def trained(case):
         return optax.apply_updates(params, updates), opt_state
 
     params, stats = weights_of(case)
-    state, states, losses = State(params, stats, optimizer.init(params)), [], []
+    state, states, losses = ExplicitState(params, stats, optimizer.init(params)), [], []
     for _ in range(3):
         loss, _, stats, grads, *_ = step(state.params, state.stats, batch_of(case, 1), inactive_fault(K))
         params, opt_state = update(grads, state.opt_state, state.params)
-        state = State(params, stats, opt_state)
+        state = ExplicitState(params, stats, opt_state)
         states.append(jax.device_get(state))
         losses.append(float(loss))
     return states, losses
@@ -301,9 +312,24 @@ def test_evaluation_uses_the_running_statistics(case, trained):
     np.testing.assert_allclose(losses[2], stored["loss_after_2"], rtol=2e-2, atol=1e-3 * losses[0])
     predictions, labels = np.array(stored["eval_predictions"]), np.array(case["labels"])
     expected = -np.log(np.maximum(predictions[np.arange(len(labels)), labels], 1e-45)).mean()
-    workload = make_workload(case["workload"], dropout=0.0)
-    program = make_program(make_network(workload), make_optimizer(workload), 1, case["N"])
     state, batch = states[1].replace(stats=states[2].stats), batch_of(case, 1)
-    weight = np.ones_like(batch["target"], np.float32)
-    loss = program.evaluate(program.replicate(state), program.place({**batch, "weight": weight}))[0]
-    np.testing.assert_allclose(float(loss) / case["N"], expected, rtol=5e-2)
+    assert np.isclose(evaluated(case, state, batch).loss, expected, rtol=5e-2)
+
+
+def evaluated(case, state, batch):
+    """What the program's own evaluation says of a state on one batch."""
+    image = batch["input"].shape[2:]
+    test = [{**batch, "weight": np.ones_like(batch["target"], np.float32)}]
+    program = explicit_program(
+        network_of(case["workload"]),
+        optimizer_of(case["workload"], 1e-3),
+        jax.ShapeDtypeStruct(image, np.float32),
+        workers=1,
+        batch_size=case["N"],
+        steps_per_epoch=1,
+        seed=0,
+        batches=lambda: SimpleNamespace(test=lambda: iter(test)),
+        measure=lambda: Measure("accuracy", "higher", 0.1, 0.02),
+        data=lambda: "a fixture",
+    )
+    return program.evaluate(program.place(state))

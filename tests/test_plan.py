@@ -10,8 +10,8 @@ from scipy import stats
 
 from fault_injection.campaign.plan import PUBLISHED_MODELS, parse_plan, read_plan, restore_plan, sample_size
 from fault_injection.campaign.rates import stratified, wilson
-from fault_injection.campaign.sampling import choose, draw
-from fault_injection.faults.injection import format_injection, parse_injection, sites_of
+from fault_injection.campaign.sampling import choose, draw, injection_of
+from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.errors import InputError
 from models.fault import Operand
 
@@ -50,7 +50,7 @@ def test_what_is_absent_is_everything():
     plan = parse_plan('workload = "resnet18"\n[faults]\nhalf_width = 0.05')
     assert plan.experiments == 385
     assert plan.epochs == tuple(range(80))
-    assert plan.sites == tuple(sites_of(plan.workload))
+    assert plan.sites == tuple(plan.workload.sites())
     assert tuple(model.name for model in plan.models) == PUBLISHED_MODELS
     assert (plan.exit, plan.horizon, plan.audit) == ("conditions", None, 0.02)
 
@@ -73,7 +73,7 @@ MISTAKES = {
         "plan:1: workload: 'resnet19' is unknown; did you mean 'resnet18'?",
     ),
     "experiments = 500": ("experiment = 500", "plan:10: faults.experiment: unknown key; did you mean 'experiments'?"),
-    "width = 4": ("width = 0", "plan:5: options.width: 0; expected a whole number from 1 to 1024"),
+    "width = 4": ("width = 0", "plan:5: options.width: '0'; expected a whole number from 1 to 1024"),
     "[run]": ("[runs]", "plan:21: runs: unknown key; did you mean 'run'?"),
     "horizon = 20": ('horizon = "20"', "plan:22: run.horizon: '20'; expected a whole number from 2 to 1000000000"),
     "twins = 2": ("twins = 1", "plan:23: run.twins: 1; a spread needs two at least"),
@@ -138,16 +138,34 @@ def test_experiments_are_drawn_as_the_plan_says():
     assert fits([e.audited for e in drawn], [True, False], [0.02, 0.98])
 
 
-def test_an_experiment_is_an_injection_once_its_values_are_known():
+def test_an_experiment_is_an_injection_before_anything_has_run():
+    """The fault itself, bit by bit, though its old values are not known yet."""
     plan = parse_plan(PLAN)
-    for number in range(12):
+    for number in range(40):
         choice = choose(plan, draw(plan, number))
-        new = np.arange(len(choice.index), dtype=np.float32).view(np.uint32)
-        injection = choice.injection(plan, new)
+        injection = choice.injection(plan)
+        assert injection == injection_of(plan, number)
         assert parse_injection(format_injection(injection)) == injection
         fault, theirs = injection.fault(), choice.fault
-        assert (fault.site, fault.operand, fault.worker) == (theirs.site, theirs.operand, theirs.worker)
-        assert (fault.index == theirs.index).all()
+        for name in ("site", "operand", "worker", "index", "source", "keep", "flip"):
+            np.testing.assert_array_equal(getattr(fault, name), getattr(theirs, name), name)
+        assert (injection.epoch, injection.step) == choice.at
+        assert injection.horizon == plan.horizon
+
+
+def test_no_injection_is_made_of_an_experiment_that_the_plan_has_not():
+    plan = parse_plan(PLAN)
+    with pytest.raises(InputError, match="experiment 500 is not of this campaign; expected 0 to 499"):
+        injection_of(plan, 500)
+
+
+def test_an_injection_file_in_the_place_of_a_plan_is_named():
+    file = format_injection(injection_of(parse_plan(PLAN), 0))
+    for text in (file, f"# mine\n\n{file}"):
+        with pytest.raises(InputError) as error:
+            parse_plan(text, "mine.csv")
+        said = "mine.csv: an injection file, not a plan; replay it: python -m fault_injection replay mine.csv"
+        assert str(error.value) == said
 
 
 def test_one_flipped_bit_is_known():

@@ -1,5 +1,6 @@
 """Several processes that compute one run, for real: two processes on this machine, a device each."""
 
+import dataclasses
 import os
 import re
 import signal
@@ -11,20 +12,17 @@ import time
 import jax
 import numpy as np
 import pytest
+from small import SITE, flags, small
 
 from fault_injection.commands.main import main
-from fault_injection.faults.injection import Injection, write_injection
-from fault_injection.training.workloads import make_workload
+from fault_injection.faults.injection import Injection
+from fault_injection.faults.injection_file import write_injection
+from fault_injection.training.image_workloads import ImageWorkload
 
-OPTIONS = {"dataset": "digits", "width": 2, "batch_size": 128, "workers": 4, "epochs": 3}
-WORKLOAD = make_workload("resnet18", **OPTIONS)
+WORKLOAD = small(epochs=3)
 # Of worker 3, which process 1 computes.
-FAULT = Injection(
-    WORKLOAD, "bkwd_inject", "RD", 3, "basicblock_3_basic_0_conv1_grad_in", 1, 4, ((5, 2, 1, 3),), (0.05,)
-)
-GOLDEN = ["-m", "fault_injection", "golden", "resnet18"]
-for name in ("dataset", "width", "batch_size", "workers"):
-    GOLDEN += [f"--{name.replace('_', '-')}", OPTIONS[name]]
+FAULT = Injection(WORKLOAD, "bkwd_inject", "RD", 3, SITE, 1, 4, ((5, 2, 1, 3),), (0.05,))
+GOLDEN = ["-m", "fault_injection", "golden", "resnet18", *flags()]
 
 
 @pytest.fixture
@@ -186,10 +184,11 @@ def test_auto_outside_of_a_cluster_is_refused(start, tmp_path):
 
 
 def test_a_lost_device_gives_one_line(monkeypatch, capsys, tmp_path):
-    def steps(*_):
+    def step(*_):
         raise jax.errors.JaxRuntimeError("INTERNAL: the device is gone\nwhere: in XLA")
 
-    monkeypatch.setattr("fault_injection.training.session.Session.steps", steps)
+    program = ImageWorkload.program
+    monkeypatch.setattr(ImageWorkload, "program", lambda *a, **k: dataclasses.replace(program(*a, **k), step=step))
     assert main([*map(str, GOLDEN[2:]), "--cache", str(tmp_path)]) == 1
     line = capsys.readouterr().err.splitlines()[-1]
     assert "(INTERNAL: the device is gone); the same command goes on" in line

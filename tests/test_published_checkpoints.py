@@ -1,39 +1,46 @@
 """Published checkpoints: every array finds its place, or is named; a golden run goes on from one as from its own."""
 
 import dataclasses
+import functools
 import hashlib
 import json
 import re
 import sys
-from functools import cache
 
 import jax
 import numpy as np
 import pytest
 import recipe
 from conftest import FIXTURES, HERE
-from fault_injection.runs.faulty_run import same_bits
-from fault_injection.training.session import Session
+from small import SITE, small, striking_program
 from write_tensorflow import END, slot_key, value
 
 from fault_injection.commands.main import main
-from fault_injection.faults.injection import Injection, write_injection
+from fault_injection.faults.injection import Injection
+from fault_injection.faults.injection_file import write_injection
 from fault_injection.machine.files import write_json
 from fault_injection.published import checkpoints as upstream
 from fault_injection.published import google_drive as drive
 from fault_injection.published.tensorflow_format import mismatches, name_variables, state_name, to_state
 from fault_injection.runs.golden_run import Golden
-from fault_injection.runs.replay_run import prepare, replay
+from fault_injection.runs.replay_files import write_replay
+from fault_injection.runs.replay_run import golden_for, replay
 from fault_injection.runs.run_store import RunStore
+from fault_injection.training.program import leaf_names, same_bits
 from fault_injection.training.workloads import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]
 STEPS = 49  # of an epoch
 
 
-@cache
+@functools.cache
 def abstract(workload):
-    return Session(make_workload(workload)).program.abstract
+    return make_workload(workload).program().abstract
+
+
+def store_of(folder, workload):
+    """The imported checkpoints of a workload of published size."""
+    return RunStore(folder / "upstream" / workload, abstract(workload), tuple(leaf_names(abstract(workload))))
 
 
 def checkpoint(workload, epoch=19, optimizer=True):
@@ -166,7 +173,7 @@ def test_checkpoints_of_a_workload_are_imported_under_their_epochs(saved, tmp_pa
     saved("other", checkpoint("resnet18_nobn"))
     assert fetch(tmp_path / "tf", tmp_path) == 0
     out, err = capsys.readouterr()
-    store = RunStore(tmp_path / "cache" / "upstream" / "resnet18_sgd", abstract("resnet18_sgd"))
+    store = store_of(tmp_path / "cache", "resnet18_sgd")
     assert store.checkpoints() == [7, 19]
     assert out.splitlines() == [str(store.checkpoint_path(19)), str(store.checkpoint_path(7))]
     assert "other: fits resnet18_nobn, not resnet18_sgd; left out" in err
@@ -212,7 +219,7 @@ def test_the_epoch_comes_from_the_iteration_or_from_an_option(saved, tmp_path, c
     if message:
         assert err.count("\n") == 1 and re.search(message, err)
         return
-    store = RunStore(tmp_path / "cache" / "upstream" / "resnet18_sgd", abstract("resnet18_sgd"))
+    store = store_of(tmp_path / "cache", "resnet18_sgd")
     assert store.read_checkpoint(3).opt_state.iterations == (5 if change else 3 * STEPS)
 
 
@@ -255,30 +262,35 @@ def test_without_tensorflow_one_line_names_the_extra(tmp_path, monkeypatch, caps
 
 # ---- Replay -------------------------------------------------------------------------------
 
-WORKLOAD = make_workload("resnet18", dataset="digits", width=2, batch_size=128, workers=4, epochs=3)
-MILD = Injection(WORKLOAD, "bkwd_inject", "RD", 2, "basicblock_3_basic_0_conv1_grad_in", 1, 4, ((5, 2, 1, 3),), (0.05,))
+WORKLOAD = small(epochs=3)
+MILD = Injection(WORKLOAD, "bkwd_inject", "RD", 2, SITE, 1, 4, ((5, 2, 1, 3),), (0.05,))
 
 
 @pytest.fixture(scope="module")
 def own(tmp_path_factory):
     """A golden run of ours, and its checkpoint before epoch 1 as if it were an imported one."""
-    golden = Golden(Session(WORKLOAD), tmp_path_factory.mktemp("cache"))
-    golden.ensure(3)
-    store = RunStore(golden.cache / "upstream" / "resnet18", golden.session.program.abstract)
+    golden = Golden(WORKLOAD, striking_program(), tmp_path_factory.mktemp("cache"))
+    golden.make(3)
+    store = dataclasses.replace(golden.store, folder=golden.cache / "upstream" / "resnet18")
     store.write_checkpoint(1, golden.store.read_checkpoint(1))
     write_json(store.checkpoint_path(1).with_suffix(".json"), {"what": "published checkpoint, imported"})
     return golden
 
 
+def from_upstream(own, cache):
+    """The golden run from the imported checkpoint; its files may be elsewhere."""
+    return dataclasses.replace(own, cache=cache, start=upstream.imported_start(own, 1, own.cache))
+
+
 def test_a_golden_run_from_an_imported_checkpoint_is_another_run_with_the_same_bits(own, tmp_path):
-    replay(MILD, "example", tmp_path, cache=own.cache, checkpoints="upstream")
-    _, golden = prepare(MILD, own.cache, checkpoints="upstream")
+    golden = from_upstream(own, own.cache)
+    write_replay(replay(MILD, golden), "example", tmp_path)
     assert golden.key != own.key
     assert golden.store.checkpoints()[0] == golden.first == 1
     assert not golden.store.record_path(0).exists()
     for epoch in (1, 2):
         assert golden.store.record_path(epoch).read_bytes() == own.store.record_path(epoch).read_bytes()
-    assert same_bits(golden.state_before(3), own.state_before(3))
+    assert same_bits(golden.fetch_state_before(3), own.fetch_state_before(3))
 
     known = json.loads((golden.folder / "golden.json").read_text())
     assert known["imported"] == {"what": "published checkpoint, imported"} and known["start"]["epoch"] == 1
@@ -289,21 +301,26 @@ def test_a_golden_run_from_an_imported_checkpoint_is_another_run_with_the_same_b
 
 
 def test_another_start_is_another_run(own):
-    start = upstream.imported_start(own.session, 1, own.cache)
+    start = upstream.imported_start(own, 1, own.cache)
     state = jax.tree.map(np.copy, start.state)
     state.params["fc"]["bias"][0] = -0.0 if state.params["fc"]["bias"][0] == 0 else 0
     starts = [None, start, dataclasses.replace(start, epoch=2), dataclasses.replace(start, state=state)]
-    keys = {Golden(own.session, own.cache, start=start).key for start in starts}
+    keys = {dataclasses.replace(own, start=start).key for start in starts}
     assert len(keys) == 4
 
 
-def test_a_run_whose_imported_start_is_damaged_in_its_folder_starts_again(own, capsys):
-    start = upstream.imported_start(own.session, 1, own.cache)
-    golden = Golden(own.session, own.cache, start=start)  # in a session that is compiled already
-    golden.ensure(3)
+def test_a_replay_makes_its_golden_run_from_the_start_that_it_is_told(own):
+    start = functools.partial(upstream.imported_start, epoch=1, cache=own.cache)
+    golden = golden_for(MILD, own.cache, start=start)
+    assert (golden.first, golden.key) == (1, from_upstream(own, own.cache).key)
+
+
+def test_a_run_whose_imported_start_is_damaged_in_its_folder_starts_again(own, tmp_path, capsys):
+    golden = from_upstream(own, tmp_path)
+    golden.make(3)
     for epoch in golden.store.checkpoints():
         golden.store.checkpoint_path(epoch).write_bytes(b"damaged")
-    assert same_bits(golden.state_before(2), own.state_before(2))
+    assert same_bits(golden.fetch_state_before(2), own.fetch_state_before(2))
     assert "damaged" in capsys.readouterr().err
 
 

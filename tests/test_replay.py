@@ -4,25 +4,31 @@ import dataclasses
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
 
+import jax
 import numpy as np
 import pytest
-from fault_injection.runs.faulty_run import FaultNotApplied, check_struck, same_bits
+from small import SITE, UNREAD, small, striking_program
 
-from fault_injection.faults.injection import Injection, write_injection
+from fault_injection.commands.main import main
+from fault_injection.faults.injection import Injection
+from fault_injection.faults.injection_file import write_injection
+from fault_injection.runs.finished import find_finished
 from fault_injection.runs.golden_run import Golden, NotRepeated
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, UNDECIDED
-from fault_injection.runs.replay_run import prepare, replay
-from fault_injection.training.workloads import make_workload
+from fault_injection.runs.replay_files import write_replay
+from fault_injection.runs.replay_run import FaultNotApplied, check_struck, golden_for, replay
+from fault_injection.training.program import same_bits
 
-WORKLOAD = make_workload("resnet18", dataset="digits", width=2, batch_size=128, workers=4, epochs=3)
-MILD = Injection(WORKLOAD, "bkwd_inject", "RD", 2, "basicblock_3_basic_0_conv1_grad_in", 1, 4, ((5, 2, 1, 3),), (0.05,))
+WORKLOAD = small(epochs=3)
+MILD = Injection(WORKLOAD, "bkwd_inject", "RD", 2, SITE, 1, 4, ((5, 2, 1, 3),), (0.05,))
 NAN = dataclasses.replace(MILD, values=(float("nan"),))
-UNSEEN = dataclasses.replace(MILD, layer="conv1_grad_in", positions=((5, 2, 1, 2),), values=(1e18,))
+UNSEEN = dataclasses.replace(MILD, layer=UNREAD, positions=((5, 2, 1, 2),), values=(1e18,))
 SHORT = dataclasses.replace(MILD, horizon=9)
 
 
@@ -31,16 +37,38 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
+def golden_of(cache, epochs=3):
+    """The golden run in a cache, by the program that can strike both sites."""
+    return Golden(small(epochs=epochs), striking_program(), cache)
+
+
 def run(injection, folder, cache):
-    return replay(injection, "example", folder, cache=cache)
+    """A replay and its files."""
+    result = replay(injection, golden_of(cache, injection.workload.epochs))
+    write_replay(result, "example", folder)
+    return result
 
 
-def test_what_a_replay_writes(cache, tmp_path):
-    result = run(MILD, tmp_path, cache)
-    written = {path.name for path in tmp_path.iterdir()}
+@pytest.fixture(scope="module")
+def mild(cache, tmp_path_factory):
+    """The replay of MILD, and the folder of its files."""
+    folder = tmp_path_factory.mktemp("mild")
+    return run(MILD, folder, cache), folder
+
+
+@pytest.fixture(scope="module")
+def nan(cache, tmp_path_factory):
+    """The replay of NAN, and the folder of its files."""
+    folder = tmp_path_factory.mktemp("nan")
+    return run(NAN, folder, cache), folder
+
+
+def test_what_a_replay_writes(mild):
+    result, folder = mild
+    written = {path.name for path in folder.iterdir()}
     assert written == {"replay_example.txt", "record.npz", "outcome.json", "provenance.json", "curves.png"}
 
-    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    outcome = json.loads((folder / "outcome.json").read_text())
     assert outcome["outcome"] == result.outcome.outcome
     for run_name in ("golden", "faulty"):
         watched = outcome["largest_from_the_faulty_step_on"][run_name]
@@ -50,16 +78,16 @@ def test_what_a_replay_writes(cache, tmp_path):
             "running_variance": 3,
         }
 
-    provenance = json.loads((tmp_path / "provenance.json").read_text())
+    provenance = json.loads((folder / "provenance.json").read_text())
     old, new = (int(provenance["struck"][f"{when}_bits"][0], 16) for when in ("old", "new"))
     assert np.uint32(new).view(np.float32) == np.float32(0.05)
     differing = [bit for bit in range(31, -1, -1) if (old ^ new) >> bit & 1]
     assert f"bits {', '.join(map(str, differing))} differ" in provenance["fault"]
     assert repr(float(np.uint32(old).view(np.float32))) in provenance["fault"]
-    assert provenance["arithmetic"]["data_sha256"] == Golden(prepare(MILD, cache)[0]).session.images.sha256
+    assert provenance["arithmetic"]["data_sha256"] == result.source.program.data()
     assert {"jax", "jaxlib", "device_kind", "threads", "matrix_precision"} <= provenance["arithmetic"].keys()
 
-    with np.load(tmp_path / "record.npz") as record:
+    with np.load(folder / "record.npz") as record:
         assert len(record["golden/steps/loss"]) == 3 * 11
         assert len(record["faulty/steps/loss"]) == 2 * 11  # from the fault's epoch on
         before = 4  # steps of that epoch before the fault
@@ -67,12 +95,13 @@ def test_what_a_replay_writes(cache, tmp_path):
             record["faulty/steps/loss"][:before], record["golden/steps/loss"][11 : 11 + before]
         )
         assert list(record["faulty/epochs/epoch"]) == [1, 2]
+        assert {"golden/epochs/valid_accuracy", "faulty/steps/accuracy"} <= {*record}
         assert {f"faulty/steps/largest_{what}" for what in ("gradients", "history_m", "running_variance")} <= {*record}
 
 
-def test_the_log_has_the_published_lines(cache, tmp_path):
-    run(MILD, tmp_path, cache)
-    lines = (tmp_path / "replay_example.txt").read_text().splitlines()
+def test_the_log_has_the_published_lines(mild):
+    _, folder = mild
+    lines = (folder / "replay_example.txt").read_text().splitlines()
     number, place = r"-?\d+\.\d{5}", r"Epoch: {}/3, step: {}/11, "
     assert lines[:2] == ["Inject to epoch: 1", "Inject to step: 4"]
     assert lines[2].startswith("Load weights from ")
@@ -89,11 +118,11 @@ def test_the_log_has_the_published_lines(cache, tmp_path):
     assert len(lines) == 3 + 22 + 4 + 2
 
 
-def test_a_nan_ends_the_run_at_once(cache, tmp_path):
-    result = run(NAN, tmp_path, cache)
+def test_a_nan_ends_the_run_at_once(nan):
+    result, folder = nan
     assert (result.outcome.outcome, result.outcome.first_nonfinite) == (IMMEDIATE, 0)
-    assert (tmp_path / "replay_example.txt").read_text().endswith("Encounter NaN! Terminate training!\n")
-    assert json.loads((tmp_path / "provenance.json").read_text())["struck"]["new"] == ["NaN"]
+    assert (folder / "replay_example.txt").read_text().endswith("Encounter NaN! Terminate training!\n")
+    assert json.loads((folder / "provenance.json").read_text())["struck"]["new"] == ["NaN"]
     assert len(result.faulty.column("loss")) == 5
 
 
@@ -121,9 +150,9 @@ def test_the_twins_are_compared_over_as_many_epochs_as_the_verdict_is_a_mean_of(
 
 
 def test_a_step_before_the_fault_that_differs_from_the_golden_run_stops_the_replay(cache, tmp_path):
-    _, golden = prepare(MILD, tmp_path)
-    golden.ensure(3)
-    record = golden.record(1)
+    golden = golden_of(tmp_path)
+    golden.make(3)
+    record = golden.fetch_record(1)
     record["digest"][2, 0] ^= 1
     golden.store.write_record(1, record)
     with pytest.raises(NotRepeated, match="epoch 1, step 2"):
@@ -132,9 +161,9 @@ def test_a_step_before_the_fault_that_differs_from_the_golden_run_stops_the_repl
 
 
 def test_a_control_that_differs_from_the_golden_run_stops_the_replay(cache, tmp_path):
-    _, golden = prepare(MILD, tmp_path)
-    golden.ensure(3)
-    record = golden.record(1)
+    golden = golden_of(tmp_path)
+    golden.make(3)
+    record = golden.fetch_record(1)
     record["digest"][MILD.step, 0] ^= 1
     golden.store.write_record(1, record)
     with pytest.raises(NotRepeated, match="epoch 1, step 4"):
@@ -142,17 +171,31 @@ def test_a_control_that_differs_from_the_golden_run_stops_the_replay(cache, tmp_
 
 
 def test_observations_that_contradict_the_fault_are_refused(cache):
-    session, golden = prepare(MILD, cache)
-    golden.ensure(3)
-    state = golden.state_before(1)
+    golden = golden_of(cache)
+    golden.make(3)
+    program, state = golden.program, golden.fetch_state_before(1)
     other = dataclasses.replace(MILD, values=(0.06,))
-    _, report = session.faulty_step(state, 1, 4, other.fault())
-    assert check_struck(other.layer, other.fault(), report.struck) is report.struck
+    _, report = program.faulty_step(state, program.batch(1, 4), 1, 4, other.fault())
+    struck = jax.device_get(report.struck)
+    assert check_struck(other.layer, other.fault(), struck) is struck
     with pytest.raises(FaultNotApplied, match="listed bits"):
-        check_struck(MILD.layer, MILD.fault(), report.struck)
-    changed_elsewhere = report.struck.replace(operand_changed=report.struck.operand_changed + 1)
+        check_struck(MILD.layer, MILD.fault(), struck)
+    changed_elsewhere = dataclasses.replace(struck, operand_changed=struck.operand_changed + 1)
     with pytest.raises(FaultNotApplied, match="elements of the operand changed"):
         check_struck(other.layer, other.fault(), changed_elsewhere)
+    lost = dataclasses.replace(struck, output_changed=struck.output_changed - 1)
+    with pytest.raises(FaultNotApplied, match="elements of the result changed: 0, expected 1"):
+        check_struck(other.layer, other.fault(), lost)
+    with pytest.raises(FaultNotApplied, match="no fault support"):
+        check_struck(MILD.layer, MILD.fault(), None)
+
+
+def test_the_program_of_a_replay_strikes_its_own_site_and_no_other(cache, tmp_path):
+    """Another site's fault is not passed over in silence."""
+    elsewhere = dataclasses.replace(MILD, layer="fc", stage="fwrd_inject", positions=((0, 3),))
+    with pytest.raises(FaultNotApplied, match="fc: operations struck: 0, expected 1"):
+        replay(elsewhere, golden_of(tmp_path))
+    assert golden_for(MILD, cache).key == golden_of(cache).key  # which sites can be struck changes no bit
 
 
 def test_equal_numbers_of_different_bits_are_told_apart():
@@ -161,7 +204,7 @@ def test_equal_numbers_of_different_bits_are_told_apart():
 
 
 def test_killed_and_started_again_it_ends_with_the_same_verdict_and_numbers(cache, tmp_path, repository):
-    longer = dataclasses.replace(MILD, workload=dataclasses.replace(WORKLOAD, epochs=12))
+    longer = dataclasses.replace(MILD, workload=small(epochs=12))
     file = tmp_path / "example.csv"
     write_injection(file, longer)
     undisturbed = run(longer, tmp_path / "undisturbed", cache)
@@ -183,6 +226,27 @@ def test_killed_and_started_again_it_ends_with_the_same_verdict_and_numbers(cach
     for name in ("replay_example.txt", "outcome.json"):
         assert (out / name).read_text() == (tmp_path / "undisturbed" / name).read_text()
     assert not list(waiting.iterdir())
+
+
+def test_naming_the_file_is_enough(cache, tmp_path, repository, mild, monkeypatch, capsys):
+    """From any folder: `replay my.csv` writes to results/my, and gives the verdict; so does the script."""
+    write_injection(tmp_path / "my.csv", MILD)
+    script = [sys.executable, repository / "reproduce_injections.py", "my.csv", "--cache", cache]
+    done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result, folder = mild
+    assert done.stdout == f"{result.outcome.outcome}: {result.outcome.rule}\nwritten to results/my/\n"
+    written = tmp_path / "results" / "my"
+    assert (written / "outcome.json").read_text() == (folder / "outcome.json").read_text()
+    command = json.loads((written / "provenance.json").read_text())["command"]
+    assert command.startswith("python reproduce_injections.py my.csv")
+
+    monkeypatch.chdir(tmp_path)
+    out = told(capsys, "replay", "my.csv", "--cache", cache, "--json")
+    assert out.count("\n") == 1
+    said = json.loads(out)
+    assert (said["name"], said["folder"]) == ("my", "results/my")
+    assert (said["outcome"], said["rule"]) == (result.outcome.outcome, result.outcome.rule)
 
 
 @pytest.mark.slow
@@ -211,3 +275,88 @@ def test_images_that_are_not_at_hand_give_one_line(repository, tmp_path):
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
     assert "cifar10" in done.stderr and "dataset,digits" in done.stderr
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+# ---- What --check says, and what finished replays say ---------------------------------------
+
+
+def check(repository, file, cache, *options):
+    """What `replay --check` prints, in a process of its own."""
+    command = [sys.executable, "reproduce_injections.py", file, "--check", "--cache", cache, *options]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_check_says_what_would_be_done_and_does_nothing(cache, tmp_path, repository, mild):
+    write_injection(tmp_path / "example.csv", MILD)
+    before = sorted(path.relative_to(cache) for path in cache.rglob("*"))
+    said = check(repository, tmp_path / "example.csv", cache)
+    assert MILD.sentence() in said
+    assert "3 epochs of 11 steps" in said and "3 epochs of it are in" in said
+    assert "Then replays 22 steps from the start of epoch 1" in said
+    assert "s per step" in said  # the golden run has told what a step takes
+
+    other = tmp_path / "other"
+    known = json.loads(check(repository, tmp_path / "example.csv", other, "--json"))
+    assert known["injection"] == MILD.sentence()
+    assert (known["golden_epochs"], known["golden_epochs_missing"], known["replay_steps"]) == (3, 3, 22)
+    assert known["seconds"] is None and known["disk_bytes"] == golden_of(other).disk_bytes(3)
+    assert sorted(path.relative_to(cache) for path in cache.rglob("*")) == before
+    assert not list(other.rglob("*.npz"))
+
+
+def told(capsys, *arguments):
+    """What a command prints on standard output."""
+    code = main(list(map(str, arguments)))
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return out
+
+
+def test_finished_replays_are_listed_and_drawn_together(mild, nan, tmp_path, capsys):
+    folders = [folder for _, folder in (mild, nan)]
+    rows = told(capsys, "results", *folders, "--curves", tmp_path / "both.png").splitlines()
+    assert rows.pop() == f"written to {tmp_path / 'both.png'}"
+    assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
+    assert {row.split()[0] for row in rows} == set(map(str, folders))
+    (last,) = (row for row in rows if row.startswith(str(folders[1])))
+    assert IMMEDIATE in last and "not finite 0 step(s) after the fault" in last
+
+    out = told(capsys, "results", *folders, "--json")
+    assert out.count("\n") == 1
+    found = {entry["folder"]: entry for entry in json.loads(out)}
+    assert {folder: entry["outcome"] for folder, entry in found.items()} == {
+        str(folder): result.outcome.outcome for result, folder in (mild, nan)
+    }
+    assert found[str(folders[1])]["fault"] == json.loads((folders[1] / "provenance.json").read_text())["fault"]
+
+
+def test_the_list_of_results_refuses_what_no_replay_wrote(mild, tmp_path, capsys):
+    assert told(capsys, "results", tmp_path).startswith("no finished replay in")
+    assert main(["results", str(tmp_path / "none")]) == 2
+    assert main(["results", str(tmp_path), "--curves", str(tmp_path / "x.png")]) == 2
+    assert "0 replays, expected 1 to" in capsys.readouterr().err
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "outcome.json").write_text("{}")
+    (tmp_path / "bad" / "provenance.json").write_text("{}")
+    assert main(["results", str(tmp_path)]) == 2
+    assert "outcome.json: is not what a replay writes" in capsys.readouterr().err
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_replays_of_different_golden_runs_are_not_drawn_together(mild, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(mild[1], other)
+    known = json.loads((other / "provenance.json").read_text())
+    (other / "provenance.json").write_text(json.dumps(known | {"golden_run": "0123456789ab"}))
+    assert main(["results", str(mild[1]), str(other), "--curves", str(tmp_path / "x.png")]) == 2
+    assert "have different golden runs" in capsys.readouterr().err
+    assert len(find_finished([mild[1], other])) == 2
+
+
+def test_a_plan_in_the_place_of_an_injection_file_gets_the_right_command(repository, capsys):
+    plan = repository / "injections" / "plans" / "quick.toml"
+    assert main(["replay", str(plan)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and f"python -m fault_injection campaign {plan}" in err

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from strict_html import NotStrict, check_html
 
-from fault_injection.campaign.conditions import Conditions
-from fault_injection.campaign.experiment import CONDITIONS, END, EXACT, HORIZON, NONFINITE, Result
+from fault_injection.campaign.conditions import CONDITIONS, Conditions
+from fault_injection.campaign.experiment import END, HORIZON, Result
 from fault_injection.campaign.plan import Plan, parse_plan
 from fault_injection.campaign.report.facts import Facts
 from fault_injection.campaign.report.page import LONG, Section, Table, element, page
@@ -23,6 +23,7 @@ from fault_injection.campaign.report.summary import summary
 from fault_injection.campaign.store import NAME, Store
 from fault_injection.machine.errors import InputError
 from fault_injection.runs.curves import draw_curves
+from fault_injection.runs.exits import EXACT, NONFINITE
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHORT_TERM, SLOW, UNDECIDED
 from fault_injection.training.program import Measure
 

@@ -14,14 +14,13 @@ import jax
 import numpy as np
 import pytest
 from conftest import HERE
-from fault_injection.training.session import Session
 from write_tensorflow import slot_key, value
 
 from fault_injection.published import checkpoints as upstream
 from fault_injection.published import google_drive as drive
 from fault_injection.published.tensorflow_format import state_name
 from fault_injection.runs.run_store import RunStore
-from fault_injection.training.explicit import leaf_names
+from fault_injection.training.program import leaf_names
 from fault_injection.training.workloads import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]
@@ -64,9 +63,9 @@ def test_what_tensorflow_writes_is_read_and_imported_value_by_value(python, writ
     done = in_its_environment(python, repository, "--from", written, "--cache", tmp_path)
     assert done.returncode == 0, done.stderr
     for workload in (workload for workload in LAYOUT if workload in WORKLOADS):
-        state = RunStore(
-            tmp_path / "upstream" / workload, Session(make_workload(workload)).program.abstract
-        ).read_checkpoint(19)
+        program = make_workload(workload).program()
+        names = tuple(leaf.name for leaf in program.leaves)
+        state = RunStore(tmp_path / "upstream" / workload, program.abstract, names).read_checkpoint(19)
         expected = {"opt_state/iterations": np.int32(19 * STEPS)}
         for key, shape in LAYOUT[workload]:
             if not key.startswith(("optimizer/", "data_augmentation/")):

@@ -291,7 +291,7 @@ def _workload(document: Mapping[str, Any], read: _Reader) -> Workload:
     try:
         workload = find_workload(name)
     except InputError as error:
-        raise read.wrong("workload", str(error)) from None
+        raise read.wrong("workload", str(error).removeprefix("workload ")) from None
     known = {**workload.OPTIONS, **workload.REQUIRED}
     options = read.table(document, "options")
     read.keys(options, known, "options.")

@@ -28,7 +28,7 @@ def golden_needed(golden: Golden, epochs: int, data_dir: pathlib.Path | None) ->
         return [
             f"{needs}the data of {golden.workload.label} are not at hand: they would be downloaded (or --data-dir)."
         ]
-    made = golden.recorded() - golden.first
+    made = min(golden.recorded(), epochs) - golden.first
     if made <= 0:
         return [f"{needs}none of it has been made yet (it would be in {golden.folder})."]
     return [f"{needs}{made} epochs of it are in {golden.folder}."]

@@ -3,7 +3,6 @@
 import argparse
 import pathlib
 
-from ..campaign.report.sections import write_report
 from ..campaign.standing import standing
 from .arguments import CommandLine, json_option, tell, tell_json
 
@@ -17,6 +16,8 @@ def add(commands: CommandLine) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
+    from ..campaign.report.sections import write_report  # Matplotlib is slow to import
+
     page = write_report(options.campaign)
     if options.json:
         tell_json({"report": str(page), **standing(options.campaign).as_dict()})

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.fault import Fault, Struck, inactive_fault
+from models.fault import Fault, Operand, Struck, inactive_fault
 from models.site import Site
 
 from ..faults.injection import Injection
@@ -205,6 +205,8 @@ class Witness(Observer):
 def check_struck(site: str, fault: Fault, struck: Struck | None) -> Struck:
     """Compare the step's observations with the fault: exactly the listed elements changed, to the bits asked for.
 
+    Where the operand is the operation's result, the result has changed in just these elements too.
+
     The new bits of an element that is a copy of another cannot be told beforehand, and are not compared.
 
     Raises:
@@ -221,6 +223,8 @@ def check_struck(site: str, fault: Fault, struck: Struck | None) -> Struck:
         "listed elements with the listed bits": (int(np.sum((struck.new == wanted)[known])), int(np.sum(known))),
         "elements of the operand changed": (int(struck.operand_changed), changed),
     }
+    if fault.operand == Operand.OUTPUT:
+        found["elements of the result changed"] = (int(struck.output_changed), changed)
     for what, (observed, expected) in found.items():
         if observed != expected:
             raise FaultNotApplied(f"{site}: {what}: {observed}, expected {expected}")
