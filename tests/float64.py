@@ -91,6 +91,7 @@ LAYERS = {
     "residual_of_one_gain_twice": (residual(skip_gain("g"), chain(swish(), skip_gain("g"))), (2, 3, 4, 4, 6)),
     "resnet18": (NETWORKS["resnet18"](width=4), (2, 3, 32, 32, 3)),
     "resnet18_nobn": (NETWORKS["resnet18_nobn"](width=4), (2, 3, 32, 32, 3)),
+    "resnet18_largedecay": (NETWORKS["resnet18_largedecay"](width=4), (2, 3, 32, 32, 3)),
     "effnet": (NETWORKS["effnet"](width=4, blocks=(1, 2, 1, 1, 1, 1, 1)), (2, 3, 32, 32, 3)),
     "densenet": (NETWORKS["densenet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
     "nfnet": (NETWORKS["nfnet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),

@@ -273,6 +273,7 @@ HONOURED = {
     "sigmas": (8.0, {"test": GOOD - 2**-4}, noise(test=2**-7), LOW_TEST, MASKED),
     "collapse_steps": (3, {**LOW, "steps": [GOOD, GOOD, GOOD, 0.25]}, {}, SLOW, SHARP),
     "collapse_share": (0.5, {"train": 0.5, "steps": [GOOD, 0.5]}, {}, SLOW, SHARP),
+    "collapse_lead": (3.0, {**LOW, "steps": [GOOD, 0.25]}, {}, SHARP, SLOW),
     "level_steps": (
         5,
         {**LOW, "steps": [GOOD, *[COLLAPSED] * 4, 1.0], "end": [COLLAPSED] * 5},
@@ -284,7 +285,12 @@ HONOURED = {
 }
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Thresholds)])
+def test_all_thresholds_are_examined():
+    """But for what a run is ended by, which decides before a verdict does (tests/test_nonfinite.py)."""
+    assert HONOURED.keys() == {field.name for field in dataclasses.fields(Thresholds)} - {"nonfinite"}
+
+
+@pytest.mark.parametrize("field", HONOURED)
 def test_each_threshold_decides(field):
     value, faulty, known, before, after = HONOURED[field]
     thresholds = dataclasses.replace(EXACT, **{field: value})

@@ -15,7 +15,7 @@ from models.fault import Struck, inactive_fault
 from ..runs.exits import EXACT, ExactlyMasked, NonFinite
 from ..runs.follow import Address, addresses, follow, numbered
 from ..runs.golden_run import Golden, Repeats, noise_floor
-from ..runs.outcome import MASKED, Outcome, judge
+from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
 from ..training.program import State
@@ -162,6 +162,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
         lab.record,
         choice.at,
         lab.golden.program.measure(),
+        watched=lab.golden.program.watched,
         finished=course.ended == END,
         first_nonfinite=course.first_nonfinite,
         exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,
@@ -181,7 +182,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
 
     # From the start of the fault's epoch: before the fault this run is the golden one.
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
-    witness, nonfinite = Witness(choice.site, choice.fault), NonFinite(since)
+    witness, nonfinite = Witness(choice.site, choice.fault), NonFinite(since, Thresholds().nonfinite)
     masked = ExactlyMasked(since, lab.record, functools.partial(lab.golden_after, at), ends=plan.exit != "full")
     audited = choice.experiment.audited
     early = plan.exit == "conditions" and not audited

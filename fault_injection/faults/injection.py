@@ -11,6 +11,7 @@ import numpy as np
 from models.fault import LARGEST_OPERAND, Fault, Operand, make_fault
 from models.site import Site
 
+from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload
 from .fault_models import FAULT_MODELS, Bits, Indices
 from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
@@ -45,9 +46,11 @@ in the output [128×10] of fc.
       values: what each of them becomes, rounded to the operand's type.
       bits: what becomes of the bits of each.
       horizon: steps to go on after the fault; None goes on to the end of the training.
+      nonfinite: one of `NONFINITE_RULES`: what ends the run when it is not finite.
 
     Raises:
-      ValueError: values and bits are both given or both absent, or are not one for each position.
+      ValueError: values and bits are both given or both absent, or are not one for each position; or
+        `nonfinite` is no rule.
     """
 
     workload: Workload
@@ -61,12 +64,15 @@ in the output [128×10] of fc.
     values: tuple[float, ...] = ()
     bits: tuple[NewBits, ...] = ()
     horizon: int | None = None
+    nonfinite: str = "loss"
 
     def __post_init__(self) -> None:
         if bool(self.values) == bool(self.bits):
             raise ValueError("an injection has either values or bits")
         if len(self.values or self.bits) != len(self.positions):
             raise ValueError(f"{len(self.values or self.bits)} values or bits for {len(self.positions)} positions")
+        if self.nonfinite not in NONFINITE_RULES:
+            raise ValueError(f"nonfinite {self.nonfinite!r}; expected one of {', '.join(NONFINITE_RULES)}")
 
     @classmethod
     def drawn(
@@ -81,6 +87,7 @@ in the output [128×10] of fc.
         index: Indices,
         bits: Bits,
         horizon: int | None = None,
+        nonfinite: str = "loss",
     ) -> Self:
         """The injection whose fault a fault model drew; `fault()` of it is that fault, bit by bit.
 
@@ -104,6 +111,7 @@ in the output [128×10] of fc.
             positions=tuple(unravel(index, tensor.shape)),
             bits=from_masks(index, bits, tensor),
             horizon=horizon,
+            nonfinite=nonfinite,
         )
 
     @property

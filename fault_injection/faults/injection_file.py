@@ -23,6 +23,7 @@ from models.site import Site
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text, write_text
 from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
+from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
@@ -35,7 +36,7 @@ FAULT_ROWS = (
     *("model", "stage", "fmodel", "target_worker", "target_layer", "target_epoch", "target_step"),
     *("inj_pos", "inj_values"),
 )
-OWN_ROWS = ("inj_bits", "horizon")  # ours, optional
+OWN_ROWS = ("inj_bits", "horizon", "nonfinite")  # ours, optional
 
 # What other programs write for numbers that are none, and how an injection file writes it.
 OTHER_SPELLINGS = {r"[+-]?nan": "nan", r"\+?inf(inity)?": "inf", r"-inf(inity)?": "-inf"}
@@ -101,6 +102,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     values = rows.every("inj_values", VALUE) if "inj_values" in rows else ()
     options = {name: rows.one(name, option.kind) for name, option in known.items() if name in rows}
     horizon = rows.one("horizon", whole(0)) if "horizon" in rows else None
+    nonfinite = rows.one("nonfinite", one_of(NONFINITE_RULES)) if "nonfinite" in rows else NONFINITE_RULES[0]
 
     setup = SetUp(rows, published, options)
     _check_options(setup)
@@ -127,7 +129,8 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     if values and bits:
         _check_agreement(rows, values, bits, site.operands[operand].dtype)
         values = ()
-    return Injection(setup.workload, stage, fmodel, worker, layer, epoch, step, positions, values, bits, horizon)
+    place = (worker, layer, epoch, step, positions)
+    return Injection(setup.workload, stage, fmodel, *place, values, bits, horizon, nonfinite)
 
 
 def _published_workload(listed: list[Row], path: object) -> Workload:
@@ -279,6 +282,8 @@ def format_injection(injection: Injection) -> str:
     ]
     if injection.horizon is not None:
         rows.append(["horizon", injection.horizon])
+    if injection.nonfinite != NONFINITE_RULES[0]:
+        rows.append(["nonfinite", injection.nonfinite])
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()

@@ -9,7 +9,7 @@ makes it (`golden_run.Start`).
 import functools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ..machine.environment import cache_folder
@@ -26,15 +26,19 @@ from .tensorflow_format import ITERATIONS, Named, mismatches, name_variables, re
 # Google Drive folders of the artifact: starts of the published examples, and other epochs.
 DRIVE = {"examples": "1HVRFWY7NI5xr5qzR8yNeSKCRVnJNnqFf", "epochs": "1B4ptjedCX4e1PbzZWVe5Ydfe48BvSwzt"}
 
+# The workloads whose checkpoints the artifact has.  A state of `resnet18_largedecay` has the names of one of
+# `resnet18`; its checkpoints are not published.
+SAVED = ("resnet18", "resnet18_nobn", "resnet18_sgd", "effnet", "densenet")
 
-def fitting(named: Named) -> list[str]:
-    """The workloads whose states have exactly the names of a checkpoint.
 
-    There is more than one only where the optimizer was not saved.
+def fitting(named: Named, workloads: Iterable[str] = SAVED) -> list[str]:
+    """Those of some workloads whose states have exactly the names of a checkpoint.
+
+    Among the published ones there is more than one only where the optimizer was not saved.
     """
     names = set(named.arrays)
     fits = []
-    for workload in WORKLOADS:
+    for workload in workloads:
         expected = {leaf.name for leaf in _program(workload).leaves}
         if not named.has_optimizer:
             expected = {name for name in expected if not name.startswith("opt_state/")}
@@ -88,7 +92,7 @@ def fetch(
     for prefix in prefixes:
         try:
             named = name_variables(read_tensorflow(prefix))
-            fits = fitting(named)
+            fits = fitting(named, SAVED if workload is None else WORKLOADS)
             if workload is None and len(fits) != 1:
                 say(f"{prefix}: fits {', '.join(fits) or 'no workload'}; name the workload; left out")
             elif workload is not None and fits and workload not in fits:

@@ -12,24 +12,27 @@ NONFINITE, EXACT = "non-finite", "exact"  # reasons to end a run
 
 
 class NonFinite(Observer):
-    """Ends a run at its first non-finite value: loss, gradient, any leaf of the state, or test loss.
+    """Ends a run at its first non-finite value: a training or test loss or, by the rule `state`, anything.
+
+    Which array of the state was the first, `judge` finds in the record, whatever the rule.
 
     Attributes:
       first: number of steps from the fault to it; None while there was none.
 
     Args:
       since: number of steps from the fault to an address.
+      rule: one of `NONFINITE_RULES`: whether gradients and the state's leaves are looked at too.
     """
 
-    def __init__(self, since: Callable[[Address], int]):
-        self._since = since
+    def __init__(self, since: Callable[[Address], int], rule: str):
+        self._since, self._rule = since, rule
         self._last = 0
         self.first: int | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        """End the run if the step saw a non-finite value."""
+        """End the run if the step saw a non-finite value of those that the rule looks at."""
         self._last = self._since(at)
-        if not finite(report):
+        if not finite(report, self._rule):
             self.first = self._last
             return NONFINITE
         return None

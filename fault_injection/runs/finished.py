@@ -66,8 +66,15 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _summary(known: dict[str, Any]) -> str:
+    first = known.get("first_nonfinite_state")
+    leaf = f"; {first['leaf']} not finite {first['steps']} step(s) after it" if first else ""
+    return _ending(known) + leaf
+
+
+def _ending(known: dict[str, Any]) -> str:
     if known["first_nonfinite"] is not None:
-        return f"not finite {known['first_nonfinite']} step(s) after the fault"
+        what = "loss" if known["thresholds"].get("nonfinite") == "loss" else "a value"
+        return f"{what} not finite {known['first_nonfinite']} step(s) after the fault"
     if known["exactly_masked_after"] is not None:
         return f"the golden state again {known['exactly_masked_after']} step(s) after the fault"
     if known["final"] is None:

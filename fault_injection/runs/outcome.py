@@ -6,12 +6,12 @@ that fired (docs/science.md, Outcomes).
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from ..training.program import Measure
+from ..training.program import NONFINITE_RULES, Leaf, Measure
 from .follow import Address
 from .records import Epoch, Run, cut
 
@@ -35,6 +35,9 @@ class Thresholds:
     """Every number that a verdict depends on.  Accuracies are fractions: 0.02 is two points.
 
     Attributes:
+      nonfinite: what a run is ended by, and what *Immediate* and *Short-term* are about: `loss`, a
+        training or test loss that is not finite, as in the published runs; or `state`, also a
+        gradient or any leaf of the state.
       immediate_steps: a non-finite value at most this many steps after the faulty one is immediate.
       final_epochs: metrics at the end are means over the last this many epochs (of those that
         ended after the fault).
@@ -44,6 +47,9 @@ class Thresholds:
       collapse_steps: a collapse happens at most this many steps after the faulty one.
       collapse_share: a collapse loses at least this share (above 0) of the golden run's
         lead over guessing, in one step's training metric.
+      collapse_lead: a golden run has something to lose if its lead over guessing is at least this
+        share of the metric's span (`Measure.span`): a tenth in accuracy; a tenth of what guessing
+        gives for a metric without limits, such as a loss.
       level_steps: the level after a collapse is the mean training metric of this many steps,
         the one that collapsed being the first; the level at the end is that of the last this
         many steps.  (The epochs' means would not do: the fault's own holds steps before it.)
@@ -52,14 +58,20 @@ class Thresholds:
         one published example as its authors did; it regains a quarter).
     """
 
+    nonfinite: str = "loss"
     immediate_steps: int = 1
     final_epochs: int = 3
     tolerance: float | None = None
     sigmas: float = 3.0
     collapse_steps: int = 2
     collapse_share: float = 0.75
+    collapse_lead: float = 0.1
     level_steps: int = 10
     stay: float = 0.3
+
+    def __post_init__(self) -> None:
+        if self.nonfinite not in NONFINITE_RULES:
+            raise ValueError(f"nonfinite {self.nonfinite!r}; expected one of {', '.join(NONFINITE_RULES)}")
 
 
 class Trace(NamedTuple):
@@ -95,6 +107,18 @@ class Noise(NamedTuple):
     test: float = 0.0
 
 
+class NonFiniteLeaf(NamedTuple):
+    """The first array of the state, or gradient, that was not finite.
+
+    Attributes:
+      leaf: its name.
+      steps: from the faulty step to the one after which it was not.
+    """
+
+    leaf: str
+    steps: int
+
+
 class Compared(NamedTuple):
     """Metrics at the end, of both runs, and what a difference is compared with."""
 
@@ -120,7 +144,10 @@ class Outcome:
         fault-free one (0: already after the faulty step), a proof that nothing later can
         differ; None if that did not happen.
       rule: the rule that fired, with its numbers, in a sentence.
-      first_nonfinite: steps from the faulty one to the first non-finite value, or None.
+      first_nonfinite: steps from the faulty one to the first non-finite value of those that
+        `thresholds.nonfinite` looks at, or None.
+      first_nonfinite_state: whatever is looked at, the first gradient or leaf of the state that was
+        not finite, `{leaf, steps}`; None if all were finite as far as the run went.
       measure: what the loss head measures.
       final: metrics at the end, `{golden|faulty: {train, test}}`; None if no epoch ended.
       worse: by how much the faulty run's are worse, `{train, test}`.
@@ -132,6 +159,7 @@ class Outcome:
     exactly_masked_after: int | None
     rule: str
     first_nonfinite: int | None
+    first_nonfinite_state: dict[str, object] | None
     measure: dict[str, object]
     final: dict[str, dict[str, float]] | None
     worse: dict[str, float] | None
@@ -146,6 +174,7 @@ def judge(
     measure: Measure,
     *,
     finished: bool,
+    watched: Sequence[Leaf] = (),
     first_nonfinite: int | None = None,
     exactly_masked_after: int | None = None,
     noise: Callable[[int], Noise | None] = lambda epochs: None,
@@ -157,6 +186,8 @@ def judge(
       run: the faulty one, from the start of the fault's epoch on.
       golden: the golden run's record of an epoch.
       fault: the faulty step.
+      watched: what the recorded magnitudes belong to, `Program.watched`; without it nothing is
+        said of the first array that was not finite.
       finished, first_nonfinite, exactly_masked_after: as in `classify`.
       noise: spread over the golden run's twins, as a mean over the last so many epochs as given.
     """
@@ -171,10 +202,29 @@ def judge(
         measure,
         finished=finished,
         first_nonfinite=first_nonfinite,
+        first_nonfinite_state=first_nonfinite_leaf(run.column("magnitude")[fault.step :], watched) if watched else None,
         exactly_masked_after=exactly_masked_after,
         noise=noise(window),
         thresholds=t,
     )
+
+
+def first_nonfinite_leaf(magnitude: np.ndarray, watched: Sequence[Leaf]) -> NonFiniteLeaf | None:
+    """The first array that was not finite; of those of one step, the first in their order: gradients come first.
+
+    >>> leaves = [Leaf("gradients/w"), Leaf("w")]
+    >>> first_nonfinite_leaf(np.array([[1.0, 2.0], [3.0, np.inf]]), leaves)
+    NonFiniteLeaf(leaf='w', steps=1)
+
+    Args:
+      magnitude: largest absolute values [steps, arrays], the faulty step first.
+      watched: what they belong to.
+    """
+    bad = ~np.isfinite(magnitude)
+    if not bad.any():
+        return None
+    steps = int(bad.any(axis=1).argmax())
+    return NonFiniteLeaf(watched[int(bad[steps].argmax())].name, steps)
 
 
 def _trace(run: Run, step: int) -> Trace:
@@ -188,6 +238,7 @@ def classify(
     *,
     finished: bool,
     first_nonfinite: int | None = None,
+    first_nonfinite_state: NonFiniteLeaf | None = None,
     exactly_masked_after: int | None = None,
     noise: Noise | None = None,
     thresholds: Thresholds | None = None,
@@ -204,8 +255,10 @@ def classify(
       golden, faulty: both runs over the same steps and epochs.
       measure: what the metric is, and in which direction it is better.
       finished: whether the faulty run was to reach the end of the training.
-      first_nonfinite: steps from the faulty one to the first non-finite loss, gradient, leaf of
-        the state or test loss; None if there was none.
+      first_nonfinite: steps from the faulty one to the first non-finite value of those that
+        `thresholds.nonfinite` looks at; None if there was none.
+      first_nonfinite_state: the first gradient or leaf of the state that was not finite, which is
+        stated and does not decide; None if there was none.
       exactly_masked_after: see `Outcome`.
       noise: None if no twins were run.
     """
@@ -224,11 +277,15 @@ def classify(
         name, rule = UNDECIDED, f"the run was cut {len(faulty.steps) - 1} step(s) after the fault; {so_far}"
     else:
         name, rule = _at_the_end(golden, faulty, measure, compared, t)
+    if first_nonfinite_state is not None:
+        leaf, steps = first_nonfinite_state
+        rule += f"; of gradients and state, {leaf} was the first that was not finite, {_at(steps)}"
     return Outcome(
         outcome=name,
         exactly_masked_after=exactly_masked_after,
         rule=rule,
         first_nonfinite=first_nonfinite,
+        first_nonfinite_state=first_nonfinite_state and first_nonfinite_state._asdict(),
         measure=measure._asdict(),
         final=compared and {"golden": compared.golden._asdict(), "faulty": compared.faulty._asdict()},
         worse=compared and compared.worse._asdict(),
@@ -252,10 +309,14 @@ def _when(steps: int) -> str:
     return "after the faulty step" if steps == 0 else f"{steps} step(s) after the faulty one"
 
 
+def _at(steps: int) -> str:
+    return "at the faulty step" if steps == 0 else _when(steps)
+
+
 def _nonfinite(first: int, t: Thresholds) -> tuple[str, str]:
     name = IMMEDIATE if first <= t.immediate_steps else SHORT_TERM
-    when = "at the faulty step" if first == 0 else _when(first)
-    return name, f"first non-finite value {when}; immediate means at most {t.immediate_steps} after it"
+    what = "loss" if t.nonfinite == "loss" else "value"
+    return name, f"first non-finite {what} {_at(first)}; immediate means at most {t.immediate_steps} after it"
 
 
 def _at_the_end(golden: Trace, faulty: Trace, measure: Measure, compared: Compared, t: Thresholds) -> tuple[str, str]:
@@ -266,12 +327,18 @@ def _at_the_end(golden: Trace, faulty: Trace, measure: Measure, compared: Compar
         return MASKED, f"neither {name} at the end is worse than the tolerance: {compared}"
     if no_worse.train:
         return LOW_TEST, f"only the test {name} at the end is worse than the tolerance: {compared}"
-    at, share = _collapse(golden.steps, faulty.steps, measure, t)
+    worse = f"training {name} at the end is worse than the tolerance: {compared}"
+    collapse = _collapse(golden.steps, faulty.steps, measure, t)
+    if collapse is None:
+        return SLOW, (
+            f"{worse}; no collapse: in no step within {t.collapse_steps} of the fault did the golden run "
+            f"lead guessing by {_least_lead(measure, t):.3g}, so there was too little to lose"
+        )
+    at, share = collapse
     if share < t.collapse_share:
         return SLOW, (
-            f"training {name} at the end is worse than the tolerance: {compared}; no collapse: within "
-            f"{t.collapse_steps} steps at most {share:.2f} of the lead over guessing was lost, "
-            f"a collapse is {t.collapse_share}"
+            f"{worse}; no collapse: within {t.collapse_steps} steps at most {share:.2f} of the lead over "
+            f"guessing was lost, a collapse is {t.collapse_share}"
         )
     since = faulty.steps[at:]
     after, last = since[: t.level_steps], since[-t.level_steps :]
@@ -288,12 +355,21 @@ def _at_the_end(golden: Trace, faulty: Trace, measure: Measure, compared: Compar
     return SHARP_SLOW, f"{collapsed}, then the run {direction} {levels}"
 
 
-def _collapse(golden: np.ndarray, faulty: np.ndarray, measure: Measure, t: Thresholds) -> tuple[int, float]:
-    """The step, 1 … `collapse_steps` after the fault, that lost the largest share of the lead over guessing."""
-    losses = [(0.0, 1)]
+def _least_lead(measure: Measure, t: Thresholds) -> float:
+    return t.collapse_lead * measure.span
+
+
+def _collapse(golden: np.ndarray, faulty: np.ndarray, measure: Measure, t: Thresholds) -> tuple[int, float] | None:
+    """The step, 1 … `collapse_steps` after the fault, that lost the largest share of the lead over guessing.
+
+    None where the golden run has too small a lead to lose in each of them.
+    """
+    losses = []
     for at in range(1, min(t.collapse_steps + 1, len(faulty))):
         lead = measure.lead(golden[at])
-        if lead > 0:
-            losses.append((float(measure.worse(golden[at], faulty[at]) / lead), at))
+        if lead > 0 and lead >= _least_lead(measure, t) - ROUNDING:
+            losses.append((max(float(measure.worse(golden[at], faulty[at]) / lead), 0.0), at))
+    if not losses:
+        return None
     share, at = max(losses, key=lambda loss: loss[0])  # the first of equals
     return at, share

@@ -25,7 +25,7 @@ from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, NonFinite
 from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered
 from .golden_run import Golden, Repeats, Start, kept_epochs, noise_floor
-from .outcome import Outcome, judge
+from .outcome import Outcome, Thresholds, judge
 from .progress import Progress
 from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of
 from .run_store import RunStore
@@ -91,7 +91,8 @@ def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], obje
         total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
         progress = held.enter_context(Progress("replay", total, measure.name, record))
         kept = from_leader(lambda: _kept(store, first.epoch))
-        nonfinite, witness = NonFinite(since), Witness(injection.site, fault, kept.struck if kept else None)
+        nonfinite = NonFinite(since, injection.nonfinite)
+        witness = Witness(injection.site, fault, kept.struck if kept else None)
         control: State = None
         if kept is None:
             # 2. Up to the fault, every step as in the golden run.
@@ -127,10 +128,12 @@ def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], obje
             record,
             struck_at,
             measure,
+            watched=program.watched,
             finished=last == last_step(dataclasses.replace(injection, horizon=None)),
             first_nonfinite=nonfinite.first,
             exactly_masked_after=masked.after,
             noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
+            thresholds=Thresholds(nonfinite=injection.nonfinite),
         )
         assert witness.struck is not None  # the faulty step was taken
         seconds = time.monotonic() - begun

@@ -194,6 +194,8 @@ PUBLISHED = {
     for workload in (
         ImageWorkload(name="resnet18"),
         ImageWorkload(name="resnet18_nobn", network="resnet18_nobn"),
+        # Published are its name and three injections; the momentum of 0.99, Keras's default, is ours.
+        ImageWorkload(name="resnet18_largedecay", network="resnet18_largedecay"),
         ImageWorkload(
             name="resnet18_sgd",
             optimizer="sgd",

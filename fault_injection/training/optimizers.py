@@ -21,11 +21,17 @@ def keras_adam(
     """Adam as Keras computes it.
 
     .. math::
-      m_t &= β_1 m_{t-1} + (1-β_1) g_t, \\qquad v_t = β_2 v_{t-1} + (1-β_2) g_t^2 \\\\
+      m_t &= m_{t-1} + (g_t - m_{t-1}) (1-β_1), \\qquad v_t = v_{t-1} + (g_t^2 - v_{t-1}) (1-β_2) \\\\
       p_t &= p_{t-1} - α_t \\frac{\\sqrt{1-β_2^t}}{1-β_1^t} \\frac{m_t}{\\sqrt{v_t} + ε}
 
     with t from 1 and α_t the schedule at t − 1.  Here ε is not scaled by the bias correction:
     `optax.adam` and PyTorch add it to the corrected root instead.
+
+    The form of the moments decides outcomes.  A gradient beyond 1.8e19 makes v infinite, and the
+    update of that step 0.  The next step computes ∞ − ∞: v and the parameter are NaN, and the loss
+    is NaN one step later.  In the form β_2 v + (1-β_2) g², which Optax has, v would stay infinite
+    and the parameter would stand still from then on (docs/science.md, Arithmetic).  1-β is rounded
+    from float64, as Keras does it.
 
     >>> adam = keras_adam(0.1)
     >>> updates, state = adam.update({"w": jnp.float32([2.0])}, adam.init({"w": jnp.float32([0.0])}))
@@ -46,8 +52,8 @@ def keras_adam(
         del params
         t = (state.iterations + 1).astype(jnp.float32)
         rate = _rate(learning_rate, state.iterations) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
-        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, updates)
-        v = jax.tree.map(lambda v, g: b2 * v + (1 - b2) * (g * g), state.v, updates)
+        m = jax.tree.map(lambda m, g: m + (g - m) * (1 - b1), state.m, updates)
+        v = jax.tree.map(lambda v, g: v + (g * g - v) * (1 - b2), state.v, updates)
         steps = jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + eps), m, v)
         return steps, KerasAdamState(state.iterations + 1, m, v)
 

@@ -18,6 +18,8 @@ Array = jax.Array | np.ndarray  # on a device, or fetched from it
 State = Any  # any pytree of arrays
 Batch = Any  # any pytree of arrays
 
+NONFINITE_RULES = ("loss", "state")  # what has to stay finite for a run to go on, see `finite`; the first by default
+
 
 class Role(enum.StrEnum):
     """What a leaf of a state, or a tensor that a step looks at, is to a training run."""
@@ -74,6 +76,20 @@ class Measure(NamedTuple):
     def lead(self, value: Array | float) -> Any:
         """How much better than guessing `value` is."""
         return self.worse(value, self.chance)
+
+    @property
+    def span(self) -> float:
+        """What a lead over guessing is small or large in comparison with.
+
+        It is the distance between the limits, 1 for an accuracy.  A metric without limits, such as a
+        loss, has the size of what guessing gives.
+
+        >>> Measure("accuracy", "higher", 0.1, 0.02, (0.0, 1.0)).span
+        1.0
+        >>> Measure("loss", "lower", 2.3, 0.05).span
+        2.3
+        """
+        return self.limits[1] - self.limits[0] if self.limits else abs(self.chance)
 
 
 class Evaluation(NamedTuple):
@@ -205,6 +221,12 @@ def same_bits(one: State, other: State) -> bool:
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 
-def finite(report: StepReport) -> bool:
-    """Whether the step saw finite values only: loss, gradients and the whole state."""
-    return bool(np.isfinite(report.loss) and np.isfinite(report.magnitude).all())
+def finite(report: StepReport, rule: str) -> bool:
+    """Whether the step saw finite values only.
+
+    Args:
+      rule: one of `NONFINITE_RULES`: `loss` looks at the loss alone, `state` at gradients and the
+        whole state as well.
+    """
+    looked_at = [report.loss] if rule == "loss" else [report.loss, report.magnitude]
+    return all(bool(np.isfinite(values).all()) for values in looked_at)

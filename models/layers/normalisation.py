@@ -1,5 +1,7 @@
 """Batch normalisation, per worker, in the accelerator's arithmetic."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -21,19 +23,24 @@ from ..layer import (
 from .initial import filled
 
 EPSILON = 1e-3  # Keras
-MOMENTUM = 0.9
+MOMENTUM = 0.9  # of the published set-ups but one
 _AXES = (1, 2, 3)  # of [R,b,H,W,C]: batch statistics are each worker's own
 
 
-def batch_norm(name: str) -> Layer:
+def batch_norm(name: str, momentum: float = MOMENTUM) -> Layer:
     """Normalise each channel by its batch statistics in training, by the running ones in evaluation.
 
-    Parameters `gamma`, `beta` [C].  Statistics `mean`, `var` [C] run with momentum 0.9 and are
-    averaged over the workers; the running variance follows the unbiased batch variance.
+    Parameters `gamma`, `beta` [C].  Statistics `mean`, `var` [C] are averaged over the workers and
+    run as `running −= (running − batch) · (1 − momentum)`; the running variance follows the
+    unbiased batch variance.  So a running variance that overflows is infinite for one step and
+    NaN after the next, as on XLA/TPU; `momentum · running + …` would leave it infinite.
 
     The forward variance is E[x²] − E[x]² in one pass, as on XLA/TPU: it is NaN once the
     mean's square overflows, which decides published outcomes.  The backward pass recomputes
     mean and variance in two passes (docs/science.md, Arithmetic).
+
+    Args:
+      momentum: in [0, 1), the share of the running statistics that a step keeps.
 
     Reference: Ioffe and Szegedy, ICML 2015; derivation in docs/backward.md.
 
@@ -53,7 +60,7 @@ def batch_norm(name: str) -> Layer:
         if not ctx.train:
             y = _normalise(x, running["mean"], running["var"], p["gamma"], p["beta"])
             return y, {}, None, Observations()
-        y, new = _forward(x, p["gamma"], p["beta"], running)
+        y, new = _forward(x, p["gamma"], p["beta"], running, 1 - momentum)
         return y, {name: new}, x, Observations()
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
@@ -67,9 +74,9 @@ def _normalise(x: jax.Array, mean: jax.Array, var: jax.Array, gamma: jax.Array, 
     return (x - mean) * (lax.rsqrt(var + EPSILON) * gamma) + beta
 
 
-@jax.jit
+@functools.partial(jax.jit, static_argnames="decay")
 def _forward(
-    x: jax.Array, gamma: jax.Array, beta: jax.Array, running: dict[str, jax.Array]
+    x: jax.Array, gamma: jax.Array, beta: jax.Array, running: dict[str, jax.Array], decay: float
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     n = x.shape[1] * x.shape[2] * x.shape[3]
     mean = jnp.mean(x, _AXES, keepdims=True)  # [R,1,1,1,C]
@@ -78,7 +85,7 @@ def _forward(
 
     def updated(old: jax.Array, per_worker: jax.Array) -> jax.Array:
         new = jnp.mean(per_worker, axis=0).reshape(old.shape)
-        return MOMENTUM * old + (1 - MOMENTUM) * new
+        return old - (old - new) * decay
 
     unbiased = var * (n / max(n - 1, 1))
     return y, {"mean": updated(running["mean"], mean), "var": updated(running["var"], unbiased)}

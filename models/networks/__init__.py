@@ -12,6 +12,7 @@ from .resnet import resnet18
 NETWORKS: dict[str, Callable[..., Layer]] = {
     "resnet18": resnet18,
     "resnet18_nobn": partial(resnet18, norm=False),
+    "resnet18_largedecay": partial(resnet18, momentum=0.99),
     "effnet": effnet,
     "densenet": densenet,
     "nfnet": nfnet,

@@ -6,7 +6,7 @@ from ..layers.activation import relu
 from ..layers.convolution import convolution
 from ..layers.dense import dense
 from ..layers.dropout import dropout
-from ..layers.normalisation import batch_norm
+from ..layers.normalisation import MOMENTUM, batch_norm
 from ..layers.pooling import global_average
 
 
@@ -16,6 +16,7 @@ def resnet18(
     classes: int = 10,
     dropout_rate: float = 0.15,
     norm: bool = True,
+    momentum: float = MOMENTUM,
 ) -> Layer:
     """ResNet-18 for 32×32 images: [R,b,32,32,3] -> logits [R,b,classes].
 
@@ -25,6 +26,7 @@ def resnet18(
       classes: number of classes.
       dropout_rate: after every activation inside the stages.
       norm: False leaves out every batch normalisation (workload `resnet18_nobn`).
+      momentum: of the running statistics (0.99 in workload `resnet18_largedecay`).
 
     Reference: He, Zhang, Ren, Sun, CVPR 2016; as used by He et al., ISCA 2023.
 
@@ -35,7 +37,7 @@ def resnet18(
     """
 
     def normalise(name: str) -> Layer:
-        return batch_norm(name) if norm else chain()
+        return batch_norm(name, momentum) if norm else chain()
 
     def block(name: str, features: int, stride: int) -> Layer:
         shortcut = chain(
