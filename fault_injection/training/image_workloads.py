@@ -94,6 +94,8 @@ class ImageWorkload(Workload):
         data_dir: pathlib.Path | None = None,
     ) -> Program:
         """What runs of this workload need; see `Workload.program`."""
+        if unknown := (supported or frozenset()) - self.sites().keys():
+            raise ValueError(f"{min(unknown)!r} is not a site of {self.name}")
         dataset = DATASETS[self.dataset]
         return image_program(self, self.make_network(), self.make_optimizer(), dataset, supported, devices, data_dir)
 

@@ -97,6 +97,9 @@ class Workload(abc.ABC):
           supported: sites that `Program.faulty_step` can strike; None for all.
           devices: how many to use; by default as many as divide the workers.
           data_dir: where the dataset is; by default where its reader looks.
+
+        Raises:
+          ValueError: something supported is not a site.
         """
 
     @abc.abstractmethod
