@@ -118,12 +118,14 @@ def test_the_log_has_the_published_lines(mild):
     assert len(lines) == 3 + 22 + 4 + 2
 
 
-def test_a_nan_ends_the_run_at_once(nan):
+def test_a_nan_in_a_gradient_ends_the_run_at_the_next_loss(nan):
     result, folder = nan
-    assert (result.outcome.outcome, result.outcome.first_nonfinite) == (IMMEDIATE, 0)
+    assert (result.outcome.outcome, result.outcome.first_nonfinite) == (IMMEDIATE, 1)
+    leaf = result.outcome.first_nonfinite_state
+    assert leaf["leaf"].startswith("gradients/") and leaf["steps"] == 0
     assert (folder / "replay_example.txt").read_text().endswith("Encounter NaN! Terminate training!\n")
     assert json.loads((folder / "provenance.json").read_text())["struck"]["new"] == ["NaN"]
-    assert len(result.faulty.column("loss")) == 5
+    assert len(result.faulty.column("loss")) == 6
 
 
 def test_masking_is_proved_on_the_bits(cache, tmp_path):
@@ -321,7 +323,7 @@ def test_finished_replays_are_listed_and_drawn_together(mild, nan, tmp_path, cap
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     assert {row.split()[0] for row in rows} == set(map(str, folders))
     (last,) = (row for row in rows if row.startswith(str(folders[1])))
-    assert IMMEDIATE in last and "not finite 0 step(s) after the fault" in last
+    assert IMMEDIATE in last and "loss not finite 1 step(s) after the fault; gradients/" in last
 
     out = told(capsys, "results", *folders, "--json")
     assert out.count("\n") == 1
