@@ -69,6 +69,8 @@ def result(number: int, **changes: object) -> Result:
         "exit": CONDITIONS,
         "steps": 3,
         "first_nonfinite": None,
+        "nonfinite_leaf": None,
+        "nonfinite_leaf_after": None,
         "exactly_masked_after": None,
         "conditions_after": 2,
         "history_excess": 1.0,

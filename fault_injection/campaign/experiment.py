@@ -52,6 +52,8 @@ class Result:
     exit: str
     steps: int
     first_nonfinite: int | None
+    nonfinite_leaf: str | None
+    nonfinite_leaf_after: int | None
     exactly_masked_after: int | None
     conditions_after: int | None
     history_excess: float
@@ -167,6 +169,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
         first_nonfinite=course.first_nonfinite,
         exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,
         noise=lab.noise,
+        thresholds=Thresholds(nonfinite=lab.plan.nonfinite),
     )
     seconds = time.perf_counter() - begun
     return _result(lab, choice, course, verdict, seconds, setting_up)
@@ -182,7 +185,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
 
     # From the start of the fault's epoch: before the fault this run is the golden one.
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
-    witness, nonfinite = Witness(choice.site, choice.fault), NonFinite(since, Thresholds().nonfinite)
+    witness, nonfinite = Witness(choice.site, choice.fault), NonFinite(since, plan.nonfinite)
     masked = ExactlyMasked(since, lab.record, functools.partial(lab.golden_after, at), ends=plan.exit != "full")
     audited = choice.experiment.audited
     early = plan.exit == "conditions" and not audited
@@ -225,7 +228,7 @@ def _result(
             audit_steps = steps - course.conditions_after - 1
         outcome, rule, ended = MASKED, _conditions_rule(lab.conditions, course.seen), CONDITIONS
         steps = course.conditions_after + 1
-    worse = verdict.worse or {}
+    worse, leaf = verdict.worse or {}, verdict.first_nonfinite_state
     return Result(
         number=e.number,
         epoch=e.epoch,
@@ -248,6 +251,8 @@ def _result(
         exit=ended,
         steps=steps,
         first_nonfinite=course.first_nonfinite,
+        nonfinite_leaf=leaf and str(leaf["leaf"]),
+        nonfinite_leaf_after=leaf and int(leaf["steps"]),
         exactly_masked_after=course.exactly_masked_after,
         conditions_after=course.conditions_after,
         history_excess=course.seen.history,

@@ -18,6 +18,7 @@ from ..faults.injection import STAGES, too_large
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
 from ..runs.follow import Address, horizon_or_end, numbered
+from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload
 from ..training.workloads import find_workload, restore_workload
 
@@ -27,7 +28,7 @@ PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED")
 LARGEST = 10_000_000  # experiments of a plan
 INJECTION = re.compile(r"(\s*(#.*)?\n)*\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
-RUN = ("exit", "horizon", "audit", "twins")
+RUN = ("exit", "horizon", "audit", "twins", "nonfinite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +68,7 @@ class Plan:
       horizon: steps to follow a run after its fault; None follows it to the end of the training.
       audit: share of the masked verdicts by conditions that are run to the end all the same.
       twins: golden runs one unit in the last place apart, for the tolerance of verdicts.
+      nonfinite: one of `NONFINITE_RULES`: what ends a run when it is not finite.
     """
 
     workload: Workload
@@ -81,6 +83,7 @@ class Plan:
     horizon: int | None
     audit: float
     twins: int
+    nonfinite: str = NONFINITE_RULES[0]
 
     @property
     def steps_per_epoch(self) -> int:
@@ -209,6 +212,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         horizon=horizon,
         audit=read.number(run, "run.audit", 0.02, 0, 1),
         twins=twins,
+        nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
     )
 
 

@@ -109,6 +109,7 @@ class Choice:
             index=self.index,
             bits=self.bits,
             horizon=plan.horizon,
+            nonfinite=plan.nonfinite,
         )
 
 

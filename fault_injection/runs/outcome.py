@@ -159,7 +159,7 @@ class Outcome:
     exactly_masked_after: int | None
     rule: str
     first_nonfinite: int | None
-    first_nonfinite_state: dict[str, object] | None
+    first_nonfinite_state: dict[str, str | int] | None
     measure: dict[str, object]
     final: dict[str, dict[str, float]] | None
     worse: dict[str, float] | None

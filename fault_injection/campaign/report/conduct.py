@@ -25,9 +25,8 @@ def accounting(facts: Facts) -> Section:
         "Audits are counted apart. So are walks: steps of the golden run that lead to the states before the faults, "
         "once for all experiments of an epoch.",
         "The published procedure runs from the start of the fault's epoch to the end of the training or to the first "
-        "non-finite loss. Here it is taken to end at the first non-finite value, so its steps are undercounted. In a "
-        "schedule longer than this one, an experiment that was followed to the end is taken to be followed to that "
-        "end.",
+        "non-finite loss. In a schedule longer than this one, an experiment that was followed to the end is taken to "
+        "be followed to that end.",
         "The time outside training steps is spent on drawing faults, reading states and giving verdicts. A job sets up "
         "once for each number of elements that faults strike.",
     ]

@@ -178,24 +178,25 @@ def inverted_bits(facts: Facts) -> Section:
 
 def latency(facts: Facts) -> Section:
     """How soon non-finite values appear."""
+    looked_at = {
+        "loss": "a non-finite training loss of a step, or test loss of an epoch,",
+        "state": "a non-finite loss, gradient or leaf of the state",
+    }[facts.plan.nonfinite]
     text = (
-        "How many steps after the faulty one the first non-finite value appeared, for the experiments that met one. "
+        f"How many steps after the faulty one {looked_at} appeared, for the experiments that met one. "
         "Early verdicts that an audit overturned are not counted here, but in the audit."
     )
     steps = {row["steps"]: row["n"] for row in facts.rows("latency")}
     if not steps:
         return Section("latency", "Latency", [text, "No experiment has met a non-finite value."])
-    last = [decode(row["curve"], row["recorded"])[-1, 0] for row in facts.rows("nonfinite")]
-    finite = int(np.isfinite(last).sum())
     why = (
-        "Where the loss was still finite in that step, another value was not: a gradient, a parameter, a value of the "
-        "optimizer's history (a squared gradient overflows from 1.8e19 on), a running statistic or the test loss. A "
-        "procedure that looks only at the training loss would have gone on."
+        "A gradient, or an array of the state, is usually non-finite first: a squared gradient overflows from 1.8e19 "
+        "on, and the optimizer's history with it. The second table says by how many steps it was ahead."
     )
     rows: list[dict[str, Cell]] = [{"steps after the fault": str(at), "experiments": n} for at, n in steps.items()]
-    losses: list[dict[str, Cell]] = [
-        {"loss of the step": "finite", "experiments": finite},
-        {"loss of the step": "not finite", "experiments": len(last) - finite},
+    ahead: list[dict[str, Cell]] = [
+        {"steps ahead": "no array was" if row["ahead"] is None else str(row["ahead"]), "experiments": row["n"]}
+        for row in facts.rows("nonfinite")
     ]
     picture = figures.picture(functools.partial(figures.latencies, counts=steps), height=2.6)
     alt = "Bars of the number of experiments over the number of steps, on a logarithmic scale."
@@ -204,9 +205,9 @@ def latency(facts: Facts) -> Section:
         "Latency",
         [text, why],
         [
-            Picture("latency", "Steps from the fault to the first non-finite value.", alt, picture),
+            Picture("latency", "Steps from the fault to what was not finite.", alt, picture),
             Table("latency", "Experiments by the number of these steps.", rows),
-            Table("nonfinite", "The training loss in the step with the first non-finite value.", losses),
+            Table("nonfinite", "Steps by which an array of the state, or a gradient, was ahead.", ahead),
         ],
     )
 

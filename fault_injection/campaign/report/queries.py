@@ -16,8 +16,8 @@ QUERIES = {
     "cells": "SELECT model, stage, site, bit, outcome, count(*) AS n FROM experiments GROUP BY 1, 2, 3, 4, 5",
     "latency": "SELECT first_nonfinite AS steps, count(*) AS n FROM experiments "
     "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' GROUP BY first_nonfinite ORDER BY first_nonfinite",
-    "nonfinite": "SELECT steps + audit_steps AS recorded, curve FROM experiments "
-    "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked'",
+    "nonfinite": "SELECT first_nonfinite - nonfinite_leaf_after AS ahead, count(*) AS n FROM experiments "
+    "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' GROUP BY ahead ORDER BY ahead",
     "conditions": f"SELECT {VERDICT} AS outcome, history_excess, variance_excess FROM experiments",
     "worst": "SELECT number, epoch, step, worker, site, operand, model, elements, "
     f"{VERDICT} AS outcome, coalesce(audit_rule, rule) AS rule, worse_train, worse_test, "

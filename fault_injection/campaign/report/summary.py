@@ -178,8 +178,9 @@ def _latency(facts: Facts) -> str:
         return "Since no outcome was bad, nothing is known of how soon a bad one shows."
     steps = {row["steps"]: row["n"] for row in facts.rows("latency")}
     nonfinite, at_once = sum(steps.values()), steps.get(0, 0)
+    what = "loss" if facts.plan.nonfinite == "loss" else "value"
     return (
-        f"Of the {_plural(bad, 'bad outcome')}, {_percent(facts.share(at_once, bad))} showed a non-finite value in the "
+        f"Of the {_plural(bad, 'bad outcome')}, {_percent(facts.share(at_once, bad))} had a non-finite {what} in the "
         f"faulty step itself, {_number(nonfinite - at_once)} showed one later, and {_number(bad - nonfinite)} ended "
         f"with a worse {facts.measure.name} without one."
     )
