@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..machine.errors import InputError
-from ..machine.files import DamagedFile, read_arrays
+from ..machine.files import DamagedFile, read_arrays, read_bounded
 from ..training.program import Measure
 
 MOST_CURVES = 8  # that a picture can show apart
+LARGEST = 2**30  # bytes of a provenance, which has all elements that a fault struck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +51,15 @@ def find_finished(folders: Iterable[pathlib.Path]) -> list[Finished]:
         try:
             found.append(Finished(path.parent, known["outcome"], _summary(known), known, provenance))
             provenance["fault"]
-        except (KeyError, TypeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             raise InputError("is not what a replay writes", path) from None
     return found
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        value = json.loads(read_bounded(path, LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", path) from None
     if not isinstance(value, dict):
         raise InputError("is not what a replay writes", path)
