@@ -26,7 +26,7 @@ from ..training.workloads import find_workload, restore_workload
 EXITS = ("full", "exact", "conditions")
 PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED")
 LARGEST = 10_000_000  # experiments of a plan
-LONGEST = 400  # characters of a message about a key
+LONGEST = 400  # characters of a pattern, and of a message about a key
 SAID = 200  # characters of a message that is not ours
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
@@ -395,12 +395,12 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tupl
     sites = workload.sites()
     chosen = set(sites) if patterns[0].startswith("!") else set()
     for pattern in patterns:
-        fits = fnmatch.filter(sites, pattern.removeprefix("!"))
-        if not fits:
+        fitting = fnmatch.filter(sites, pattern.removeprefix("!")) if len(pattern) <= LONGEST else []
+        if not fitting:
             raise read.wrong(
                 "faults.sites", f"no site of {workload.name} fits {pattern[:60]!r}{did_you_mean(pattern, sites)}"
             )
-        chosen = chosen - set(fits) if pattern.startswith("!") else chosen | set(fits)
+        chosen = chosen - set(fitting) if pattern.startswith("!") else chosen | set(fitting)
     found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
     if not found:
         raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")

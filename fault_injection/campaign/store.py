@@ -317,7 +317,7 @@ class Store:
         """What SQLite says of a file or a disk, as one line of ours."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter where its words quote what is damaged
             raise InputError(f"{str(error)[:200]}; nothing was changed", self.path) from None
 
     @contextlib.contextmanager

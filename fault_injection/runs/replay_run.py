@@ -262,6 +262,11 @@ def _kept(store: RunStore, first: int, site: Site, fault: Fault) -> _Kept | None
         return None
     except DamagedFile as error:
         say(f"replay: {error}; it begins again")
+        for path in store.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
         return None
     return _Kept(Run(first, epochs, len(epochs)), struck) if epochs else None
 
