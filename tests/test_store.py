@@ -1,5 +1,7 @@
 """What a store says is what was written to it: no damage is read as other data."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import json
 import math
@@ -9,9 +11,14 @@ import sqlite3
 import pytest
 from campaign_stores import ENVIRONMENT, KEY, fill, result, toy_plan
 
+from fault_injection.campaign import jobs
+from fault_injection.campaign.conditions import Conditions
+from fault_injection.campaign.driver import campaign
+from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.store import DIGEST, NAME, TABLES, Store, digest_of
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
+from fault_injection.training.program import Measure
 
 FLIPS = [400, pytest.param(20_000, marks=pytest.mark.slow)]
 
@@ -69,6 +76,7 @@ DAMAGES = {
     "experiment 99": "UPDATE experiments SET number = 99 WHERE number = 20",
     "experiment 21": "UPDATE experiments SET finished_at = cast(x'ff' AS TEXT) WHERE number = 21",
     "environment ": "UPDATE environments SET description = '{}'",
+    "environment 3": "UPDATE environments SET id = '3', description = '['",
     "event 2": "UPDATE events SET what = 'stopped' WHERE number = 2",
     "walk 3": "UPDATE walks SET steps = 9 WHERE number = 3",
     "campaign jobs": "UPDATE campaign SET value = '2' WHERE name = 'jobs'",
@@ -238,3 +246,35 @@ def test_sound_rows_are_exported_without_their_digests(folder, tmp_path):
     assert main(["export", str(folder), "--out", str(tmp_path)]) == 0
     lines = (tmp_path / "experiments.csv").read_text().splitlines()
     assert len(lines) == 41 and DIGEST not in lines[0]
+
+
+class Inline(concurrent.futures.Executor):
+    """Runs what it is given in this process."""
+
+    def submit(self, function, /, *arguments):
+        future = concurrent.futures.Future()
+        future.set_result(function(*arguments))
+        return future
+
+
+@pytest.mark.parametrize("row", ["experiment 17", "campaign plan", "walk 3"])
+def test_a_resumed_campaign_says_what_was_damaged_and_runs_it_again(copy, monkeypatch, capsys, row):
+    plan, again = toy_plan(), []
+    ready = jobs.Ready(KEY, "a golden run's key", copy / "walks", Conditions(), Measure("loss", "lower", 5.0, 0.01))
+
+    def experiment(task, golden_key, number):
+        again.append(number)
+        return result(number), ENVIRONMENT
+
+    monkeypatch.setattr(jobs, "make_golden", lambda task: ready)
+    monkeypatch.setattr(jobs, "walk", lambda *arguments: (0, 0.0))
+    monkeypatch.setattr(jobs, "experiment", experiment)
+    alter(copy, DAMAGES[row])
+    slot = Slot(Inline, lambda: 1, (concurrent.futures.BrokenExecutor,), Inline())
+    campaign(jobs.Task(plan), copy, contextlib.nullcontext([slot]), "mine.toml")
+    err = capsys.readouterr().err
+    assert f"damaged rows are removed, and what is missing is run again: {row}" in err
+    assert again == ([17] if row == "experiment 17" else [])
+    rows, about, restored, damaged = content(copy)
+    assert (restored, damaged, about["jobs"], len(rows["experiments"])) == (plan, [], 1, 40)
+    assert main(["report", str(copy)]) == 0

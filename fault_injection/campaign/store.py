@@ -17,7 +17,7 @@ import pathlib
 import sqlite3
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 
 from models.fault import Operand
@@ -221,53 +221,24 @@ class Store:
 
     def _check_content(self) -> None:
         """See that what a sound file says is what this program writes; by hand one can write anything."""
-        about, plan = self.about(), self.plan()
+        about, plan, damaged = self.about(), self.plan(), set(self.damaged)
         for name, kind in (("conditions", Conditions), ("measure", Measure)):
-            if name in about:
-                try:
-                    value: Any = kind(**about[name])
-                    hints = typing.get_type_hints(kind)
-                    limits = value._replace(limits=value.limits and tuple(value.limits)) if kind is Measure else value
-                    typed = all(fits(getattr(limits, field), hint) for field, hint in hints.items())
-                except (TypeError, ValueError):
-                    typed = False
-                if not typed or (kind is Measure and value.better not in ("higher", "lower")):
-                    raise self._not_ours(f"its {name}")
+            if name in about and not _describes(about[name], kind):
+                raise self._not_ours(f"its {name}")
         for name, hint in (("plan_key", str), ("plan_file", str | None), ("jobs", int)):
             if name in about and not fits(about[name], hint):
                 raise self._not_ours(f"its {name}")
+        for row in self.connection.execute("SELECT id, description FROM environments"):
+            sound = isinstance(_parsed(row["description"]), dict)
+            if not sound and Damaged("environments", row["id"]) not in damaged:
+                raise self._not_ours(f"environment {row['id']}")
         if plan is None:
             return
-        models, sites = {model.name for model in plan.models}, plan.workload.sites()
-        columns = TABLES["experiments"]
-        damaged = set(self.damaged)
+        wrong_in = _wrong_in(plan)
         for row in self.connection.execute("SELECT * FROM experiments"):
-            if Damaged("experiments", row["number"]) in damaged:
-                continue
-            # Nothing that is counted is negative.
-            wrong = [
-                name
-                for name, column in columns.items()
-                if not _holds(row[name], column) or (column.kind is int and (row[name] or 0) < 0)
-            ]
-            recorded = 0 if wrong else row["steps"] + row["audit_steps"]
-            sound = {
-                "model": row["model"] in models,
-                "site": row["site"] in plan.sites,
-                "stage": row["site"] in sites and row["stage"] == sites[row["site"]].stage,
-                "operand": str(row["operand"]).upper() in Operand.__members__,
-                "epoch": row["epoch"] in plan.epochs,
-                "step": not isinstance(row["step"], int) or row["step"] < plan.steps_per_epoch,
-                "outcome": row["outcome"] in OUTCOMES,
-                "audit_outcome": row["audit_outcome"] in (None, *OUTCOMES),
-                "curve": bool(wrong) or (recorded > 0 and len(row["curve"]) == CURVE * recorded),
-            }
-            wrong += [name for name, right in sound.items() if not right]
-            if wrong:
-                raise self._not_ours(f"the {wrong[0]} of experiment {row['number']}")
-        for row in self.connection.execute("SELECT id, description FROM environments"):
-            if not isinstance(_parsed(row["description"]), dict):
-                raise self._not_ours(f"environment {row['id']}")
+            wrong = wrong_in(row)
+            if wrong and Damaged("experiments", row["number"]) not in damaged:
+                raise self._not_ours(f"the {wrong} of experiment {row['number']}")
 
     def _not_ours(self, what: str) -> InputError:
         return InputError(f"{what} is not what this program writes; restore a copy, or choose another --out", self.path)
@@ -449,9 +420,52 @@ def _parsed(text: str) -> Any:
         return NOT_JSON
 
 
-def _holds(value: object, column: Column) -> bool:
-    """Whether a column may have a value."""
-    return column.null if value is None else fits(value, column.kind)
+def _describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
+    """Whether what was kept as JSON are the fields of a `kind`."""
+    try:
+        fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in kept.items()}
+        value = kind(**fields)
+    except (TypeError, AttributeError):
+        return False
+    typed = all(fits(getattr(value, name), hint) for name, hint in typing.get_type_hints(kind).items())
+    return typed and (not isinstance(value, Measure) or value.better in ("higher", "lower"))
+
+
+def _wrong_in(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
+    """A function that names a column of an experiment of this plan that cannot be; None where all can."""
+    columns, sites = TABLES["experiments"], plan.workload.sites()
+    known: dict[str, Collection[object]] = {
+        "model": {model.name for model in plan.models},
+        "site": set(plan.sites),
+        "operand": {operand.name.lower() for operand in Operand},
+        "epoch": set(plan.epochs),
+        "step": range(plan.steps_per_epoch),
+        "worker": range(plan.workload.workers),
+        "outcome": set(OUTCOMES),
+        "audit_outcome": {None, *OUTCOMES},
+    }
+    counted = [name for name, column in columns.items() if column.kind is int]
+    typed: set[tuple[type, ...]] = set()  # that of the rows so far, which are few
+
+    def wrong_in(row: sqlite3.Row) -> str | None:
+        types_of_row = tuple(map(type, row))
+        if types_of_row not in typed:
+            for name, column in columns.items():
+                if not (column.null if row[name] is None else fits(row[name], column.kind)):
+                    return name
+            typed.add(types_of_row)
+        for name in counted:
+            if row[name] is not None and row[name] < 0:
+                return name
+        for name, valid in known.items():
+            if row[name] not in valid:
+                return name
+        if row["stage"] != sites[row["site"]].stage:
+            return "stage"
+        recorded = row["steps"] + row["audit_steps"]
+        return None if recorded and len(row["curve"]) == CURVE * recorded else "curve"
+
+    return wrong_in
 
 
 def _now() -> str:
