@@ -88,7 +88,7 @@ def draw_together(found: list[Finished], path: pathlib.Path) -> None:
 
     if not 1 <= len(found) <= MOST_CURVES:
         raise InputError(f"{len(found)} replays, expected 1 to {MOST_CURVES} for one picture; name their folders")
-    keys = {entry.provenance["golden_run"]: entry.folder for entry in found}
+    keys = {str(entry.provenance.get("golden_run")): entry.folder for entry in found}
     if len(keys) > 1:
         folders = " and ".join(map(str, list(keys.values())[:2]))
         raise InputError(f"{folders} have different golden runs; a picture shows replays of one")
@@ -101,13 +101,16 @@ def draw_together(found: list[Finished], path: pathlib.Path) -> None:
         except (OSError, DamagedFile) as error:
             raise InputError(str(error)) from None
         name = entry.folder.name
-        tables[name] = _part(columns, "faulty")
-        # The golden run as far as the longest of them goes.
-        golden = max(golden, _part(columns, "golden"), key=lambda table: len(table.get("steps/loss", ())))
-        steps = int(golden["steps/step"].max()) + 1
-        at = dict(line.split(",", 1) for line in entry.provenance["injection"] if "," in line)
-        fault_at[name] = int(at["target_epoch"]) + int(at["target_step"]) / steps
-    measure = Measure(**found[0].known["measure"])
+        try:
+            tables[name] = _part(columns, "faulty")
+            # The golden run as far as the longest of them goes.
+            golden = max(golden, _part(columns, "golden"), key=lambda table: len(table.get("steps/loss", ())))
+            steps = int(golden["steps/step"].max()) + 1
+            at = dict(line.split(",", 1) for line in entry.provenance["injection"] if "," in line)
+            fault_at[name] = int(at["target_epoch"]) + int(at["target_step"]) / steps
+            measure = Measure(**entry.known["measure"])
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise InputError("is not what a replay writes", entry.folder) from None
     draw_curves(path, f"{len(found)} replays", golden, tables, fault_at, steps, measure)
 
 
