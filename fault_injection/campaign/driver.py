@@ -42,7 +42,8 @@ def campaign(
 
     Args:
       task: its plan, and where things are.
-      out: its folder; where there was none and the campaign could not begin, there is none again.
+      out: its folder; where there was none and the campaign could not begin, there is none again.  Damaged rows
+        of its store are removed, and their experiments run again.
       executors: where its jobs run.
       plan_file: where the plan was read from, for `status` to say how to go on.
 
@@ -59,10 +60,13 @@ def campaign(
     new = not out.exists()
     with executors as slots, only_writer(out / LOCK, taken), Store(out, write=True) as store:
         store.expect(task.plan)
+        lost = store.mend()
+        if lost:
+            say(f"{store.path}: damaged rows are removed, and what is missing is run again: {lost}")
         done, wanted = store.done(), set(range(task.plan.experiments))
         if done - wanted:
             raise InputError(f"{len(done)} experiments are here, up to number {max(done)}: a plan can only grow", out)
-        if done == wanted:
+        if done == wanted and not lost:
             say(f"all {task.plan.experiments} experiments are done; python -m fault_injection report {out}")
             return
         store.event("started")
@@ -70,7 +74,7 @@ def campaign(
             Driver(task, store, slots, plan_file).run()
         except BaseException as error:
             with contextlib.suppress(InputError):
-                store.event(f"stopped: {type(error).__name__} {error}"[:300])
+                store.event(f"stopped: {type(error).__name__} {error}".strip()[:300])
                 if new and store.plan() is None:
                     shutil.rmtree(out, ignore_errors=True)
             raise

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -26,6 +27,7 @@ COUNT = (
 )
 
 WAIT = 60  # seconds for a scheduler's first worker
+PATIENCE = 5  # seconds for a job to end by itself, before it is killed
 
 
 @dataclasses.dataclass
@@ -76,10 +78,15 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
     try:
         yield slots
     finally:
+        processes = [p for slot in slots for p in (slot.executor._processes or {}).values()]  # type: ignore[attr-defined]
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, jobs.STOP)
+        late = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
+        late.start()
         for slot in slots:
-            for process in list((slot.executor._processes or {}).values()):  # type: ignore[attr-defined]
-                process.kill()
-            slot.executor.shutdown(wait=False, cancel_futures=True)
+            slot.executor.shutdown(wait=True, cancel_futures=True)
+        late.cancel()
 
 
 def _process(place: dict[str, Any]) -> concurrent.futures.ProcessPoolExecutor:

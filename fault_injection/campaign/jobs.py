@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 import uuid
-from typing import Any
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -28,6 +28,9 @@ from .conditions import Conditions
 from .experiment import Laboratory, Result, run_experiment
 from .plan import Plan
 from .walk import Walk
+
+STOP = signal.SIGUSR1  # tells a job to end as soon as no file is left half-written
+_stopping = threading.Event()
 
 # A word for those who have seen a replay's golden run.
 WHY_ANOTHER = "on CPUs each job computes with one thread, and the bits of a run depend on the number of threads"
@@ -73,12 +76,19 @@ class Ready:
 
 def begin(processor: int | None = None, device: dict[str, str] | None = None) -> None:
     """Set up a process of this machine for jobs: one processor, or one accelerator; it ends when its parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the driver's business
+    for number in (signal.SIGINT, signal.SIGTERM):  # the driver's business
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(STOP, _stop)
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a killed process would leave
     os.environ |= device or {}
     if processor is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {processor})
     threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _stop(number: int, frame: object) -> NoReturn:
+    _stopping.set()
+    raise SystemExit
 
 
 def _end_with_parent() -> None:
@@ -90,6 +100,8 @@ def _end_with_parent() -> None:
 
 def laboratory(task: Task) -> Laboratory:
     """What the experiments of a campaign share in this process; it is set up once, and nothing runs yet."""
+    if _stopping.is_set():  # a task that was handed out before
+        raise SystemExit
     # On CPUs one thread per job.  Whoever started the job chose the processor that it is bound to, if any.
     environment.prepare(1, task.precision, bind=False)
     return _laboratory(task)

@@ -17,16 +17,19 @@ from ..faults.fault_models import FAULT_MODELS, FLOAT32, VALUES, Pattern, Values
 from ..faults.injection import STAGES, too_large
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
+from ..machine.reading import SHOWN, fits
 from ..runs.follow import Address, horizon_or_end, numbered
 from ..training.program import NONFINITE_RULES
-from ..training.workload import Workload
+from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload, restore_workload
 
 # How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")
 PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED")
 LARGEST = 10_000_000  # experiments of a plan
-INJECTION = re.compile(r"(\s*(#.*)?\n)*\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
+LONGEST = 400  # characters of a pattern, and of a message about a key
+SAID = 200  # characters of a message that is not ours
+INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
 RUN = ("exit", "horizon", "audit", "twins", "nonfinite")
 
@@ -133,7 +136,46 @@ class Plan:
 
 
 def restore_plan(kept: dict[str, Any]) -> Plan:
-    """The plan whose fields were kept as JSON."""
+    """The plan whose fields were kept as JSON.
+
+    Raises:
+      ValueError: they are not those of a plan; perhaps somebody wrote them by hand.
+      InputError: the file of a user's own workload is gone.
+    """
+    try:
+        plan = _restored_plan(kept)
+        workload, sites = plan.workload, plan.workload.sites()
+        options = {**workload.OPTIONS, **workload.REQUIRED}
+        read = {
+            name: option.kind.parse(str(format_option(getattr(workload, name)))) for name, option in options.items()
+        }
+        as_written = find_workload(workload.name).changed(**read) == workload and workload.contradiction() is None
+        values = [model.source() for model in plan.models]
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    for field in dataclasses.fields(plan):
+        if not fits(getattr(plan, field.name), field.type):
+            raise ValueError(f"{field.name} has another type than a plan's")
+    sound = {
+        "workload": as_written,
+        "experiments": 0 < plan.experiments <= LARGEST,
+        "confidence": 0.5 <= plan.confidence < 1,
+        "epochs": bool(plan.epochs) and all(0 <= epoch < plan.workload.epochs for epoch in plan.epochs),
+        "sites": bool(plan.sites) and all(site in sites for site in plan.sites),
+        "models": bool(values) and all(m.name in FAULT_MODELS and 0 < m.weight < 1e6 for m in plan.models),
+        "seed": 0 <= plan.seed < 2**31,
+        "exit": plan.exit in EXITS,
+        "horizon": plan.horizon is None or plan.horizon > 0,
+        "audit": 0 <= plan.audit <= 1,
+        "twins": 0 <= plan.twins < 100,
+    }
+    for name, right in sound.items():
+        if not right:
+            raise ValueError(f"its value of {name} is not one of a plan")
+    return plan
+
+
+def _restored_plan(kept: dict[str, Any]) -> Plan:
     known = dict(kept)
     known["workload"] = restore_workload(known["workload"])
     known["models"] = tuple(
@@ -174,8 +216,10 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
     try:
         document = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a ValueError too
-        raise InputError(f"not TOML: {error}", path) from None
+    except RecursionError:
+        raise InputError("not a plan: it has tables or lists nested a thousand deep", path) from None
+    except ValueError as error:  # a number of thousands of digits is a ValueError too
+        raise InputError(f"not TOML: {str(error)[:SAID]}", path) from None
     read = _Reader(text, path)
     read.keys(document, ("workload", "options", "faults", "run"), "")
     workload = _workload(document, read)
@@ -186,6 +230,8 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
     if (half_width is None) == ("experiments" not in faults):
         raise read.wrong("faults", "expected either experiments, or half_width (and confidence)")
+    if half_width is None and "confidence" in faults:
+        raise read.wrong("faults.confidence", "belongs to half_width, and has no effect beside experiments")
     if half_width is None:
         experiments = read.whole(faults, "faults.experiments", None, 1, LARGEST)
     else:
@@ -196,6 +242,8 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     horizon = read.whole(run, "run.horizon", None, 2, 10**9)
     if exit == "full" and horizon is not None:
         raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
+    if exit != "conditions" and "audit" in run:
+        raise read.wrong("run.audit", f"has no effect: the exit mode '{exit}' gives no verdict that needs an audit")
     twins = read.whole(run, "run.twins", 0, 0, 99)
     if twins == 1:
         raise read.wrong("run.twins", "1; a spread needs two at least")
@@ -224,7 +272,7 @@ class _Reader:
 
     def wrong(self, key: str, message: str) -> InputError:
         """The mistake at a key, or at a table."""
-        return InputError(f"{key}: {message}", self.path, self._line(key))
+        return InputError(f"{key}: {message[:LONGEST]}", self.path, self._line(key))
 
     def _line(self, key: str) -> int | None:
         """Where a key or a table stands, or what it stands in."""
@@ -250,7 +298,7 @@ class _Reader:
         """A table, empty where there is none."""
         value = document.get(key, {})
         if not isinstance(value, dict):
-            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a table, [{key}]")
+            raise self.wrong(key, f"{_shown(value)}; expected a table, [{key}]")
         return value
 
     @staticmethod
@@ -261,21 +309,23 @@ class _Reader:
         """A whole number."""
         value = self._get(table, key, default)
         if value is not default and (type(value) is not int or not low <= value <= high):
-            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a whole number from {low} to {high}")
+            raise self.wrong(key, f"{_shown(value)}; expected a whole number from {low} to {high}")
         return value
 
     def number(self, table: Mapping[str, Any], key: str, default: float | None, low: float, high: float) -> Any:
         """A number."""
         value = self._get(table, key, default)
-        if value is not default and (type(value) not in (int, float) or not low <= value <= high):
-            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a number from {low} to {high}")
+        is_number = type(value) in (int, float) and low <= value <= high
+        if value is not default and (not is_number or str(value) == "-0.0"):
+            raise self.wrong(key, f"{_shown(value)}; expected a number from {low} to {high}")
         return value
 
     def one_of(self, table: Mapping[str, Any], key: str, default: str | None, names: Collection[str]) -> str:
         """A name."""
         value = self._get(table, key, default)
         if not isinstance(value, str) or value not in names:
-            raise self.wrong(key, f"{value!r}"[:60] + f" is unknown{did_you_mean(str(value), names)}")
+            near = did_you_mean(value, names) if isinstance(value, str) else f"; expected one of {', '.join(names)}"
+            raise self.wrong(key, f"{_shown(value)} is unknown{near}")
         return value
 
     def list_of(
@@ -284,8 +334,21 @@ class _Reader:
         """A list of one kind, not empty."""
         value = self._get(table, key, default)
         if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
-            raise self.wrong(key, f"{value!r}"[:60] + f"; expected a list of {expected}")
+            raise self.wrong(key, f"{_shown(value)}; expected a list of {expected}")
         return value
+
+
+def _shown(value: Any) -> str:
+    """A value of a document as a message repeats it; one too deep or too long to print by what it is."""
+    try:
+        return f"{value!r}"[:SHOWN]
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__}"
+
+
+def _as_text(value: Any) -> str:
+    """A value as a row of an injection file would have it, for its kind to read."""
+    return value if isinstance(value, str) else _shown(value)
 
 
 def _workload(document: Mapping[str, Any], read: _Reader) -> Workload:
@@ -303,9 +366,9 @@ def _workload(document: Mapping[str, Any], read: _Reader) -> Workload:
     for key, value in options.items():
         kind = known[key].kind
         try:
-            values[key] = kind.parse(str(value))
+            values[key] = kind.parse(_as_text(value))
         except ValueError:
-            raise read.wrong(f"options.{key}", kind.wrong(str(value))) from None
+            raise read.wrong(f"options.{key}", kind.wrong(_as_text(value))) from None
     workload = workload.changed(**values)
     if (problem := workload.contradiction()) is not None:
         raise read.wrong(f"options.{problem.option}", problem.message)
@@ -317,7 +380,8 @@ def _epochs(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tup
     for epoch in epochs:
         if not 0 <= epoch < workload.epochs:
             raise read.wrong(
-                "faults.epochs", f"{epoch} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}"
+                "faults.epochs",
+                f"{_shown(epoch)} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}",
             )
     if len(set(epochs)) < len(epochs):
         raise read.wrong("faults.epochs", "an epoch is listed twice")
@@ -335,12 +399,12 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tupl
     sites = workload.sites()
     chosen = set(sites) if patterns[0].startswith("!") else set()
     for pattern in patterns:
-        fits = fnmatch.filter(sites, pattern.removeprefix("!"))
-        if not fits:
+        fitting = fnmatch.filter(sites, pattern.removeprefix("!")) if len(pattern) <= LONGEST else []
+        if not fitting:
             raise read.wrong(
                 "faults.sites", f"no site of {workload.name} fits {pattern[:60]!r}{did_you_mean(pattern, sites)}"
             )
-        chosen = chosen - set(fits) if pattern.startswith("!") else chosen | set(fits)
+        chosen = chosen - set(fitting) if pattern.startswith("!") else chosen | set(fitting)
     found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
     if not found:
         raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")
@@ -363,10 +427,11 @@ def _models(faults: Mapping[str, Any], read: _Reader) -> tuple[Model, ...]:
         read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
         weight = entry.get("weight", 1)
         if type(weight) not in (int, float) or not 0 < weight < 1e6:
-            raise read.wrong(key, f"weight {weight!r}"[:60] + "; expected a positive number")
+            raise read.wrong(key, f"weight {_shown(weight)}; expected a positive number")
         values = entry.get("values", FAULT_MODELS[name].values)
         if not isinstance(values, str) or values not in VALUES:
-            raise read.wrong(key, f"values {values!r}"[:60] + f" are unknown{did_you_mean(str(values), VALUES)}")
+            near = did_you_mean(values, VALUES) if isinstance(values, str) else f"; expected one of {', '.join(VALUES)}"
+            raise read.wrong(key, f"values {_shown(values)} are unknown{near}")
         models.append(Model(name, float(weight), values, _value_options(entry, values, key, read)))
     return tuple(models)
 
@@ -385,8 +450,6 @@ def _value_options(entry: Mapping[str, Any], values: str, key: str, read: _Reade
     if "bits" in entry:
         bits = read.list_of(entry, f"{key}.bits", None, int, f"bits, from 0 (the lowest) to {FLOAT32 - 1}")
         if not all(0 <= bit < FLOAT32 for bit in bits) or len(set(bits)) < len(bits):
-            raise read.wrong(
-                key, f"bits {bits!r}"[:60] + f"; expected distinct bits from 0 (the lowest) to {FLOAT32 - 1}"
-            )
+            raise read.wrong(key, f"bits {_shown(bits)}; expected distinct bits from 0 (the lowest) to {FLOAT32 - 1}")
         return (("bits", tuple(bits)),)
     return ()

@@ -1,64 +1,149 @@
-"""What a campaign knows: an SQLite file with one row per experiment.
+"""What a campaign knows: an SQLite file with one row per experiment, and in each row a digest of it.
 
 One process writes.  The rollback journal is kept (no write-ahead log), so that a network file
 system is as good as a local disk; a transaction is an experiment, and what was committed
-survives any kill.  The tables are documented in docs/campaign.md, Store.
+survives any kill.  SQLite itself finds a damaged page only where its structure suffers, so
+every row is compared with its digest when the file is opened.  The tables are documented in
+docs/campaign.md, Store.
 """
 
 import contextlib
 import dataclasses
 import datetime
+import hashlib
 import json
+import math
 import pathlib
 import sqlite3
 import types
 import typing
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn, Self
 
-from ..machine.errors import InputError
+from models.fault import Operand
+
+from ..machine.errors import InputError, printable
+from ..machine.reading import fits
 from ..runs.dependencies import content_hash
+from ..runs.outcome import OUTCOMES
+from ..training.program import Measure
+from .conditions import Conditions
 from .experiment import Result
 from .plan import Plan, restore_plan
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"
-VERSION = 2
+VERSION = 3
 NAME = "campaign.sqlite"
+DIGEST = "digest"  # the last column of every table
+DIGEST_BYTES = 16
 SQL = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
+CURVE = 8  # bytes of a curve's row: loss and metric, float32
+NAMED = 5  # damaged rows that a message names
+NOT_JSON = object()
+
+# A value as SQLite gives it.
+Cell = int | float | str | bytes | None
 
 
-def _columns() -> str:
-    """The columns of a `Result`, in SQL."""
-    lines = []
+class Column(NamedTuple):
+    """A column of a table: what it holds, and whether it may be null."""
+
+    kind: type[int] | type[float] | type[str] | type[bytes]
+    null: bool = False
+
+    def kept(self, value: Cell) -> Cell:
+        """A value as SQLite gives it back.
+
+        SQLite has no NaN, which becomes the null of a column that may be null, and else infinity: what a column
+        says that may not be null is how large something was.  It has no negative zero either.
+        """
+        if self.kind is not float or value is None:
+            return value
+        number = float(value) + 0.0
+        return number if number == number else None if self.null else math.inf
+
+
+def _result_columns() -> dict[str, Column]:
+    """The columns of a `Result`."""
+    columns = {}
     for field, kind in typing.get_type_hints(Result).items():
-        optional = isinstance(kind, types.UnionType)
-        base = next(k for k in typing.get_args(kind) if k is not types.NoneType) if optional else kind
-        lines.append(f"{field} {SQL[base]}{'' if optional else ' NOT NULL'}")
-    return ",\n  ".join(lines)
+        null = isinstance(kind, types.UnionType)
+        base = next(k for k in typing.get_args(kind) if k is not types.NoneType) if null else kind
+        columns[field] = Column(base, null)
+    return columns
 
 
-SCHEMA = f"""
-CREATE TABLE campaign (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE environments (id TEXT PRIMARY KEY, description TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE events (at TEXT NOT NULL, what TEXT NOT NULL);
-CREATE TABLE walks (epoch INTEGER NOT NULL, steps INTEGER NOT NULL, seconds REAL NOT NULL);
-CREATE TABLE experiments (
-  key TEXT PRIMARY KEY,
-  {_columns()},
-  environment TEXT NOT NULL REFERENCES environments (id),
-  finished_at TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE UNIQUE INDEX numbers ON experiments (number);
-"""
-FIELDS = [field.name for field in dataclasses.fields(Result)]
+TEXT, WHOLE, REAL = Column(str), Column(int), Column(float)
+# Every table's columns but for the digest; the first one is its primary key.  There is no index besides: an index
+# is a second copy of a column, which no digest covers.
+TABLES: dict[str, dict[str, Column]] = {
+    "campaign": {"name": TEXT, "value": TEXT},
+    "environments": {"id": TEXT, "description": TEXT},
+    "events": {"number": WHOLE, "at": TEXT, "what": TEXT},
+    "walks": {"number": WHOLE, "epoch": WHOLE, "steps": WHOLE, "seconds": REAL},
+    "experiments": {**_result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
+}
+
+
+def _definition(table: str) -> str:
+    """The SQL that makes a table."""
+    (key, column), *others = TABLES[table].items()
+    lines = [f"{key} {SQL[column.kind]} PRIMARY KEY{'' if column.kind is int else ' NOT NULL'}"]
+    lines += [f"{name} {SQL[column.kind]}{'' if column.null else ' NOT NULL'}" for name, column in others]
+    # Without row numbers where the key is a text, which would need an index otherwise.
+    return f"CREATE TABLE {table} ({', '.join([*lines, f'{DIGEST} BLOB NOT NULL'])})" + (
+        "" if column.kind is int else " WITHOUT ROWID"
+    )
+
+
+def digest_of(table: str, values: Sequence[Cell]) -> bytes:
+    """The digest of a row: BLAKE2b over the table, its columns and their values, as Python writes them in ASCII.
+
+    >>> digest_of("events", [1, "2026-01-01", "started"]).hex()
+    '3050f94dba321275e6edf15b92475501'
+    """
+    text = ascii((table, list(zip(TABLES[table], values, strict=True))))
+    return hashlib.blake2b(text.encode("ascii"), digest_size=DIGEST_BYTES).digest()
+
+
+class Damaged(NamedTuple):
+    """A row whose digest is not that of its values: its table, and its primary key as it reads now."""
+
+    table: str
+    key: Cell
+
+    def __str__(self) -> str:
+        return f"{self.table.removesuffix('s')} {self.key!s}"
+
+
+class _Known(dict[str, Any]):
+    """What is known of a campaign, by name; what is missing is refused like what is wrong."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        super().__init__()
+        self._path = path
+
+    def __missing__(self, name: str) -> NoReturn:
+        raise InputError(f"its {name} is missing; resume the campaign, or restore a copy", self._path)
+
+
+def _listed(damaged: Sequence[Damaged]) -> str:
+    named = ", ".join(str(row)[:60] for row in damaged[:NAMED])
+    return named if len(damaged) <= NAMED else f"{named} and {len(damaged) - NAMED} more"
 
 
 class Store:
     """A campaign's file, open; a context that closes it.
 
+    Every row is compared with its digest when the file is opened.  A reader refuses a file with a
+    damaged row.  A writer knows the `damaged` rows, and removes them with `mend`.
+
     Args:
       folder: of the campaign.
       write: make it where there is none, and let this process write; else it is only read.
+
+    Attributes:
+      damaged: rows whose digest is not that of their values.
 
     Raises:
       InputError: there is none, or what is there is no campaign, damaged, or of another version.
@@ -76,6 +161,8 @@ class Store:
             self.connection = sqlite3.connect(uri, uri=True, timeout=60, isolation_level=None)
             refused.callback(self.connection.close)
             self.connection.row_factory = sqlite3.Row
+            # A damaged text need not be UTF-8, and is still to be read, and compared with its digest.
+            self.connection.text_factory = lambda raw: raw.decode(errors="surrogateescape")
             (pages,) = self.connection.execute("PRAGMA page_count").fetchone()
             if not pages and not write:
                 raise InputError("the campaign has not begun", self.path)
@@ -84,12 +171,16 @@ class Store:
             if not write:
                 self.connection.execute("PRAGMA query_only = ON")
             self._check()
+            self.damaged = self._find_damaged()
+            if self.damaged and not write:
+                raise InputError(f"damaged: {_listed(self.damaged)}; {self._how_to_mend()}", self.path)
+            self._check_content()
             refused.pop_all()
 
     def _make(self) -> None:
         with self.transaction():
-            for statement in SCHEMA.split(";"):
-                self.connection.execute(statement)
+            for table in TABLES:
+                self.connection.execute(_definition(table))
             self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
             self.connection.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -106,15 +197,99 @@ class Store:
             )
         problems = [row[0] for row in self.connection.execute("PRAGMA quick_check(1)")]
         if problems != ["ok"]:
-            raise InputError(f"damaged: {problems[0]}", self.path)
+            raise InputError(f"damaged: {str(problems[0])[:300]}; restore a copy, or choose another --out", self.path)
+        made = {row["name"]: row["sql"] for row in self.connection.execute("SELECT name, sql FROM sqlite_master")}
+        for table in TABLES:
+            if made.get(table) != _definition(table):
+                what = f"damaged: the definition of its table {table}; restore a copy, or choose another --out"
+                raise InputError(what, self.path)
+
+    def _find_damaged(self) -> list[Damaged]:
+        found = []
+        for table, columns in TABLES.items():
+            for row in self.connection.execute(f"SELECT {', '.join(columns)}, {DIGEST} FROM {table}"):
+                *values, digest = row
+                if digest != digest_of(table, values):
+                    found.append(Damaged(table, values[0]))
+        return found
+
+    def _how_to_mend(self) -> str:
+        """What to do about damaged rows."""
+        plan = self.about().get("plan_file")
+        command = f"python -m fault_injection campaign {plan or 'PLAN'} --out {self.path.parent}"
+        return f"resume the campaign, which runs again what is lost: {command}"
+
+    def _check_content(self) -> None:
+        """See that what a sound file says is what this program writes; by hand one can write anything."""
+        about, plan, damaged = self.about(), self.plan(), set(self.damaged)
+        for name, kind in (("conditions", Conditions), ("measure", Measure)):
+            if name in about and not _describes(about[name], kind):
+                raise self._not_ours(f"its {name}")
+        for name, hint in (("plan_key", str), ("plan_file", str | None), ("jobs", int)):
+            if name in about and not fits(about[name], hint):
+                raise self._not_ours(f"its {name}")
+        for row in self.connection.execute("SELECT id, description FROM environments"):
+            sound = isinstance(_parsed(row["description"]), dict)
+            if not sound and Damaged("environments", row["id"]) not in damaged:
+                raise self._not_ours(f"environment {row['id']}")
+        if plan is None:
+            return
+        wrong_in = _wrong_in(plan)
+        for row in self.connection.execute("SELECT * FROM experiments"):
+            wrong = wrong_in(row)
+            if wrong and Damaged("experiments", row["number"]) not in damaged:
+                raise self._not_ours(f"the {wrong} of experiment {row['number']}")
+
+    def _not_ours(self, what: str) -> InputError:
+        return InputError(f"{what} is not what this program writes; restore a copy, or choose another --out", self.path)
+
+    def mend(self) -> str:
+        """Remove the damaged rows, and say in an event which they were; an experiment without a row is not done.
+
+        An environment that experiments refer to, and whose row was damaged, gets a description that says so.
+
+        Returns:
+          The rows, for people to read; empty where none was damaged.
+        """
+        if not self.damaged:
+            return ""
+        lost = _listed(self.damaged)
+        with self.transaction():
+            for table in dict.fromkeys(row.table for row in self.damaged):
+                # Not by its key: where keys are damaged a search may miss one.
+                names = ", ".join((*TABLES[table], DIGEST))
+                rows = [tuple(row) for row in self.connection.execute(f"SELECT {names} FROM {table}")]
+                self.connection.execute(f"DELETE FROM {table}")
+                for *values, digest in rows:
+                    if digest == digest_of(table, values):
+                        self._insert(table, values)
+            known = {row["id"] for row in self.query("SELECT id FROM environments")}
+            for row in self.query("SELECT DISTINCT environment FROM experiments"):
+                if row["environment"] not in known:
+                    self._insert("environments", [row["environment"], json.dumps({"description": "lost by damage"})])
+            self._insert("events", [None, _now(), f"damaged rows were removed: {printable(lost)}"])
+        self.damaged = []
+        return lost
+
+    def _insert(self, table: str, values: Sequence[Cell], otherwise: str = "ABORT") -> None:
+        """Add a row with its digest; a key that is None is the next number."""
+        columns = TABLES[table]
+        key, *others = (column.kept(value) for column, value in zip(columns.values(), values, strict=True))
+        if key is None:
+            (key,) = self.connection.execute(f"SELECT coalesce(max(number), 0) + 1 FROM {table}").fetchone()
+        row = [key, *others]
+        marks = ", ".join("?" * (len(row) + 1))
+        names = ", ".join((*columns, DIGEST))
+        statement = f"INSERT OR {otherwise} INTO {table} ({names}) VALUES ({marks})"
+        self.connection.execute(statement, [*row, digest_of(table, row)])
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         """What SQLite says of a file or a disk, as one line of ours."""
         try:
             yield
-        except sqlite3.DatabaseError as error:
-            raise InputError(f"{error}; nothing was changed", self.path) from None
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # the latter where its words quote what is damaged
+            raise InputError(f"{str(error)[:200]}; nothing was changed", self.path) from None
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -136,9 +311,14 @@ class Store:
         self.connection.close()
 
     def plan(self) -> Plan | None:
-        """The campaign's plan, None before it has begun."""
+        """The campaign's plan, None before it has begun, or where its row is damaged."""
         kept = self.about().get("plan")
-        return restore_plan(kept) if kept else None
+        if kept is None:
+            return None
+        try:
+            return restore_plan(kept)
+        except ValueError as error:
+            raise self._not_ours(f"its plan ({str(error)[:200]})") from None
 
     def expect(self, plan: Plan) -> None:
         """See that this is a plan's campaign, if it is one yet; raises InputError if it is another plan's."""
@@ -160,46 +340,50 @@ class Store:
         """
         self.expect(plan)
         with self.transaction():
-            if self.about().get("plan_key", plan_key) != plan_key:
+            keys = self.query("SELECT number, key FROM experiments")  # where the plan's own row was damaged, these tell
+            theirs = all(row["key"] == experiment_key(plan_key, row["number"]) for row in keys)
+            if self.about().get("plan_key", plan_key) != plan_key or not theirs:
                 what = "begun on a machine, or by code, whose bits are others: its results do not mix with new ones"
                 raise InputError(f"{what}; choose another --out", self.path)
             self._set({"plan_key": plan_key, "plan": dataclasses.asdict(plan), **known})
 
     def _set(self, values: dict[str, Any]) -> None:
-        rows = [(name, json.dumps(value)) for name, value in values.items()]
-        self.connection.executemany("INSERT OR REPLACE INTO campaign VALUES (?, ?)", rows)
+        for name, value in values.items():
+            self._insert("campaign", [name, json.dumps(value)], "REPLACE")
 
     def about(self) -> dict[str, Any]:
-        """What is known of the campaign as a whole."""
-        return {row["name"]: json.loads(row["value"]) for row in self.query("SELECT name, value FROM campaign")}
+        """What is known of the campaign as a whole, but for damaged rows."""
+        known = _Known(self.path)
+        for row in self.query("SELECT name, value FROM campaign"):
+            if Damaged("campaign", row["name"]) not in self.damaged:
+                if (value := _parsed(row["value"])) is NOT_JSON:
+                    raise self._not_ours(f"its {row['name']}")
+                known[row["name"]] = value
+        return known
 
     def event(self, what: str) -> None:
         """Write down that something happened."""
         with self.transaction():
-            self.connection.execute("INSERT INTO events VALUES (?, ?)", (_now(), what))
+            self._insert("events", [None, _now(), printable(what)])
 
     def walked(self, epoch: int, steps: int, seconds: float) -> None:
         """Write down that an epoch was walked through."""
         with self.transaction():
-            self.connection.execute("INSERT INTO walks VALUES (?, ?, ?)", (epoch, steps, seconds))
+            self._insert("walks", [None, epoch, steps, seconds])
 
     def add(self, results: Iterable[Result], environment: dict[str, Any], plan_key: str) -> int:
-        """Add results; one that is there already, by its key, adds nothing.  Returns how many were added."""
-        identity = content_hash(environment)
-        names = ["key", *FIELDS, "environment", "finished_at"]
-        rows = [
-            (experiment_key(plan_key, r.number), *(getattr(r, name) for name in FIELDS), identity, _now())
-            for r in results
-        ]
+        """Add results; one that is there already, by its number, adds nothing.  Returns how many were added."""
+        identity, added = content_hash(environment), 0
         with self.transaction():
-            text = json.dumps(environment, sort_keys=True)
-            self.connection.execute("INSERT OR IGNORE INTO environments VALUES (?, ?)", (identity, text))
-            before = self.connection.total_changes
-            marks = ", ".join("?" * len(names))
-            self.connection.executemany(
-                f"INSERT OR IGNORE INTO experiments ({', '.join(names)}) VALUES ({marks})", rows
-            )
-            return self.connection.total_changes - before
+            # In the place of what `mend` may have put there, or of the same.
+            self._insert("environments", [identity, json.dumps(environment, sort_keys=True)], "REPLACE")
+            for r in results:
+                if self.connection.execute("SELECT 1 FROM experiments WHERE number = ?", [r.number]).fetchone():
+                    continue
+                known = (getattr(r, name) for name in _result_columns())
+                self._insert("experiments", [*known, experiment_key(plan_key, r.number), identity, _now()])
+                added += 1
+        return added
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
         """Rows of a query."""
@@ -226,6 +410,62 @@ def experiment_key(plan_key: str, number: int) -> str:
     run, the libraries and the machine's arithmetic, it is that of the two.
     """
     return content_hash([plan_key, number])
+
+
+def _parsed(text: str) -> Any:
+    """What JSON says; `NOT_JSON` where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return NOT_JSON
+
+
+def _describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
+    """Whether what was kept as JSON are the fields of a `kind`."""
+    try:
+        fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in kept.items()}
+        value = kind(**fields)
+    except (TypeError, AttributeError):
+        return False
+    typed = all(fits(getattr(value, name), hint) for name, hint in typing.get_type_hints(kind).items())
+    return typed and (not isinstance(value, Measure) or value.better in ("higher", "lower"))
+
+
+def _wrong_in(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
+    """A function that names a column of an experiment of this plan that cannot be; None where all can."""
+    columns, sites = TABLES["experiments"], plan.workload.sites()
+    known: dict[str, Collection[object]] = {
+        "model": {model.name for model in plan.models},
+        "site": set(plan.sites),
+        "operand": {operand.name.lower() for operand in Operand},
+        "epoch": set(plan.epochs),
+        "step": range(plan.steps_per_epoch),
+        "worker": range(plan.workload.workers),
+        "outcome": set(OUTCOMES),
+        "audit_outcome": {None, *OUTCOMES},
+    }
+    counted = [name for name, column in columns.items() if column.kind is int]
+    typed: set[tuple[type, ...]] = set()  # that of the rows so far, which are few
+
+    def wrong_in(row: sqlite3.Row) -> str | None:
+        types_of_row = tuple(map(type, row))
+        if types_of_row not in typed:
+            for name, column in columns.items():
+                if not (column.null if row[name] is None else fits(row[name], column.kind)):
+                    return name
+            typed.add(types_of_row)
+        for name in counted:
+            if row[name] is not None and row[name] < 0:
+                return name
+        for name, valid in known.items():
+            if row[name] not in valid:
+                return name
+        if row["stage"] != sites[row["site"]].stage:
+            return "stage"
+        recorded = row["steps"] + row["audit_steps"]
+        return None if recorded and len(row["curve"]) == CURVE * recorded else "curve"
+
+    return wrong_in
 
 
 def _now() -> str:

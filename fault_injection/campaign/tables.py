@@ -11,7 +11,7 @@ import numpy as np
 
 from ..machine.errors import InputError
 from ..machine.files import write_atomically, write_text
-from .store import Store
+from .store import DIGEST, Store
 
 TABLES = ("experiments", "environments", "events", "walks")
 FORMATS = ("csv", "parquet")
@@ -34,6 +34,7 @@ def write_tables(store: Store, out: pathlib.Path, form: str) -> list[pathlib.Pat
     for name in TABLES:
         rows = [dict(row) for row in store.query(f"SELECT * FROM {name}")]
         for row in rows:
+            del row[DIGEST]
             if "curve" in row:
                 row["loss"], row["metric"] = np.frombuffer(row.pop("curve"), "<f4").reshape(-1, 2).T.tolist()
         path = out / f"{name}.{form}"

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..machine.environment import PRECISIONS, cache_folder
-from ..machine.errors import InputError
+from ..machine.errors import InputError, printable
 from ..machine.files import strict_json
 from ..machine.processes import leading
 from ..training.workload import Option, Workload
@@ -154,11 +154,13 @@ def flag(name: str) -> str:
 
 
 def tell(line: str) -> None:
-    """Print one line of a command's result."""
+    """Print one line of a command's result; what a terminal would act on is escaped."""
     if leading():
-        print(line, flush=True)
+        print(printable(line), flush=True)
 
 
 def tell_json(value: Any) -> None:
     """Print a command's result as one line of JSON; non-finite numbers become strings."""
-    tell(json.dumps(strict_json(value), ensure_ascii=False, allow_nan=False))
+    line = json.dumps(strict_json(value), ensure_ascii=False, allow_nan=False)
+    # JSON has escapes of its own.
+    tell("".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line))

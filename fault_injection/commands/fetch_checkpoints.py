@@ -6,7 +6,7 @@ import pathlib
 from ..machine.environment import cache_folder
 from ..published.checkpoints import DRIVE, fetch
 from ..training.workloads import find_workload
-from .arguments import CommandLine, natural
+from .arguments import CommandLine, natural, tell
 
 
 def add(commands: CommandLine) -> None:
@@ -34,4 +34,4 @@ def run(options: argparse.Namespace) -> None:
         find_workload(options.workload)
     chosen = {"drive": options.drive, "only": options.only, "place": options.place, "epoch": options.epoch}
     for path in fetch(options.workload, **chosen, cache=options.cache):
-        print(path)
+        tell(str(path))

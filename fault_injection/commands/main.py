@@ -8,14 +8,17 @@ import sys
 from typing import NoReturn
 
 from ..machine.environment import ROOT, prepare, use_huge_pages
-from ..machine.errors import InputError, Untrustworthy
-from ..machine.processes import broke_off, join, leave
+from ..machine.errors import InputError, Untrustworthy, printable
+from ..machine.processes import Terminated, answer_termination, broke_off, join, leave
+
+GOES_ON = "the same command goes on where it stopped"
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
     """Run a command; returns the exit code.
 
-    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.
+    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1, an
+    interrupt one line and 130, SIGTERM one line and 143.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
@@ -29,24 +32,32 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (InputError, OSError) as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         return 2
     except Untrustworthy as error:
-        print(error, file=sys.stderr)
+        _say(str(error))
         return 1
     except Exception as error:
         if not broke_off(error):
             raise
         reason = str(error).partition("\n")[0][:300]
-        print(f"the computation broke off ({reason}); the same command goes on where it stopped", file=sys.stderr)
+        _say(f"the computation broke off ({reason}); {GOES_ON}")
         return 1
+    except Terminated:
+        _say(f"terminated; {GOES_ON}")
+        return 143
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on where it stopped", file=sys.stderr)
+        _say(f"interrupted; {GOES_ON}")
         return 130
+
+
+def _say(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)
 
 
 def run(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> None:
     """What the entry points do: start this process as it runs fastest, run a command, exit."""
+    answer_termination()
     use_huge_pages()
     leave(main(arguments, program))
 

@@ -6,7 +6,7 @@ import pathlib
 from ..faults.injection_file import read_injection, write_injection
 from ..faults.scaling import scale, scaled_name
 from ..machine.errors import InputError
-from .arguments import CommandLine, flag, given, workload_options
+from .arguments import CommandLine, flag, given, tell, workload_options
 
 
 def add(commands: CommandLine) -> None:
@@ -31,4 +31,5 @@ def run(options: argparse.Namespace) -> None:
     if out.exists() and not options.force:
         raise InputError("exists already; choose another file with --out, or overwrite it with --force", out)
     write_injection(out, scaled)
-    print(*mapping, scaled.sentence(), f"written to {out}", sep="\n")
+    for line in (*mapping, scaled.sentence(), f"written to {out}"):
+        tell(line)

@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from .arguments import CommandLine, chosen_workload, workload_options
+from .arguments import CommandLine, chosen_workload, tell, workload_options
 
 
 def add(commands: CommandLine) -> None:
@@ -39,4 +39,4 @@ def run(options: argparse.Namespace) -> None:
             rows.append((site.name, site.stage, operand.name.lower(), shape, tensor.dtype.name))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        tell("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

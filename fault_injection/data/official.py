@@ -9,6 +9,7 @@ import pathlib
 import tarfile
 import zlib
 from collections.abc import Iterator
+from typing import Self
 
 import numpy as np
 
@@ -21,6 +22,10 @@ ROWS = 10_000  # images in each
 PIXELS = 3 * 32 * 32  # bytes of an image: red, green and blue plane
 BINARY_BYTES = ROWS * (1 + PIXELS)
 LARGEST_PICKLE = 8 * BINARY_BYTES  # no protocol takes more; a larger file is not read
+# Bounds of an archive whose headers are read before anything is known of it.
+LARGEST_HEADER = 2**16  # bytes of a long name, or of a member's further properties
+MOST_MEMBERS = 1000
+DESCRIBING = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE, b"X")
 
 
 def is_official(folder: pathlib.Path) -> bool:
@@ -65,12 +70,32 @@ def _files_in_folder(folder: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, 
             yield file.name, file, file.read_bytes()
 
 
+class _Header(tarfile.TarInfo):
+    """A header that cannot make the reader hold more than a few pages: names and properties have a largest size."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        """As `tarfile` reads it; raises HeaderTooLarge."""
+        header = super().frombuf(buf, encoding, errors)
+        if header.type in DESCRIBING and not 0 <= header.size <= LARGEST_HEADER:
+            raise HeaderTooLarge(f"a member's name or properties of {header.size:,} bytes")
+        if header.type == tarfile.GNUTYPE_SPARSE:
+            raise HeaderTooLarge("a member with holes")
+        return header
+
+
+class HeaderTooLarge(Exception):
+    """A header of an archive describes more than any archive of images needs."""
+
+
 def _files_in_archive(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, bytes]]:
     """The same of an archive, read once from its beginning to its end and never unpacked on disk."""
     try:
         with gzip.open(path) as unzipped:
-            with tarfile.open(fileobj=unzipped, mode="r|") as archive:
-                for member in archive:
+            with tarfile.open(fileobj=unzipped, mode="r|", tarinfo=_Header) as archive:
+                for count, member in enumerate(archive):
+                    if count == MOST_MEMBERS:
+                        raise HeaderTooLarge(f"more than {MOST_MEMBERS} members")
                     where = path / member.name
                     if "cifar-100" in member.name:
                         raise InputError("an archive of CIFAR-100, expected CIFAR-10", path)
@@ -80,7 +105,9 @@ def _files_in_archive(path: pathlib.Path) -> Iterator[tuple[str, pathlib.Path, b
                         yield where.name, where, file.read() if file else b""
             while unzipped.read(2**20):  # to the end, where gzip checks its checksum
                 pass
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+    except HeaderTooLarge as error:
+        raise InputError(f"no archive of CIFAR-10: it has {error}", path) from None
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, ValueError, RecursionError) as error:
         raise InputError(f"damaged or truncated, expected a whole .tar.gz archive ({error})", path) from None
 
 

@@ -8,12 +8,14 @@
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import io
 import json
 import os
 import pathlib
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -22,6 +24,8 @@ import numpy as np
 from .errors import InputError
 
 CHECKSUM = "sha256"
+LARGEST_TEXT = 16 * 2**20  # bytes of a text file that a person writes
+KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
 
 class DamagedFile(Exception):
@@ -84,18 +88,28 @@ def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None
 
     Raises:
       OSError: the file cannot be made or opened.
+      InputError: it is a symbolic link, through which nothing is ever written, or no regular file.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)  # minus the umask
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)  # minus the umask
+        except OSError as error:
+            if path.is_symlink():
+                raise InputError("is a symbolic link, through which nothing is written; remove it", path) from None
+            if error.errno == errno.ENXIO:  # a socket
+                raise InputError("is no regular file; remove it", path) from None
+            raise
         with os.fdopen(handle, "r+b") as file:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise InputError("is no regular file; remove it", path)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
             try:
-                mine = os.path.samestat(os.fstat(handle), path.stat())
+                mine = os.path.samestat(os.fstat(handle), path.lstat())
             except FileNotFoundError:
                 mine = False
             if mine:  # else the other writer has renamed or removed this file meanwhile: open a new one
@@ -106,7 +120,7 @@ def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None
 def in_use(path: pathlib.Path) -> bool:
     """Whether a process holds `path` as its `only_writer` now."""
     try:
-        with path.open("rb") as file:
+        with _open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -115,14 +129,62 @@ def in_use(path: pathlib.Path) -> bool:
     return False
 
 
+def _open_regular(path: str | os.PathLike) -> BinaryIO:
+    """Open a regular file for reading; raises OSError where it is something else, and waits for nothing."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        if stat.S_ISDIR(mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise OSError(errno.EINVAL, f"is {KINDS.get(stat.S_IFMT(mode), 'a device')}, expected a file", os.fspath(path))
+    return os.fdopen(handle, "rb")
+
+
+def read_bounded(path: str | os.PathLike, most: int = LARGEST_TEXT) -> bytes:
+    """The content of a regular file of at most `most` bytes.
+
+    Raises:
+      OSError: it cannot be read, is larger, or is no regular file, such as a pipe or `/dev/zero`.
+    """
+    with _open_regular(path) as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise OSError(errno.EFBIG, f"has more than {most:,} bytes", os.fspath(path))
+    return content
+
+
 def read_text(path: str | os.PathLike) -> str:
-    """The text of a file that a person wrote; raises InputError where it cannot be read or is not UTF-8."""
+    """The text of a file that a person wrote, a regular one of at most 16 MiB.
+
+    Raises:
+      InputError: it cannot be read, is larger, is no regular file, or is not UTF-8.
+    """
     try:
-        return pathlib.Path(path).read_bytes().decode("utf-8-sig")
+        return read_bounded(path).decode("utf-8-sig")
     except OSError as error:
         raise InputError(error.strerror or str(error), path) from None
     except UnicodeDecodeError as error:
         raise InputError(f"not a text file: byte {error.start} is not UTF-8", path) from None
+    except ValueError:  # of the name, not of the content
+        raise InputError("a file's name has no NUL byte", path) from None
+
+
+def discard(path: pathlib.Path) -> None:
+    """Remove a file that is not used, if it is there; a symbolic link or an empty folder in its place, too.
+
+    Raises:
+      InputError: a folder with something in it is in its place.
+    """
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        if path.is_symlink() or not path.is_dir():
+            raise
+        try:
+            path.rmdir()
+        except OSError:
+            raise InputError("is a folder with something in it, expected a file; remove it", path) from None
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
@@ -176,9 +238,15 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
     Raises:
       FileNotFoundError: there is no such file.
-      DamagedFile: the file is truncated, altered or of another kind.
+      DamagedFile: the file is truncated, altered or of another kind, or no regular file.
     """
-    content = pathlib.Path(path).read_bytes()
+    try:
+        with _open_regular(path) as file:
+            content = file.read()
+    except OSError as error:
+        if error.errno in (errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO):
+            raise DamagedFile(f"{path} is damaged ({error.strerror})") from None
+        raise
     try:
         with np.load(io.BytesIO(content), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}

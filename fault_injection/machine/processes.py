@@ -12,13 +12,14 @@ import contextvars
 import os
 import pickle
 import re
+import signal
 import sys
 from collections.abc import Callable
 from typing import NoReturn, ParamSpec, TypeVar
 
 import numpy as np
 
-from .errors import InputError
+from .errors import InputError, printable
 
 Told = TypeVar("Told")
 Arguments = ParamSpec("Arguments")
@@ -26,6 +27,23 @@ STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
 # Whether the leader is running something that the other processes are waiting for.
 _alone = contextvars.ContextVar("_alone", default=False)
+
+
+class Terminated(KeyboardInterrupt):
+    """This process was asked to end, by SIGTERM: as schedulers and containers do before they kill."""
+
+
+def answer_termination() -> None:
+    """From now on SIGTERM raises `Terminated` here, once, so that a command ends as when it is interrupted.
+
+    A second one is ignored: who cannot wait kills.
+    """
+
+    def end(number: int, frame: object) -> NoReturn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def join(coordinator: str, processes: int | None = None, process: int | None = None) -> None:
@@ -51,6 +69,8 @@ def join(coordinator: str, processes: int | None = None, process: int | None = N
             raise InputError(f"--coordinator auto: this is no cluster that JAX knows; {hint}") from None
     else:
         jax.distributed.initialize(coordinator, processes, process, heartbeat_timeout_seconds=HEARTBEAT)
+    if callable(signal.getsignal(signal.SIGTERM)):  # JAX has put its own in the place of ours, which only takes notice
+        answer_termination()
 
 
 def broke_off(error: Exception) -> bool:
@@ -88,9 +108,9 @@ def leading() -> bool:
 
 
 def say(line: str) -> None:
-    """Tell the person at the terminal one line, on standard error."""
+    """Tell the person at the terminal one line, on standard error; what a terminal would act on is escaped."""
     if leading():
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 def from_leader(function: Callable[[], Told]) -> Told:

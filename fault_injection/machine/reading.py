@@ -2,8 +2,10 @@
 
 import dataclasses
 import re
+import types
+import typing
 from collections.abc import Callable, Collection
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from .errors import did_you_mean
 
@@ -41,6 +43,30 @@ class Kind(Generic[Value]):
         return f"{text[:SHOWN]!r}; expected {self.expected(text)}"
 
 
+def fits(value: object, hint: Any) -> bool:
+    """Whether a value has the type that an annotation says; a whole number is a number, and `True` is neither.
+
+    >>> fits((1, 2), tuple[int, ...]), fits(None, int | None), fits("1", float), fits(True, int)
+    (True, True, False, False)
+
+    Args:
+      hint: a class, a union, or a tuple of them; of a dataclass its fields are looked at.
+    """
+    arguments = typing.get_args(hint)
+    if hint is Any:
+        return True
+    if isinstance(hint, types.UnionType):
+        return any(fits(value, argument) for argument in arguments)
+    if typing.get_origin(hint) is tuple:
+        each = arguments[:1] * len(value) if isinstance(value, tuple) and ... in arguments else arguments
+        return isinstance(value, tuple) and len(value) == len(each) and all(map(fits, value, each))
+    if hint in (int, float):
+        return type(value) is int or type(value) is hint
+    if type(value) is hint and dataclasses.is_dataclass(hint):
+        return all(fits(getattr(value, field.name), field.type) for field in dataclasses.fields(hint))
+    return isinstance(value, hint)
+
+
 def whole(low: int, high: int = 2**31 - 1) -> Kind[int]:
     """A whole number from `low` to `high`, both included."""
 
@@ -53,10 +79,10 @@ def whole(low: int, high: int = 2**31 - 1) -> Kind[int]:
 
 
 def number(valid: Callable[[float], bool], expected: str) -> Kind[float]:
-    """A number that is `valid`; `expected` says which are."""
+    """A number that is `valid`; `expected` says which are.  A negative zero is none: a rate has no sign."""
 
     def parse(text: str) -> float:
-        if not NUMBER.fullmatch(text) or not valid(float(text)):
+        if not NUMBER.fullmatch(text) or not valid(float(text)) or (text.startswith("-") and float(text) == 0):
             raise ValueError
         return float(text)
 

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..machine.errors import InputError
-from ..machine.files import DamagedFile, read_arrays
+from ..machine.files import DamagedFile, read_arrays, read_bounded
 from ..training.program import Measure
 
 MOST_CURVES = 8  # that a picture can show apart
+LARGEST = 2**30  # bytes of a provenance, which has all elements that a fault struck
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,15 +51,15 @@ def find_finished(folders: Iterable[pathlib.Path]) -> list[Finished]:
         try:
             found.append(Finished(path.parent, known["outcome"], _summary(known), known, provenance))
             provenance["fault"]
-        except (KeyError, TypeError):
+        except (LookupError, TypeError, ValueError, AttributeError):
             raise InputError("is not what a replay writes", path) from None
     return found
 
 
 def _read(path: pathlib.Path) -> dict[str, Any]:
     try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+        value = json.loads(read_bounded(path, LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot be read: {error}", path) from None
     if not isinstance(value, dict):
         raise InputError("is not what a replay writes", path)
@@ -94,7 +95,7 @@ def draw_together(found: list[Finished], path: pathlib.Path) -> None:
 
     if not 1 <= len(found) <= MOST_CURVES:
         raise InputError(f"{len(found)} replays, expected 1 to {MOST_CURVES} for one picture; name their folders")
-    keys = {entry.provenance["golden_run"]: entry.folder for entry in found}
+    keys = {str(entry.provenance.get("golden_run")): entry.folder for entry in found}
     if len(keys) > 1:
         folders = " and ".join(map(str, list(keys.values())[:2]))
         raise InputError(f"{folders} have different golden runs; a picture shows replays of one")
@@ -107,13 +108,16 @@ def draw_together(found: list[Finished], path: pathlib.Path) -> None:
         except (OSError, DamagedFile) as error:
             raise InputError(str(error)) from None
         name = entry.folder.name
-        tables[name] = _part(columns, "faulty")
-        # The golden run as far as the longest of them goes.
-        golden = max(golden, _part(columns, "golden"), key=lambda table: len(table.get("steps/loss", ())))
-        steps = int(golden["steps/step"].max()) + 1
-        at = dict(line.split(",", 1) for line in entry.provenance["injection"] if "," in line)
-        fault_at[name] = int(at["target_epoch"]) + int(at["target_step"]) / steps
-    measure = Measure(**found[0].known["measure"])
+        try:
+            tables[name] = _part(columns, "faulty")
+            # The golden run as far as the longest of them goes.
+            golden = max(golden, _part(columns, "golden"), key=lambda table: len(table.get("steps/loss", ())))
+            steps = int(golden["steps/step"].max()) + 1
+            at = dict(line.split(",", 1) for line in entry.provenance["injection"] if "," in line)
+            fault_at[name] = int(at["target_epoch"]) + int(at["target_step"]) / steps
+            measure = Measure(**entry.known["measure"])
+        except (LookupError, TypeError, ValueError, AttributeError):
+            raise InputError("is not what a replay writes", entry.folder) from None
     draw_curves(path, f"{len(found)} replays", golden, tables, fault_at, steps, measure)
 
 

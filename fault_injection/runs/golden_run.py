@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import math
 import pathlib
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -15,7 +16,7 @@ import numpy as np
 
 from ..machine.environment import arithmetic, cache_folder
 from ..machine.errors import InputError, Untrustworthy
-from ..machine.files import DamagedFile, write_json
+from ..machine.files import DamagedFile, read_bounded, write_json
 from ..machine.processes import from_leader, say
 from ..training.program import Array, Evaluation, Program, Role, State, StepReport, leaf_names
 from ..training.workload import Workload
@@ -23,10 +24,11 @@ from .dependencies import content_hash, source_of_bits
 from .follow import Address, Observer, addresses, follow
 from .outcome import Noise
 from .progress import Pace, Progress
-from .records import Epoch, Recorder, Run
+from .records import Epoch, Recorder, Run, abstract_record
 from .run_store import RunStore
 
 TIMING = "timing.json"  # how long the run took when it was last made
+SHOWN = 60  # characters of what another run's description says
 KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that are kept without being asked for
 
 
@@ -110,7 +112,8 @@ class Golden:
         """Its files."""
         runs = (self.cache or cache_folder()) / "golden"
         names = tuple(leaf.name for leaf in self.program.leaves)
-        return RunStore(runs / f"{self.workload.label}-{self.key}", self.program.abstract, names)
+        folder = runs / f"{self.workload.label}-{self.key}"
+        return RunStore(folder, self.program.abstract, names, abstract_record(self.program))
 
     @property
     def folder(self) -> pathlib.Path:
@@ -127,10 +130,15 @@ class Golden:
         known = json.loads(json.dumps(self.determined_by))  # as it is read
         ours = known["arithmetic"]
         for path in sorted(self.folder.parent.glob("*/golden.json")):
-            with contextlib.suppress(OSError, ValueError, KeyError):
-                other = json.loads(path.read_text(encoding="utf-8"))
+            # What does not describe a golden run is of no interest here: all files of one are made with it.
+            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                other = json.loads(read_bounded(path))
                 theirs = other["arithmetic"]
-                differs = [f"{name} {theirs[name]}, here {ours[name]}" for name in ours if theirs[name] != ours[name]]
+                differs = [
+                    f"{name} {str(theirs[name])[:SHOWN]}, here {ours[name]}"
+                    for name in ours
+                    if theirs[name] != ours[name]
+                ]
                 same_run = all(other.get(part) == known.get(part) for part in ("workload", "twin", "start"))
                 if same_run and theirs["source"] == ours["source"] and differs:
                     found.append((path.parent, "; ".join(differs)))
@@ -171,9 +179,10 @@ class Golden:
     def seconds_per_step(self) -> float | None:
         """What a step took when the run was last made, evaluations included; None if it was not."""
         try:
-            return float(json.loads((self.folder / TIMING).read_bytes())["seconds_per_step"])
-        except (OSError, ValueError, KeyError, TypeError):
+            seconds = float(json.loads(read_bounded(self.folder / TIMING))["seconds_per_step"])
+        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return None
+        return seconds if 0 < seconds < math.inf else None
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -343,8 +352,8 @@ def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = No
     def finals() -> list[tuple[float, float]]:
         found = []
         for run in (golden, *twins_of(golden, twins)):
-            with contextlib.suppress(FileNotFoundError, DamagedFile):
-                found.append(final_metrics([run.store.read_record(epoch) for epoch in last]))
+            with contextlib.suppress(FileNotFoundError):  # a twin not made to the end; a damaged one is named
+                found.append(final_metrics([run.fetch_record(epoch) for epoch in last]))
         return found
 
     found = from_leader(finals)

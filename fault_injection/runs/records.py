@@ -38,6 +38,13 @@ def epoch_record(rows: Sequence[StepRow], evaluation: Evaluation = NOT_EVALUATED
     return record | dict(zip(PER_EPOCH, map(np.asarray, [*means, *evaluation]), strict=True))
 
 
+def abstract_record(program: Program) -> dict[str, tuple[int, ...]]:
+    """Shapes of the columns of an epoch's record."""
+    steps = program.steps_per_epoch
+    wide = {"digest": (steps, len(program.leaves)), "magnitude": (steps, len(program.watched))}
+    return {name: wide.get(name, (steps,)) for name in PER_STEP} | dict.fromkeys(PER_EPOCH, ())
+
+
 def rows_of(record: Epoch, steps: int) -> list[StepRow]:
     """The rows of the first `steps` steps of a record."""
     return [StepRow(*(record[name][i] for name in PER_STEP)) for i in range(steps)]

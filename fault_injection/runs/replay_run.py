@@ -85,12 +85,12 @@ def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], obje
     measure, record = program.measure(), functools.cache(golden.fetch_record)
 
     key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY)])
-    store = RunStore(golden.folder.parent.parent / "replays" / key, program.abstract, golden.store.names)
+    store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
     with contextlib.ExitStack() as held:
         from_leader(lambda: held.enter_context(store.alone()))
         total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
         progress = held.enter_context(Progress("replay", total, measure.name, record))
-        kept = from_leader(lambda: _kept(store, first.epoch))
+        kept = from_leader(lambda: _kept(store, first.epoch, injection.site, fault))
         nonfinite = NonFinite(since, injection.nonfinite)
         witness = Witness(injection.site, fault, kept.struck if kept else None)
         control: State = None
@@ -258,16 +258,38 @@ class _Kept(NamedTuple):
     struck: Struck
 
 
-def _kept(store: RunStore, first: int) -> _Kept | None:
-    """What an interrupted replay has left; None where it left nothing."""
+def _kept(store: RunStore, first: int, site: Site, fault: Fault) -> _Kept | None:
+    """What an interrupted replay has left; None where it left nothing, or not what a replay of this fault leaves."""
     try:
-        struck = Struck(**{name: np.asarray(value) for name, value in read_arrays(_struck_path(store)).items()})
+        struck = _read_struck(_struck_path(store), site, fault)
         epoch = store.checkpoints()[-1]
         store.read_checkpoint(epoch)
         epochs = tuple(store.read_record(e) for e in range(first, epoch))
-    except (FileNotFoundError, IndexError, DamagedFile):
+    except (FileNotFoundError, IndexError):
         return None
-    return _Kept(Run(first, epochs, len(epochs)), struck)
+    except DamagedFile as error:
+        say(f"replay: {error}; it begins again")
+        for path in store.folder.iterdir():
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            elif path.name != "lock":
+                path.unlink()
+        return None
+    return _Kept(Run(first, epochs, len(epochs)), struck) if epochs else None
+
+
+def _read_struck(path: pathlib.Path, site: Site, fault: Fault) -> Struck:
+    """What the faulty step reported; raises FileNotFoundError, or DamagedFile where it is no report of this fault."""
+    arrays = read_arrays(path)
+    listed = np.shape(fault.index)
+    expected = {field.name: listed if field.name in ("old", "new") else () for field in dataclasses.fields(Struck)}
+    found = {name: array.shape for name, array in arrays.items()}
+    if found != expected or any(array.dtype.kind not in "iu" for array in arrays.values()):
+        raise DamagedFile(f"{path} is not what a faulty step reports")
+    try:
+        return check_struck(site.name, fault, Struck(**arrays))
+    except FaultNotApplied as error:
+        raise DamagedFile(f"{path} is not of this fault ({error})") from None
 
 
 def _struck_path(store: RunStore) -> pathlib.Path:

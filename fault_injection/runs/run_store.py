@@ -9,12 +9,13 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
 
-from ..machine.files import DamagedFile, only_writer, read_arrays, write_arrays
+from ..machine.files import DamagedFile, discard, only_writer, read_arrays, write_arrays
 from ..machine.processes import say
 from ..training.program import State
 from .records import Epoch
@@ -28,11 +29,13 @@ class RunStore:
       folder: where they are.
       abstract: shapes and dtypes of the run's state.
       names: of the state's leaves, in the order of `jax.tree.leaves`.
+      columns: shapes of an epoch's record, see `records.abstract_record`; None reads any.
     """
 
     folder: pathlib.Path
     abstract: State
     names: tuple[str, ...]
+    columns: Mapping[str, tuple[int, ...]] | None = None
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -50,8 +53,9 @@ class RunStore:
         return self.folder / "checkpoints" / f"{number:04d}.npz"
 
     def checkpoints(self) -> list[int]:
-        """Epochs before which there is a checkpoint, in order."""
-        return sorted(int(path.stem) for path in (self.folder / "checkpoints").glob("[0-9]*.npz"))
+        """Epochs before which there is a checkpoint, in order; files of other names are not ours."""
+        names = (path.name for path in (self.folder / "checkpoints").glob("*.npz"))
+        return sorted(int(name[:-4]) for name in names if re.fullmatch(r"[0-9]{4}|[1-9][0-9]{4,8}", name[:-4]))
 
     def recorded(self, first: int = 0) -> int:
         """Up to, but not including, which epoch all from `first` on have records."""
@@ -66,7 +70,13 @@ class RunStore:
 
     def read_record(self, epoch: int) -> Epoch:
         """An epoch's record; raises FileNotFoundError or DamagedFile."""
-        return read_arrays(self.record_path(epoch))
+        path = self.record_path(epoch)
+        record = read_arrays(path)
+        if self.columns is not None:
+            found = {name: column.shape for name, column in record.items()}
+            if found != self.columns or any(column.dtype.kind not in "fiu" for column in record.values()):
+                raise DamagedFile(f"{path} is not a record of this workload")
+        return record
 
     def write_checkpoint(self, number: int, state: State) -> None:
         """Keep the state before an epoch."""
@@ -85,4 +95,4 @@ class RunStore:
 
     def remove_checkpoint(self, number: int) -> None:
         """Forget the state before an epoch, if it was kept."""
-        self.checkpoint_path(number).unlink(missing_ok=True)
+        discard(self.checkpoint_path(number))

@@ -148,6 +148,9 @@ class ImageWorkload(Workload):
         if self.batch_size % self.workers:
             message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
             return Contradiction("batch_size", message)
+        if self.batch_size > (images := DATASETS[self.dataset].train):
+            message = f"batch_size {self.batch_size} is larger than {self.dataset}, which has {images} training images"
+            return Contradiction("batch_size", message)
         return None
 
     def unscaled(self, new: Self) -> list[str]:

@@ -34,7 +34,11 @@ def find_workload(name: str) -> Workload:
 
 def _load(path: pathlib.Path, function: str, name: str) -> Workload:
     shown = name[:SHOWN]
-    if not path.is_file():
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # no file can have this name
+        there = False
+    if not there:
         raise InputError(f"workload {shown!r}: there is no such file")
     # By its path, so that classes defined there can be pickled and found again.
     module_name = f"fault_injection_workload_{path.resolve().as_posix()}"

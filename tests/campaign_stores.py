@@ -1,0 +1,86 @@
+"""A small campaign's store, made without running anything."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+
+from fault_injection.campaign.conditions import Conditions
+from fault_injection.campaign.experiment import CONDITIONS, END, Result
+from fault_injection.campaign.plan import Plan, parse_plan
+from fault_injection.campaign.store import Store
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW
+from fault_injection.training.program import Measure
+
+TOY = pathlib.Path(__file__).with_name("toy.py")
+KEY = "a plan's key"
+ENVIRONMENT = {"host": "here", "jax": "0.0"}
+
+
+def toy_plan(experiments: int = 40) -> Plan:
+    """A plan of the linear regression."""
+    return parse_plan(
+        f'workload = "{TOY}:linear"\n[faults]\nexperiments = {experiments}\n[faults.models]\nRD = 1\nINPUT = 1'
+    )
+
+
+def result(number: int, **changes: object) -> Result:
+    """A result of the plan; every sixth is not masked."""
+    outcome, ended, steps = (
+        (MASKED, CONDITIONS, 3) if number % 6 else ((SLOW, END, 20), (IMMEDIATE, "nan", 1))[number % 12 // 6]
+    )
+    known = {
+        "number": number,
+        "epoch": number % 4,
+        "step": number % 8,
+        "worker": number % 2,
+        "site": "fc",
+        "stage": "forward",
+        "operand": "output",
+        "model": "RD",
+        "value_source": "random_finite",
+        "elements": 1,
+        "bit": None,
+        "first_position": number,
+        "old_bits": 0x3F800000,
+        "new_bits": number,
+        "operand_changed": 1,
+        "output_changed": 1,
+        "outcome": outcome,
+        "rule": f"the rule of {number}",
+        "exit": ended,
+        "steps": steps,
+        "first_nonfinite": 0 if outcome == IMMEDIATE else None,
+        "exactly_masked_after": None,
+        "conditions_after": 2 if ended == CONDITIONS else None,
+        "history_excess": 1.0 + number,
+        "variance_excess": 1.0,
+        "loss_gap": 0.25,
+        "worse_train": 0.25 if outcome == SLOW else None,
+        "worse_test": 0.5 if outcome == SLOW else None,
+        "audit_outcome": None,
+        "audit_rule": None,
+        "audit_steps": 0,
+        "seconds": 1.5,
+        "outside_seconds": 0.1,
+        "setup_seconds": 0.0,
+        "curve": np.linspace([2.0, 0.1], [1.0 + number, 0.5], steps, dtype="<f4").tobytes(),
+    }
+    fields = {field.name for field in dataclasses.fields(Result)}
+    assert fields == known.keys()
+    return Result(**known | changes)
+
+
+def fill(folder: pathlib.Path, plan: Plan) -> pathlib.Path:
+    """A campaign's folder with all results of its plan."""
+    measure = Measure("loss", "lower", 5.0, 0.01)._asdict()
+    with Store(folder, write=True) as store:
+        store.begin(
+            KEY, plan, conditions=dataclasses.asdict(Conditions()), measure=measure, jobs=1, plan_file="mine.toml"
+        )
+        store.event("started")
+        for epoch in range(4):
+            store.walked(epoch, 8, 0.5)
+        store.add([result(number) for number in range(plan.experiments)], ENVIRONMENT, KEY)
+        store.event("finished")
+    return folder
