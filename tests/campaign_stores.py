@@ -51,6 +51,8 @@ def result(number: int, **changes: object) -> Result:
         "exit": ended,
         "steps": steps,
         "first_nonfinite": 0 if outcome == IMMEDIATE else None,
+        "nonfinite_leaf": None,
+        "nonfinite_leaf_after": None,
         "exactly_masked_after": None,
         "conditions_after": 2 if ended == CONDITIONS else None,
         "history_excess": 1.0 + number,

@@ -255,18 +255,24 @@ def test_a_contradiction_is_answered_with_the_row_at_fault():
     assert answer(with_row("batch_size", None).replace("workers,8", "workers,3")) == f"x.csv:14: {message} {hint}"
 
 
+def large(width):
+    """A file whose one worker has most of the training images in a batch."""
+    text = with_row("batch_size", "batch_size,32768").replace("width,8", f"width,{width}")
+    for small, big in (("dataset,digits", "dataset,cifar10"), ("workers,8", "workers,1"), ("worker,1", "worker,0")):
+        text = text.replace(small, big)
+    return text.replace("target_step,3", "target_step,0")
+
+
 def test_an_operand_too_large_is_answered_with_the_row_at_fault():
-    text = with_row("batch_size", "batch_size,1048576")
-    assert answer(text.replace("width,8", "width,64").replace("target_step,3", "target_step,0")) == (
-        "x.csv:14: the input of basicblock_1_basic_0_conv1 has 2147483648 elements; "
-        "expected at most 2147483647 (row batch_size, line 14, says 1048576 where the published run has 1024)"
+    assert answer(large(256)) == (
+        "x.csv:13: the input of basicblock_1_basic_0_conv1 has 2147483648 elements; expected at most 2147483647 "
+        "(row width, line 13, says 256 where the published run has 64 and row batch_size, line 14, says 32768 where "
+        "the published run has 1024 and row workers, line 15, says 1 where the published run has 8)"
     )
 
 
 def test_an_operand_may_have_as_many_elements_as_positions_can_count_whatever_the_others_have():
-    text = with_row("batch_size", "batch_size,1048568").replace("width,8", "width,63")
-    site = parse_injection(text.replace("target_step,3", "target_step,0")).site
-    sizes = [math.prod(shape) for shape in site.shapes.values()]
+    sizes = [math.prod(shape) for shape in parse_injection(large(255)).site.shapes.values()]
     assert max(sizes) < 2**31 < sum(sizes)
 
 
@@ -414,7 +420,7 @@ CELLS = [
 ]
 EXTRA_ROWS = [
     *("blocks,1/1/1/1", "blocks,2/2/2"),
-    *("dataset,digits", "dataset,cifar10", "width,4", "width,1024", "workers,1", "batch_size,1048576", "horizon,3"),
+    *("dataset,digits", "dataset,cifar10", "width,4", "width,1024", "workers,1", "batch_size,32768", "horizon,3"),
     *("batch_size,8", "workers,4096", "dropout,0.5", "epochs,100000", "augmentation,none", "# a comment", ","),
     *("inj_bits,1,xor:2", "inj_bits,3fc00000,d09502f9", "inj_bits,copy:1/1/1/1", "points,4", "features,9", "[faults]"),
 ]
