@@ -205,6 +205,7 @@ def test_equal_numbers_of_different_bits_are_told_apart():
     assert not same_bits({"a": np.float32([0.0])}, {"a": np.float32([-0.0])})
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_ends_with_the_same_verdict_and_numbers(cache, tmp_path, repository):
     longer = dataclasses.replace(MILD, workload=small(epochs=12))
     file = tmp_path / "example.csv"

@@ -282,9 +282,8 @@ def test_the_worst_come_first_and_masked_ones_never(tmp_path):
 
 
 def test_a_workload_may_measure_its_loss_alone(tmp_path):
-    curve = np.linspace(3, 1, 30, dtype="<f4").tobytes()  # one column
     plan = dataclasses.replace(PLAN, horizon=3)
-    folder = fill(tmp_path, plan, [slow(0, curve=curve)], measure=MEASURE | {"name": "loss", "better": "lower"})
+    folder = fill(tmp_path, plan, [slow(0)], measure=MEASURE | {"name": "loss", "better": "lower"})
     text = check_page(write_report(folder))
     assert "ended with a worse loss" in text and "Training loss of these experiments" in text
     assert "accuracy" not in text

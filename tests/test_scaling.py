@@ -176,7 +176,7 @@ def test_a_run_of_copies_is_shortened_with_its_positions():
 
 def test_an_operand_that_grows_too_large_is_refused():
     with pytest.raises(InputError, match=r"^the input of .* elements; expected at most 2147483647$"):
-        scale(RUN, batch_size=2**20, width=1024)
+        scale(RUN, workers=1, batch_size=32768, width=1024)
 
 
 OWN = f"""\

@@ -204,6 +204,7 @@ def test_two_processes_compute_the_same_bits(repository, tmp_path):
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
 
 
+@pytest.mark.slow
 def test_eight_devices_compute_what_one_computes(repository, tmp_path):
     """The first moment of Adam after one step is a tenth of the gradient."""
     flags = "--xla_force_host_platform_device_count=8"
