@@ -45,7 +45,11 @@ def picture(paint: Callable[[Axes], None], height: float = 3.2) -> bytes:
 
 
 def _legend(axes: Axes, columns: int = 4) -> None:
-    axes.legend(fontsize=8, ncols=columns, frameon=False, loc="lower left", bbox_to_anchor=(0, 1.0), borderaxespad=0.3)
+    """A legend above the axes, as wide as the figure: the names of outcomes are long."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure = axes.get_figure(root=True)
+    assert figure is not None  # the axes stand in one
+    figure.legend(handles, labels, fontsize=8, ncols=columns, frameon=False, loc="outside upper left")
 
 
 def bars(axes: Axes, groups: Sequence[Group]) -> None:
