@@ -7,7 +7,8 @@ import numpy as np
 
 from fault_injection.campaign.conditions import Conditions
 from fault_injection.campaign.experiment import CONDITIONS, END, Result
-from fault_injection.campaign.plan import Plan, parse_plan
+from fault_injection.campaign.plan import Plan
+from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.campaign.store import Store
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW
 from fault_injection.training.program import Measure

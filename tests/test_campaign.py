@@ -21,7 +21,7 @@ from fault_injection.campaign.driver import JobLost, campaign
 from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory, run_experiment
 from fault_injection.campaign.jobs import Ready, Task, described
-from fault_injection.campaign.plan import parse_plan
+from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.campaign.sampling import injection_of
 from fault_injection.campaign.store import NAME, VERSION, Store
 from fault_injection.campaign.tables import TABLES

@@ -9,7 +9,7 @@ import pytest
 from fault_injection.campaign import jobs
 from fault_injection.campaign.conditions import Conditions
 from fault_injection.campaign.experiment import Laboratory
-from fault_injection.campaign.plan import parse_plan
+from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.machine.sources import ROOT, closure, source_hash
 from fault_injection.runs import dependencies
 from fault_injection.runs.dependencies import COMPUTING, EXPERIMENT, JUDGING, REPLAY, STRIKING

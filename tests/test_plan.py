@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fault_injection.campaign.plan import PUBLISHED_MODELS, parse_plan, read_plan, restore_plan, sample_size
+from fault_injection.campaign.plan import PUBLISHED_MODELS, restore_plan, sample_size
+from fault_injection.campaign.plan_file import parse_plan, read_plan
 from fault_injection.campaign.rates import stratified, wilson
 from fault_injection.campaign.sampling import choose, draw, injection_of
 from fault_injection.faults.injection_file import format_injection, parse_injection

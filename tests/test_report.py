@@ -14,7 +14,8 @@ from strict_html import NotStrict, check_html
 
 from fault_injection.campaign.conditions import CONDITIONS, Conditions
 from fault_injection.campaign.experiment import END, HORIZON, Result
-from fault_injection.campaign.plan import Plan, parse_plan
+from fault_injection.campaign.plan import Plan
+from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.campaign.report.facts import Facts
 from fault_injection.campaign.report.page import LONG, Section, Table, element, page
 from fault_injection.campaign.report.queries import QUERIES

@@ -15,7 +15,8 @@ from fault_injection.campaign import jobs
 from fault_injection.campaign.conditions import Conditions
 from fault_injection.campaign.driver import campaign
 from fault_injection.campaign.executors import Slot
-from fault_injection.campaign.store import DIGEST, NAME, TABLES, Store, digest_of
+from fault_injection.campaign.schema import DIGEST, TABLES, digest_of
+from fault_injection.campaign.store import NAME, Store
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.training.program import Measure

@@ -10,12 +10,9 @@ docs/campaign.md, Store.
 import contextlib
 import dataclasses
 import datetime
-import hashlib
 import json
-import math
 import pathlib
 import sqlite3
-import types
 import typing
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
@@ -30,80 +27,14 @@ from ..training.program import Measure
 from .conditions import Conditions
 from .experiment import Result
 from .plan import Plan, restore_plan
+from .schema import DIGEST, TABLES, Cell, definition, digest_of, result_columns
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"
 VERSION = 3
 NAME = "campaign.sqlite"
-DIGEST = "digest"  # the last column of every table
-DIGEST_BYTES = 16
-SQL = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 CURVE = 8  # bytes of a curve's row: loss and metric, float32
 NAMED = 5  # damaged rows that a message names
 NOT_JSON = object()
-
-# A value as SQLite gives it.
-Cell = int | float | str | bytes | None
-
-
-class Column(NamedTuple):
-    """A column of a table: what it holds, and whether it may be null."""
-
-    kind: type[int] | type[float] | type[str] | type[bytes]
-    null: bool = False
-
-    def kept(self, value: Cell) -> Cell:
-        """A value as SQLite gives it back.
-
-        SQLite has no NaN, which becomes the null of a column that may be null, and else infinity: what a column
-        says that may not be null is how large something was.  It has no negative zero either.
-        """
-        if self.kind is not float or value is None:
-            return value
-        number = float(value) + 0.0
-        return number if number == number else None if self.null else math.inf
-
-
-def _result_columns() -> dict[str, Column]:
-    """The columns of a `Result`."""
-    columns = {}
-    for field, kind in typing.get_type_hints(Result).items():
-        null = isinstance(kind, types.UnionType)
-        base = next(k for k in typing.get_args(kind) if k is not types.NoneType) if null else kind
-        columns[field] = Column(base, null)
-    return columns
-
-
-TEXT, WHOLE, REAL = Column(str), Column(int), Column(float)
-# Every table's columns but for the digest; the first one is its primary key.  There is no index besides: an index
-# is a second copy of a column, which no digest covers.
-TABLES: dict[str, dict[str, Column]] = {
-    "campaign": {"name": TEXT, "value": TEXT},
-    "environments": {"id": TEXT, "description": TEXT},
-    "events": {"number": WHOLE, "at": TEXT, "what": TEXT},
-    "walks": {"number": WHOLE, "epoch": WHOLE, "steps": WHOLE, "seconds": REAL},
-    "experiments": {**_result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
-}
-
-
-def _definition(table: str) -> str:
-    """The SQL that makes a table."""
-    (key, column), *others = TABLES[table].items()
-    lines = [f"{key} {SQL[column.kind]} PRIMARY KEY{'' if column.kind is int else ' NOT NULL'}"]
-    lines += [f"{name} {SQL[column.kind]}{'' if column.null else ' NOT NULL'}" for name, column in others]
-    # Without row numbers where the key is a text, which would need an index otherwise.
-    return f"CREATE TABLE {table} ({', '.join([*lines, f'{DIGEST} BLOB NOT NULL'])})" + (
-        "" if column.kind is int else " WITHOUT ROWID"
-    )
-
-
-def digest_of(table: str, values: Sequence[Cell]) -> bytes:
-    """The digest of a row: BLAKE2b over the table, its columns and their values, as Python writes them in ASCII.
-
-    >>> digest_of("events", [1, "2026-01-01", "started"]).hex()
-    '3050f94dba321275e6edf15b92475501'
-    """
-    text = ascii((table, list(zip(TABLES[table], values, strict=True))))
-    return hashlib.blake2b(text.encode("ascii"), digest_size=DIGEST_BYTES).digest()
 
 
 class Damaged(NamedTuple):
@@ -180,7 +111,7 @@ class Store:
     def _make(self) -> None:
         with self.transaction():
             for table in TABLES:
-                self.connection.execute(_definition(table))
+                self.connection.execute(definition(table))
             self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
             self.connection.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -200,7 +131,7 @@ class Store:
             raise InputError(f"damaged: {str(problems[0])[:300]}; restore a copy, or choose another --out", self.path)
         made = {row["name"]: row["sql"] for row in self.connection.execute("SELECT name, sql FROM sqlite_master")}
         for table in TABLES:
-            if made.get(table) != _definition(table):
+            if made.get(table) != definition(table):
                 what = f"damaged: the definition of its table {table}; restore a copy, or choose another --out"
                 raise InputError(what, self.path)
 
@@ -380,7 +311,7 @@ class Store:
             for r in results:
                 if self.connection.execute("SELECT 1 FROM experiments WHERE number = ?", [r.number]).fetchone():
                     continue
-                known = (getattr(r, name) for name in _result_columns())
+                known = (getattr(r, name) for name in result_columns())
                 self._insert("experiments", [*known, experiment_key(plan_key, r.number), identity, _now()])
                 added += 1
         return added

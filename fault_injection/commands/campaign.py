@@ -8,7 +8,8 @@ from ..campaign import jobs
 from ..campaign.driver import campaign
 from ..campaign.executors import on_a_scheduler, on_this_machine
 from ..campaign.experiment import Laboratory
-from ..campaign.plan import Plan, read_plan
+from ..campaign.plan import Plan
+from ..campaign.plan_file import read_plan
 from ..campaign.sampling import draw
 from ..campaign.standing import standing
 from ..machine.errors import InputError

@@ -189,7 +189,7 @@ def judge(
       watched: what the recorded magnitudes belong to, `Program.watched`; without it nothing is
         said of the first array that was not finite.
       finished, first_nonfinite, exactly_masked_after: as in `classify`.
-      noise: spread over the golden run's twins, as a mean over the last so many epochs as given.
+      noise: spread over the golden run's twins, as a mean over a given number of last epochs.
     """
     t = thresholds or Thresholds()
     records = [cut(golden(run.first + i), len(epoch["step"])) for i, epoch in enumerate(run.epochs)]

@@ -1,0 +1,278 @@
+"""The file of a plan: TOML.  All that can be wrong with it is found before any work starts, and said in one line."""
+
+import fnmatch
+import pathlib
+import re
+import tomllib
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ..faults.fault_models import FAULT_MODELS, FLOAT32, VALUES, read_histogram
+from ..faults.injection import STAGES, too_large
+from ..machine.errors import InputError, did_you_mean
+from ..machine.files import read_text
+from ..machine.reading import SHOWN
+from ..training.program import NONFINITE_RULES
+from ..training.workload import Workload
+from ..training.workloads import find_workload
+from .plan import EXITS, LARGEST, PUBLISHED_MODELS, Model, Plan, sample_size
+
+LONGEST = 400  # characters of a pattern, and of a message about a key
+SAID = 200  # characters of a message that is not ours
+INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
+FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
+RUN = ("exit", "horizon", "audit", "twins", "nonfinite")
+
+
+def read_plan(path: pathlib.Path) -> Plan:
+    """Read and check a plan.
+
+    Raises:
+      InputError: one line that says where, what was found and what was expected.
+    """
+    return parse_plan(read_text(path), path)
+
+
+def parse_plan(text: str, path: object = "plan") -> Plan:
+    """As `read_plan`, from the file's text; a histogram's path counts from the folder of `path`."""
+    if INJECTION.match(text):
+        raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
+    try:
+        document = tomllib.loads(text)
+    except RecursionError:
+        raise InputError("not a plan: it has tables or lists nested a thousand deep", path) from None
+    except ValueError as error:  # a number of thousands of digits is a ValueError too
+        raise InputError(f"not TOML: {str(error)[:SAID]}", path) from None
+    read = _Reader(text, path)
+    read.keys(document, ("workload", "options", "faults", "run"), "")
+    workload = _workload(document, read)
+    faults, run = read.table(document, "faults"), read.table(document, "run")
+    read.keys(faults, FAULTS, "faults.")
+    read.keys(run, RUN, "run.")
+    half_width = read.number(faults, "faults.half_width", None, 1e-4, 0.5)
+    confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
+    if (half_width is None) == ("experiments" not in faults):
+        raise read.wrong("faults", "expected either experiments, or half_width (and confidence)")
+    if half_width is None and "confidence" in faults:
+        raise read.wrong("faults.confidence", "belongs to half_width, and has no effect beside experiments")
+    if half_width is None:
+        experiments = read.whole(faults, "faults.experiments", None, 1, LARGEST)
+    else:
+        experiments = sample_size(half_width, confidence)
+        if experiments > LARGEST:
+            raise read.wrong("faults.half_width", f"takes {experiments} experiments, more than {LARGEST}")
+    exit = read.one_of(run, "run.exit", "conditions", EXITS)
+    horizon = read.whole(run, "run.horizon", None, 2, 10**9)
+    if exit == "full" and horizon is not None:
+        raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
+    if exit != "conditions" and "audit" in run:
+        raise read.wrong("run.audit", f"has no effect: the exit mode '{exit}' gives no verdict that needs an audit")
+    twins = read.whole(run, "run.twins", 0, 0, 99)
+    if twins == 1:
+        raise read.wrong("run.twins", "1; a spread needs two at least")
+    return Plan(
+        workload=workload,
+        experiments=experiments,
+        half_width=half_width,
+        confidence=confidence,
+        epochs=_epochs(faults, workload, read),
+        sites=_sites(faults, workload, read),
+        models=_models(faults, read),
+        seed=read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
+        exit=exit,
+        horizon=horizon,
+        audit=read.number(run, "run.audit", 0.02, 0, 1),
+        twins=twins,
+        nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
+    )
+
+
+class _Reader:
+    """Values of a TOML document by their kinds, mistakes named with the line they stand in."""
+
+    def __init__(self, text: str, path: object):
+        self.text, self.path = text, path
+
+    def wrong(self, key: str, message: str) -> InputError:
+        """The mistake at a key, or at a table."""
+        return InputError(f"{key}: {message[:LONGEST]}", self.path, self._line(key))
+
+    def _line(self, key: str) -> int | None:
+        """Where a key or a table stands, or what it stands in."""
+        table = ""
+        for number, line in enumerate(self.text.splitlines(), 1):
+            if (header := re.match(r"\s*\[([^\[\]]+)\]", line)) is not None:
+                table = ".".join(part.strip(" \t\"'") for part in header[1].split("."))
+                if table == key:
+                    return number
+                continue
+            given = re.match(r"\s*[\"']?([\w-]+)[\"']?\s*=", line)
+            if given is not None and ".".join(filter(None, (table, given[1]))) == key:
+                return number
+        return self._line(key.rpartition(".")[0]) if "." in key else None
+
+    def keys(self, table: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
+        """Refuse a key that is not known."""
+        for key in table:
+            if key not in known:
+                raise self.wrong(f"{prefix}{key[:60]}", f"unknown key{did_you_mean(key, known)}")
+
+    def table(self, document: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """A table, empty where there is none."""
+        value = document.get(key, {})
+        if not isinstance(value, dict):
+            raise self.wrong(key, f"{_shown(value)}; expected a table, [{key}]")
+        return value
+
+    @staticmethod
+    def _get(table: Mapping[str, Any], key: str, default: Any) -> Any:
+        return table.get(key.rpartition(".")[2], default)
+
+    def whole(self, table: Mapping[str, Any], key: str, default: int | None, low: int, high: int) -> Any:
+        """A whole number."""
+        value = self._get(table, key, default)
+        if value is not default and (type(value) is not int or not low <= value <= high):
+            raise self.wrong(key, f"{_shown(value)}; expected a whole number from {low} to {high}")
+        return value
+
+    def number(self, table: Mapping[str, Any], key: str, default: float | None, low: float, high: float) -> Any:
+        """A number."""
+        value = self._get(table, key, default)
+        is_number = type(value) in (int, float) and low <= value <= high
+        if value is not default and (not is_number or str(value) == "-0.0"):
+            raise self.wrong(key, f"{_shown(value)}; expected a number from {low} to {high}")
+        return value
+
+    def one_of(self, table: Mapping[str, Any], key: str, default: str | None, names: Collection[str]) -> str:
+        """A name."""
+        value = self._get(table, key, default)
+        if not isinstance(value, str) or value not in names:
+            near = did_you_mean(value, names) if isinstance(value, str) else f"; expected one of {', '.join(names)}"
+            raise self.wrong(key, f"{_shown(value)} is unknown{near}")
+        return value
+
+    def list_of(
+        self, table: Mapping[str, Any], key: str, default: list[Any] | None, kind: type, expected: str
+    ) -> list[Any]:
+        """A list of one kind, not empty."""
+        value = self._get(table, key, default)
+        if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
+            raise self.wrong(key, f"{_shown(value)}; expected a list of {expected}")
+        return value
+
+
+def _shown(value: Any) -> str:
+    """A value of a document as a message repeats it; one too deep or too long to print by what it is."""
+    try:
+        return f"{value!r}"[:SHOWN]
+    except (ValueError, RecursionError):
+        return f"a value of type {type(value).__name__}"
+
+
+def _as_text(value: Any) -> str:
+    """A value as a row of an injection file would have it, for its kind to read."""
+    return value if isinstance(value, str) else _shown(value)
+
+
+def _workload(document: Mapping[str, Any], read: _Reader) -> Workload:
+    name = document.get("workload")
+    if not isinstance(name, str):
+        raise InputError("no workload = '…'", read.path)
+    try:
+        workload = find_workload(name)
+    except InputError as error:
+        raise read.wrong("workload", str(error).removeprefix("workload ")) from None
+    known = {**workload.OPTIONS, **workload.REQUIRED}
+    options = read.table(document, "options")
+    read.keys(options, known, "options.")
+    values = {}
+    for key, value in options.items():
+        kind = known[key].kind
+        try:
+            values[key] = kind.parse(_as_text(value))
+        except ValueError:
+            raise read.wrong(f"options.{key}", kind.wrong(_as_text(value))) from None
+    workload = workload.changed(**values)
+    if (problem := workload.contradiction()) is not None:
+        raise read.wrong(f"options.{problem.option}", problem.message)
+    return workload
+
+
+def _epochs(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tuple[int, ...]:
+    epochs = read.list_of(faults, "faults.epochs", list(range(workload.epochs)), int, "epochs, counted from 0")
+    for epoch in epochs:
+        if not 0 <= epoch < workload.epochs:
+            raise read.wrong(
+                "faults.epochs",
+                f"{_shown(epoch)} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}",
+            )
+    if len(set(epochs)) < len(epochs):
+        raise read.wrong("faults.epochs", "an epoch is listed twice")
+    return tuple(sorted(epochs))
+
+
+def _sites(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tuple[str, ...]:
+    """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
+    known = list(STAGES.values())
+    stages = read.list_of(faults, "faults.stages", known, str, "stages")
+    for stage in stages:
+        if stage not in known:
+            raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
+    patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
+    sites = workload.sites()
+    chosen = set(sites) if patterns[0].startswith("!") else set()
+    for pattern in patterns:
+        fitting = fnmatch.filter(sites, pattern.removeprefix("!")) if len(pattern) <= LONGEST else []
+        if not fitting:
+            raise read.wrong(
+                "faults.sites", f"no site of {workload.name} fits {pattern[:60]!r}{did_you_mean(pattern, sites)}"
+            )
+        chosen = chosen - set(fitting) if pattern.startswith("!") else chosen | set(fitting)
+    found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
+    if not found:
+        raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")
+    for name in found:
+        if (problem := too_large(sites[name])) is not None:
+            raise read.wrong("faults.sites", problem)
+    return found
+
+
+def _models(faults: Mapping[str, Any], read: _Reader) -> tuple[Model, ...]:
+    given = faults.get("models", dict.fromkeys(PUBLISHED_MODELS, 1))
+    if not isinstance(given, dict) or not given:
+        raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
+    models = []
+    for name, entry in given.items():
+        key = f"faults.models.{name[:60]}"
+        if name not in FAULT_MODELS:
+            raise read.wrong(key, f"unknown fault model{did_you_mean(name, FAULT_MODELS)}")
+        entry = entry if isinstance(entry, dict) else {"weight": entry}
+        read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
+        weight = entry.get("weight", 1)
+        if type(weight) not in (int, float) or not 0 < weight < 1e6:
+            raise read.wrong(key, f"weight {_shown(weight)}; expected a positive number")
+        values = entry.get("values", FAULT_MODELS[name].values)
+        if not isinstance(values, str) or values not in VALUES:
+            near = did_you_mean(values, VALUES) if isinstance(values, str) else f"; expected one of {', '.join(VALUES)}"
+            raise read.wrong(key, f"values {_shown(values)} are unknown{near}")
+        models.append(Model(name, float(weight), values, _value_options(entry, values, key, read)))
+    return tuple(models)
+
+
+def _value_options(entry: Mapping[str, Any], values: str, key: str, read: _Reader) -> tuple[tuple[str, Any], ...]:
+    needed = {"bit_flip": "bits", "histogram": "histogram"}
+    for option in ("bits", "histogram"):
+        if option in entry and needed.get(values) != option:
+            of = next(source for source, taken in needed.items() if taken == option)
+            raise read.wrong(key, f"{option} belongs to the values '{of}', not to '{values}'")
+    if values == "histogram":
+        path = entry.get("histogram")
+        if not isinstance(path, str):
+            raise read.wrong(key, "the values 'histogram' need histogram = 'FILE'")
+        return (("patterns", read_histogram(pathlib.Path(str(read.path)).parent / path)),)
+    if "bits" in entry:
+        bits = read.list_of(entry, f"{key}.bits", None, int, f"bits, from 0 (the lowest) to {FLOAT32 - 1}")
+        if not all(0 <= bit < FLOAT32 for bit in bits) or len(set(bits)) < len(bits):
+            raise read.wrong(key, f"bits {_shown(bits)}; expected distinct bits from 0 (the lowest) to {FLOAT32 - 1}")
+        return (("bits", tuple(bits)),)
+    return ()

@@ -1,0 +1,78 @@
+"""The tables of a campaign's store, and the digest that every row ends with."""
+
+import hashlib
+import math
+import types
+import typing
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .experiment import Result
+
+DIGEST = "digest"  # the last column of every table
+DIGEST_BYTES = 16
+SQL = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
+
+# A value as SQLite gives it.
+Cell = int | float | str | bytes | None
+
+
+class Column(NamedTuple):
+    """A column of a table: what it holds, and whether it may be null."""
+
+    kind: type[int] | type[float] | type[str] | type[bytes]
+    null: bool = False
+
+    def kept(self, value: Cell) -> Cell:
+        """A value as SQLite gives it back.
+
+        SQLite has no NaN, which becomes the null of a column that may be null, and else infinity: what a column
+        says that may not be null is how large something was.  It has no negative zero either.
+        """
+        if self.kind is not float or value is None:
+            return value
+        number = float(value) + 0.0
+        return number if number == number else None if self.null else math.inf
+
+
+def result_columns() -> dict[str, Column]:
+    """The columns of a `Result`."""
+    columns = {}
+    for field, kind in typing.get_type_hints(Result).items():
+        null = isinstance(kind, types.UnionType)
+        base = next(k for k in typing.get_args(kind) if k is not types.NoneType) if null else kind
+        columns[field] = Column(base, null)
+    return columns
+
+
+TEXT, WHOLE, REAL = Column(str), Column(int), Column(float)
+# Every table's columns but for the digest; the first one is its primary key.  There is no index besides: an index
+# is a second copy of a column, which no digest covers.
+TABLES: dict[str, dict[str, Column]] = {
+    "campaign": {"name": TEXT, "value": TEXT},
+    "environments": {"id": TEXT, "description": TEXT},
+    "events": {"number": WHOLE, "at": TEXT, "what": TEXT},
+    "walks": {"number": WHOLE, "epoch": WHOLE, "steps": WHOLE, "seconds": REAL},
+    "experiments": {**result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
+}
+
+
+def definition(table: str) -> str:
+    """The SQL that makes a table."""
+    (key, column), *others = TABLES[table].items()
+    lines = [f"{key} {SQL[column.kind]} PRIMARY KEY{'' if column.kind is int else ' NOT NULL'}"]
+    lines += [f"{name} {SQL[column.kind]}{'' if column.null else ' NOT NULL'}" for name, column in others]
+    # Without row numbers where the key is a text, which would need an index otherwise.
+    return f"CREATE TABLE {table} ({', '.join([*lines, f'{DIGEST} BLOB NOT NULL'])})" + (
+        "" if column.kind is int else " WITHOUT ROWID"
+    )
+
+
+def digest_of(table: str, values: Sequence[Cell]) -> bytes:
+    """The digest of a row: BLAKE2b over the table, its columns and their values, as Python writes them in ASCII.
+
+    >>> digest_of("events", [1, "2026-01-01", "started"]).hex()
+    '3050f94dba321275e6edf15b92475501'
+    """
+    text = ascii((table, list(zip(TABLES[table], values, strict=True))))
+    return hashlib.blake2b(text.encode("ascii"), digest_size=DIGEST_BYTES).digest()
