@@ -22,7 +22,7 @@ import ours
 import pairs
 
 import models.isolation
-import models.operations
+import models.strike
 from models.layer import Observations
 
 BOUND = 1.03
@@ -34,7 +34,7 @@ KEPT_APART = ("optimization_barrier", "inlineable")  # in a program before compi
 @contextlib.contextmanager
 def without_fault_support():
     """In this context, traced operations run bare: no isolation, no fence, no fault."""
-    shipped = models.operations.perform
+    shipped = models.strike.perform
 
     def bare(operation, site, a, b, ctx, used=True):
         return operation.compute(a, b) if used else None, Observations()

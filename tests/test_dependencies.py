@@ -78,6 +78,7 @@ EDITS = {
     "models/layers/normalisation.py": set(ALL) - {"nfnet"},
     "models/networks/densenet.py": {"densenet"},
     "models/operations.py": set(ALL),
+    "models/strike.py": set(ALL),
     "fault_injection/training/explicit.py": set(ALL),
     "fault_injection/training/optimizers.py": set(ALL),
     "fault_injection/data/digits.py": ONLY_DIGITS,

@@ -32,9 +32,9 @@ from models.operations import (
     DepthwiseGradIn,
     DepthwiseGradWt,
     Summed,
-    perform,
 )
 from models.site import Site, list_sites
+from models.strike import perform
 
 WORDS = st.integers(0, 2**32 - 1)
 TENSORS = arrays.arrays(np.uint32, (3, 5, 2), elements=WORDS).map(lambda words: words.view(np.float32))

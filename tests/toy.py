@@ -12,8 +12,9 @@ from fault_injection.training.program import Evaluation, Leaf, Measure, Program,
 from fault_injection.training.workload import Workload
 from models.fault import Operand
 from models.layer import Context, merge
-from models.operations import Dense, DenseGradWt, perform
+from models.operations import Dense, DenseGradWt
 from models.site import Site
+from models.strike import perform
 
 BATCH, FEATURES, STEPS = 16, 3, 8
 SLOPES, OFFSET, NOISE = np.float32([1.0, -2.0, 0.5]), np.float32(0.3), 0.1

@@ -26,8 +26,8 @@ from ..operations import (
     Depthwise,
     DepthwiseGradIn,
     DepthwiseGradWt,
-    perform,
 )
+from ..strike import perform
 from .initial import filled, glorot_normal
 
 

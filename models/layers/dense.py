@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 
 from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
-from ..operations import Dense, DenseGradIn, DenseGradWt, perform
+from ..operations import Dense, DenseGradIn, DenseGradWt
+from ..strike import perform
 from .initial import filled, glorot_normal
 
 

@@ -1,0 +1,158 @@
+"""Performing an operation, and striking it: the one place through which every corruptible tensor passes.
+
+A fault acts on the published form of an operation (`models.operations`); what it changes there is
+carried over into the fast result.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
+from .isolation import fence, isolated
+from .layer import Context, Observations
+from .operations import Operation, Summed
+
+# Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
+MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
+
+
+def perform(
+    operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
+) -> tuple[jax.Array, Observations]:
+    """Run one operation for all workers of the device; the context's fault strikes it if it names this site.
+
+    Args:
+      operation: which one; its class says what `a` and `b` are.
+      site: its name, as in an injection file.
+      used: False if nothing reads the result.  It is then computed only if struck or observed, and
+        NaN is returned in its place.
+
+    Returns:
+      The result, and observations: what the fault did and, on request (`operands`), the three
+      operands of every worker in the published layout, stacked along a leading axis [R].
+
+    >>> ctx = Context(jax.random.key(0), jnp.arange(2), observe=frozenset({"operands"}))
+    >>> from models.operations import Dense
+    >>> x, kernel = jnp.ones((2, 4, 3)), jnp.ones((3, 5))
+    >>> y, seen = jax.eval_shape(lambda: perform(Dense(), "fc", x, kernel, ctx))
+    >>> y.shape, seen.sites, seen.tensors["operands"]["fc"]["output"].shape
+    ((2, 4, 5), ('fc',), (2, 4, 5))
+    """
+    fault = ctx.fault if ctx.supported is None or site in ctx.supported else None
+    # What depends on the site enters as a traced value: operations of equal shape share one trace.
+    strike = None if fault is None else _strike_here(fault, jnp.int32(site_id(site)), ctx.workers)
+    with isolated("false"):
+        result, struck, operands = _perform(
+            operation, "operands" in ctx.observe, used, a, b, fault, strike, ctx.workers.shape[0]
+        )
+    if result is None:
+        shape = jax.eval_shape(operation.compute, a, b)
+        result = jnp.full(shape.shape, jnp.nan, shape.dtype)
+    return result, Observations(struck, {"operands": {site: operands}} if operands else {}, (site,))
+
+
+@jax.jit
+def _strike_here(fault: Fault, site: jax.Array, workers: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether the fault strikes this site of a worker of this device, and which of its workers."""
+    here = workers == fault.worker
+    return (fault.site == site) & jnp.any(here), jnp.argmax(here)
+
+
+@partial(jax.jit, static_argnums=(0, 1, 2, 7))
+@isolated("true")  # the many small functions inside are inlined again
+def _perform(
+    operation: Operation,
+    observe: bool,
+    used: bool,
+    a: jax.Array,
+    b: jax.Array,
+    fault: Fault | None,
+    strike: tuple[jax.Array, jax.Array] | None,
+    workers: int,
+) -> tuple[jax.Array | None, Struck | None, dict[str, jax.Array] | None]:
+    result = fence(_rounded(operation.compute, a, b)) if used else None
+    struck = None
+    if fault is not None and strike is not None:
+        hit, r = strike
+        # Only what the fault can change passes the conditional, which copies what passes it.
+        whole = isinstance(operation, Summed) or result is None
+        part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
+        part, struck = lax.cond(
+            hit,
+            partial(_strike, operation, a, b, fault, r),
+            lambda part: (part, nothing_struck(fault)),
+            part,
+        )
+        result = part if whole else lax.dynamic_update_index_in_dim(result, part, r, 0)
+        result = result if result is None else fence(result)
+    operands = _published_operands(operation, a, b, result, workers) if observe else None
+    return result, struck, operands
+
+
+def _strike(
+    operation: Operation, a: jax.Array, b: jax.Array, fault: Fault, r: jax.Array, result: jax.Array | None
+) -> tuple[jax.Array | None, Struck]:
+    """The result (of worker r, or summed over the workers, or None) with the fault in it.
+
+    The published form is computed twice, clean and faulty.  Only the elements that differ are taken
+    over: the two differ by the fault alone, whereas the published and the fast form also differ in
+    rounding.
+    """
+    clean_operands = fence(*operation.operands(a, b, r))
+    clean = fence(_rounded(operation.product, *clean_operands))
+    # If the result is summed over workers, or not computed, this worker's own is not at hand.
+    mine = clean if result is None or isinstance(operation, Summed) else result
+    (changed_a, changed_b, changed_mine), struck = overwrite((*clean_operands, mine), fault)
+    faulty = fence(_rounded(operation.product, *fence(changed_a, changed_b)))
+    # A fault in the output leaves the products alone, which the compiler may nevertheless round differently.
+    differ = (fault.operand != Operand.OUTPUT) & (bits(faulty) != bits(clean))
+    output = jnp.where(differ, faulty, changed_mine)
+    differs = bits(output) != bits(mine)
+
+    changed = jnp.sum(differs, dtype=jnp.int32)
+    struck = dataclasses.replace(struck, hits=jnp.ones((), jnp.int32), output_changed=changed)
+    if result is None:
+        return None, struck
+    if isinstance(operation, Summed):
+        # What the other workers contribute is summed afresh: (sum - clean) would round, and
+        # would turn an infinite sum into a NaN.
+        others = fence(_rounded(operation.compute, _without(a, r), _without(b, r)))
+        output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
+    return output, struck
+
+
+def _rounded(multiply: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
+    """`multiply(a, b)` with operands rounded to the matrix precision of JAX's configuration.
+
+    Devices without multipliers of that width thus compute the same products; those that have them
+    find nothing left to round.  Operands, results and sums remain float32.
+    """
+    digits = MANTISSA.get(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    if digits is not None:
+        a, b = (lax.reduce_precision(t, 8, digits) for t in (a, b))
+    return multiply(a, b)
+
+
+def _without(tensor: jax.Array, r: jax.Array) -> jax.Array:
+    """`tensor` [R,…] with worker r's part zero."""
+    return lax.dynamic_update_index_in_dim(tensor, jnp.zeros_like(tensor[0]), r, 0)
+
+
+def _published_operands(
+    operation: Operation, a: jax.Array, b: jax.Array, result: jax.Array | None, workers: int
+) -> dict[str, jax.Array]:
+    each = [operation.operands(a, b, r) for r in range(workers)]
+    if result is None or isinstance(operation, Summed):
+        outputs = [_rounded(operation.product, *pair) for pair in each]
+    else:
+        outputs = [result[r] for r in range(workers)]
+    return {
+        "input": jnp.stack([pair[0] for pair in each]),
+        "weight": jnp.stack([pair[1] for pair in each]),
+        "output": jnp.stack(outputs),
+    }
