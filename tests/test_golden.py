@@ -121,6 +121,7 @@ def test_a_run_that_another_device_made_is_named_and_not_used(copy):
     assert here.elsewhere() == []
 
 
+@pytest.mark.slow
 def test_without_space_one_line_names_the_file_and_the_run_goes_on_later(whole, repository, tmp_path):
     command = [sys.executable, "-m", "fault_injection", *COMMAND, "--cache", str(tmp_path)]
     limited = ["sh", "-c", 'ulimit -f 100; exec "$@"', "sh", *command]  # blocks, less than a checkpoint has

@@ -231,6 +231,7 @@ def test_killed_and_started_again_it_ends_with_the_same_verdict_and_numbers(cach
     assert not list(waiting.iterdir())
 
 
+@pytest.mark.slow
 def test_naming_the_file_is_enough(cache, tmp_path, repository, mild, monkeypatch, capsys):
     """From any folder: `replay my.csv` writes to results/my, and gives the verdict; so does the script."""
     write_injection(tmp_path / "my.csv", MILD)

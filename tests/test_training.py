@@ -199,6 +199,7 @@ def in_own_process(repository, tmp_path, devices=None, flags="", steps=3, **opti
     return dict(np.load(out))
 
 
+@pytest.mark.slow
 def test_two_processes_compute_the_same_bits(repository, tmp_path):
     one, two = (in_own_process(repository, tmp_path) for _ in range(2))
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
