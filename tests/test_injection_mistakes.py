@@ -494,13 +494,14 @@ def mutated(original, random):
     return bytes(raw)
 
 
-def test_any_file_is_an_injection_or_one_line(tmp_path):
+@pytest.mark.parametrize("count", [2500, pytest.param(25_000, marks=pytest.mark.slow)])
+def test_any_file_is_an_injection_or_one_line(tmp_path, count):
     # Those into the other networks have the same rows, but each new size of these takes seconds to trace.
     published = [path.read_text() for path in sorted(PUBLISHED.glob("resnet18*.csv"))]
     originals = [SMALL, SMALL, SMALL, SMALL_BITS, OWN, *published]
     path = tmp_path / "mutated.csv"
     valid, answers = 0, set()
-    for seed in range(6000):
+    for seed in range(count):
         random = Random(seed)
         raw = mutated(random.choice(originals), random)
         try:

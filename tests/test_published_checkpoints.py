@@ -282,6 +282,7 @@ def from_upstream(own, cache):
     return dataclasses.replace(own, cache=cache, start=upstream.imported_start(own, 1, own.cache))
 
 
+@pytest.mark.slow
 def test_a_golden_run_from_an_imported_checkpoint_is_another_run_with_the_same_bits(own, tmp_path):
     golden = from_upstream(own, own.cache)
     write_replay(replay(MILD, golden), "example", tmp_path)
