@@ -12,16 +12,18 @@ import sqlite3
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pytest
 
 from fault_injection.campaign import jobs
-from fault_injection.campaign.conditions import Conditions, Seen
+from fault_injection.campaign.conditions import Conditions, Rule, Seen
 from fault_injection.campaign.driver import JobLost, campaign
 from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory, run_experiment
 from fault_injection.campaign.jobs import Ready, Task, described
 from fault_injection.campaign.plan_file import parse_plan
+from fault_injection.campaign.projection import Projection
 from fault_injection.campaign.sampling import injection_of
 from fault_injection.campaign.store import NAME, VERSION, Store
 from fault_injection.campaign.tables import TABLES
@@ -30,10 +32,13 @@ from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
+from fault_injection.runs.exits import NonFinite
+from fault_injection.runs.follow import Address, addresses, follow, numbered
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
+from fault_injection.runs.records import Recorder, Run, cut, rows_of
 from fault_injection.runs.replay_run import replay
-from fault_injection.training.program import Measure
+from fault_injection.training.program import Measure, Role
 
 PLAN = parse_plan("""
 workload = "resnet18"
@@ -173,10 +178,11 @@ def test_conditions_end_most_of_the_others_and_audits_go_on(laboratory, results)
     )
     ours = [run_experiment(lab, number) for number in range(PLAN.experiments)]
     early = [r for r in ours if r.exit == CONDITIONS]
-    assert early and all(r.outcome == MASKED and r.steps == Conditions().steps + 1 for r in early)
+    assert early and all((r.outcome, r.steps) == (r.early_outcome, r.early_after + 1) for r in early)
     for r in early[:3]:
         again = run_experiment(audited, r.number)
         assert (again.exit, again.outcome, again.steps) == (r.exit, r.outcome, r.steps)
+        assert results[r.number].early_rule == r.early_rule  # which a full run notes too
         assert again.audit_outcome == results[r.number].outcome
         assert again.steps + again.audit_steps == results[r.number].steps
 
@@ -188,11 +194,86 @@ def test_at_the_horizon_a_run_is_undecided(laboratory, results):
     assert (cut.outcome, cut.exit, cut.steps) == (UNDECIDED, HORIZON, 4)
 
 
-def test_what_left_the_envelope_does_not_come_back():
-    limits = Conditions()
-    assert Seen(1.0, 1.0, 0.0).hold(limits)
-    for left in (Seen(history=9.0), Seen(variance=np.inf), Seen(loss_gap=1.0), Seen(history=np.nan)):
-        assert not left.hold(limits)
+BIG, NEVER = 1e9, None
+
+
+@pytest.mark.parametrize(
+    ("steps", "seen", "rule"),
+    [
+        (0, Seen(1.05, 1.05), Rule.AT_ONCE),
+        (0, Seen(1.06, 1.0), NEVER),
+        (0, Seen(1.0, 1.06), NEVER),
+        (1, Seen(1.0, 1.0), NEVER),  # it would have had its verdict a step before
+        (2, Seen(2.0, 2.0, 0.05), Rule.WITHIN),
+        (2, Seen(2.0, 2.0, 0.06), NEVER),
+        (2, Seen(BIG, 1.0, 0.001), Rule.LOSS_GAP),
+        (2, Seen(BIG, 1.0, 0.0011), NEVER),
+        (2, Seen(BIG, BIG, 0.0), NEVER),
+        (2, Seen(2.0, BIG, 0.05), Rule.VARIANCE),
+        (2, Seen(2.0, BIG, 0.06), NEVER),
+        (3, Seen(1.0, 1.0), NEVER),
+        *((steps, Seen(*seen), NEVER) for steps in (0, 2) for seen in ((np.inf, 1.0), (np.nan, 1.0), (1.0, np.inf))),
+        (0, Seen(1.0, np.nan), NEVER),
+        (2, Seen(1.0, 1.0, np.nan), NEVER),
+        (2, Seen(BIG, 1.0, np.nan), NEVER),
+    ],
+)
+def test_the_rules_of_an_early_verdict_at_both_edges(steps, seen, rule):
+    assert Conditions().rule(steps, seen) == rule
+
+
+def test_what_is_near_a_threshold():
+    near = Conditions().near
+    assert not near(Rule.AT_ONCE, Seen(1.05)) and not near(Rule.VARIANCE, Seen(1.9, BIG))
+    assert (
+        near(Rule.WITHIN, Seen(1.06, 1.0)) and near(Rule.WITHIN, Seen(1.0, 1.06)) and not near(Rule.WITHIN, Seen(1.0))
+    )
+    assert near(Rule.LOSS_GAP, Seen(BIG, 1.0, 0.0006)) and not near(Rule.LOSS_GAP, Seen(BIG, 1.0, 0.0005))
+
+
+@pytest.mark.parametrize("factor", [4.0, 1e6, 1e20, 1e35])
+def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, factor):
+    """The running variances of one layer are multiplied after a step, and the run is followed: it trains as before."""
+    golden, program, at = laboratory.golden, laboratory.golden.program, Address(1, 3)
+    state = golden.fetch_state_after(at)
+    leaves, structure = jax.tree.flatten(jax.device_get(state))
+    struck = [i for i, leaf in enumerate(program.leaves) if leaf.role == Role.VARIANCE][2]
+    leaves[struck] = leaves[struck] * np.float32(factor)
+    state = program.place(jax.tree.unflatten(structure, leaves))
+
+    def since(address):
+        return numbered(address, program.steps_per_epoch) - numbered(at, program.steps_per_epoch)
+
+    projection = Projection(golden, at, since, golden.fetch_record, golden.fetch_state_after, "loss")
+    recorder = Recorder(Run(1, (), 0), rows_of(golden.fetch_record(1), at.step + 1))
+    last = Address(PLAN.workload.epochs - 1, program.steps_per_epoch - 1)
+    steps = addresses(Address(at.epoch, at.step + 1), last, program.steps_per_epoch)
+    nonfinite = NonFinite(since, "loss")
+    follow(program, state, steps, observers=[recorder, projection, nonfinite])
+    first = Run(1, (cut(recorder.run.epochs[0], at.step + 3),), 0)
+    projected, not_finite = projection.project(first, last)
+    assert not_finite == nonfinite.first
+    assert projected.ended == recorder.run.ended
+    for name in ("train_loss", "train_metric", "valid_metric"):
+        np.testing.assert_array_equal(projected.epoch_column(name), recorder.run.epoch_column(name))
+    np.testing.assert_allclose(projected.epoch_column("valid_loss"), recorder.run.epoch_column("valid_loss"), rtol=1e-5)
+    golden_loss = [float(golden.fetch_record(epoch)["valid_loss"]) for epoch in range(1, 1 + projected.ended)]
+    assert projected.epoch_column("valid_loss")[0] != golden_loss[0]
+
+
+def test_a_run_is_not_projected_where_its_statistics_do_not_shrink_alike(laboratory):
+    golden, at = laboratory.golden, Address(1, 3)
+    projection = Projection(
+        golden, at, lambda a: a.step - at.step, golden.fetch_record, golden.fetch_state_after, "loss"
+    )
+    for step, factor in ((4, 1e9), (5, 1e9)):  # what is struck does not shrink at all
+        state = golden.fetch_state_after(Address(1, step))
+        leaves, structure = jax.tree.flatten(jax.device_get(state))
+        for i, leaf in enumerate(golden.program.leaves):
+            if leaf.role == Role.VARIANCE:
+                leaves[i] = leaves[i] * np.float32(factor)
+        projection.after_step(Address(1, step), jax.tree.unflatten(structure, leaves), None)
+    assert projection.project(Run(1, (), 0), Address(1, 10)) is None
 
 
 def test_a_result_is_kept_once(folder, laboratory, results):

@@ -73,7 +73,10 @@ def result(number: int, **changes: object) -> Result:
         "nonfinite_leaf": None,
         "nonfinite_leaf_after": None,
         "exactly_masked_after": None,
-        "conditions_after": 2,
+        "early_rule": "within the envelope",
+        "early_after": 2,
+        "early_outcome": MASKED,
+        "near": 0,
         "history_excess": 1.0,
         "variance_excess": 1.0,
         "loss_gap": 0.0,
@@ -93,18 +96,21 @@ def result(number: int, **changes: object) -> Result:
     return Result(**{"curve": curve.tobytes()} | known)
 
 
+NOT_EARLY = {"early_rule": None, "early_after": None, "early_outcome": None}
+
+
 def immediate(number: int, **changes: object) -> Result:
-    known = {"outcome": IMMEDIATE, "exit": NONFINITE, "steps": 1, "first_nonfinite": 0, "conditions_after": None}
-    return result(number, **known | changes)
+    known = {"outcome": IMMEDIATE, "exit": NONFINITE, "steps": 1, "first_nonfinite": 0}
+    return result(number, **known | NOT_EARLY | changes)
 
 
 def slow(number: int, **changes: object) -> Result:
     known = {"outcome": SLOW, "exit": END, "steps": 30, "worse_train": 0.25, "worse_test": 0.5}
-    return result(number, **known | changes)
+    return result(number, **known | NOT_EARLY | changes)
 
 
 def undecided(number: int, **changes: object) -> Result:
-    return result(number, **{"outcome": UNDECIDED, "exit": HORIZON, "steps": 4} | changes)
+    return result(number, **{"outcome": UNDECIDED, "exit": HORIZON, "steps": 4} | NOT_EARLY | changes)
 
 
 def fill(folder: pathlib.Path, plan: Plan, results: list[Result], **about: object) -> pathlib.Path:
@@ -137,7 +143,9 @@ STORES = {
             slow(2, site="fc_grad_in", stage="backward", worse_test=None),
             undecided(3, worse_train=0.1),
             result(4, audit_outcome=SHORT_TERM, audit_rule="late <NaN>", audit_steps=5, first_nonfinite=7),
-            result(5, exit=EXACT, exactly_masked_after=0, steps=1, history_excess=0.0, variance_excess=0.0),
+            result(
+                5, exit=EXACT, exactly_masked_after=0, steps=1, history_excess=0.0, variance_excess=0.0, **NOT_EARLY
+            ),
             result(6, history_excess=np.inf, variance_excess=0.0),
             immediate(7, outcome=SHORT_TERM, first_nonfinite=4, steps=5, worse_train=np.inf),
         ],

@@ -7,6 +7,8 @@ the gradients themselves looked at, because its update is a multiple of them.
 """
 
 import dataclasses
+import enum
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -19,25 +21,13 @@ from ..training.program import Role, State, StepReport
 CONDITIONS = "conditions"  # the reason to end a run early
 
 
-@dataclasses.dataclass(frozen=True)
-class Conditions:
-    """Every number that the early verdict depends on.
+class Rule(enum.StrEnum):
+    """Why a run need not be followed; each is a condition of `Conditions.rule`."""
 
-    Attributes:
-      steps: how many after the faulty one are looked at, besides the faulty one.
-      margin: a value is large if it exceeds this many times the golden run's largest of its array.
-      floor: an array whose largest golden value is below this share of the largest of all arrays
-        of the same moment counts as if it had that share: the gradients of a bias before a batch
-        norm are rounding errors, and vary by themselves.
-      neighbours: the golden run's largest is that of the fault's epoch and of this many before and after.
-      loss: a loss agrees if it differs from the golden run's of that step by at most this much.
-    """
-
-    steps: int = 2
-    margin: float = 2.0
-    floor: float = 0.01
-    neighbours: int = 1
-    loss: float = 0.05
+    AT_ONCE = "at once"
+    WITHIN = "within the envelope"
+    LOSS_GAP = "loss gap"
+    VARIANCE = "variance alone"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,10 +44,83 @@ class Seen:
     variance: float = 0.0
     loss_gap: float = 0.0
 
-    def hold(self, conditions: Conditions) -> bool:
-        """Whether nothing left the golden run's envelope; what is not a number has left it."""
-        inside = _worst([self.history, self.variance]) <= conditions.margin
-        return bool(inside and self.loss_gap <= conditions.loss)
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """Every number that the early verdict depends on.
+
+    Attributes:
+      steps: how many after the faulty one are looked at, besides the faulty one.
+      at_once: if nothing exceeds this many times the golden run's largest of its array, the faulty
+        step is enough.
+      margin: a value is large if it exceeds this many times the golden run's largest of its array.
+      loss: a loss agrees if it differs from the golden run's of that step by at most this much.
+      close_loss: a large history does no harm if the loss differs by at most this much.
+      floor: an array whose largest golden value is below this share of the largest of all arrays
+        of the same moment counts as if it had that share: the gradients of a bias before a batch
+        norm are rounding errors, and vary by themselves.
+      neighbours: the golden run's largest is that of the fault's epoch and of this many before and after.
+    """
+
+    steps: int = 2
+    at_once: float = 1.05
+    margin: float = 2.0
+    loss: float = 0.05
+    close_loss: float = 1e-3
+    floor: float = 0.01
+    neighbours: int = 1
+
+    def rule(self, steps: int, seen: Seen) -> Rule | None:
+        """The rule by which a run need not be followed, or None.  What is not a number satisfies none.
+
+        >>> Conditions().rule(0, Seen(history=1.0, variance=1.0))
+        <Rule.AT_ONCE: 'at once'>
+        >>> Conditions().rule(2, Seen(history=40.0, variance=1.0, loss_gap=0.01)) is None
+        True
+
+        Args:
+          steps: how many after the faulty one.
+          seen: in these and the faulty one.
+        """
+        if steps == 0 and seen.history <= self.at_once and seen.variance <= self.at_once:
+            return Rule.AT_ONCE
+        if steps != self.steps or not math.isfinite(seen.history) or not math.isfinite(seen.variance):
+            return None
+        small = seen.history <= self.margin and seen.loss_gap <= self.loss
+        if seen.variance > self.margin:
+            return Rule.VARIANCE if small else None
+        if small:
+            return Rule.WITHIN
+        return Rule.LOSS_GAP if seen.loss_gap <= self.close_loss else None
+
+    def near(self, rule: Rule, seen: Seen) -> bool:
+        """Whether a verdict is so near a threshold that it is worth an audit.
+
+        It is if a value exceeded the golden run's largest without being large, or if a large history
+        came with a loss gap above half of what does no harm.
+        """
+        if rule == Rule.WITHIN:
+            return max(seen.history, seen.variance) > self.at_once
+        return rule == Rule.LOSS_GAP and seen.loss_gap > self.close_loss / 2
+
+    def sentence(self, rule: Rule, seen: Seen) -> str:
+        """A rule with its numbers."""
+        history, variance = (f"{value:.3g} times the golden run's largest" for value in (seen.history, seen.variance))
+        gap = f"the loss stayed within {seen.loss_gap:.3g} of the golden one's"
+        both = f"optimizer history reached {history} and running variance {variance}"
+        after = f"in the faulty step and {self.steps} after it"
+        match rule:
+            case Rule.AT_ONCE:
+                return f"in the faulty step {both} (at most {self.at_once:g})"
+            case Rule.WITHIN:
+                return f"{after} {both} (at most {self.margin:g}), and {gap} (at most {self.loss:g})"
+            case Rule.LOSS_GAP:
+                return f"{after} optimizer history reached {history}, but {gap} (at most {self.close_loss:g})"
+            case Rule.VARIANCE:
+                return (
+                    f"{after} running variance reached {variance}, optimizer history {history} (at most "
+                    f"{self.margin:g}), and {gap} (at most {self.loss:g}), so that only evaluations can differ"
+                )
 
 
 class Envelope:
@@ -94,17 +157,19 @@ class Envelope:
         return Seen(*map(_worst, ((seen.history, history), (seen.variance, variance), (seen.loss_gap, gap))))
 
 
-class WithinEnvelope(Observer):
-    """Looks at the faulty step and the ones right after it; ends a run that has stayed in the envelope.
+class EarlyVerdict(Observer):
+    """Looks at the faulty step and the ones right after it, and ends a run that need not be followed.
 
     Attributes:
-      seen: what those steps have shown so far.
-      after: steps after the faulty one until the conditions held; None while they have not.
+      seen: what those steps have shown, up to the verdict.
+      rule: the rule that gave it, None while none has.
+      after: how many steps after the faulty one that was, or None.
 
     Args:
       since: number of steps from the fault to an address.
       record: the golden record of an epoch.
-      ends: whether to end the run there, or only to note it.
+      accepts: whether a rule, met after an address, gives a verdict.
+      ends: whether the run ends there, or goes on to its end all the same.
     """
 
     def __init__(
@@ -113,23 +178,27 @@ class WithinEnvelope(Observer):
         conditions: Conditions,
         since: Callable[[Address], int],
         record: Callable[[int], Epoch],
-        ends: bool,
+        accepts: Callable[[Rule, Address], bool],
+        ends: Callable[[Rule, Seen], bool],
     ):
         self._envelope, self._conditions, self._since, self._record = envelope, conditions, since, record
-        self._ends = ends
+        self._accepts, self._ends = accepts, ends
         self.seen = Seen()
+        self.rule: Rule | None = None
         self.after: int | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        """End the run if it has stayed in the envelope for as long as the conditions ask."""
+        """End the run if a rule says that it need not be followed."""
         steps = self._since(at)
-        if steps <= self._conditions.steps:
-            golden_loss = float(self._record(at.epoch)["loss"][at.step])
-            self.seen = self._envelope.after(self.seen, report, golden_loss, faulty=steps == 0)
-        if steps == self._conditions.steps and self.seen.hold(self._conditions):
-            self.after = steps
-            return CONDITIONS if self._ends else None
-        return None
+        if self.rule is not None or steps > self._conditions.steps:
+            return None
+        golden_loss = float(self._record(at.epoch)["loss"][at.step])
+        self.seen = self._envelope.after(self.seen, report, golden_loss, faulty=steps == 0)
+        rule = self._conditions.rule(steps, self.seen)
+        if rule is None or not self._accepts(rule, at):
+            return None
+        self.rule, self.after = rule, steps
+        return CONDITIONS if self._ends(rule, self.seen) else None
 
 
 def _worst(values: object) -> float:

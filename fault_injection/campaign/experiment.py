@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -19,8 +20,9 @@ from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
 from ..training.program import State
-from .conditions import CONDITIONS, Conditions, Envelope, Seen, WithinEnvelope
+from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
 from .plan import Plan
+from .projection import Projection
 from .sampling import Choice, choose, draw
 from .walk import Walk
 
@@ -55,7 +57,10 @@ class Result:
     nonfinite_leaf: str | None
     nonfinite_leaf_after: int | None
     exactly_masked_after: int | None
-    conditions_after: int | None
+    early_rule: str | None
+    early_after: int | None
+    early_outcome: str | None
+    near: int
     history_excess: float
     variance_excess: float
     loss_gap: float
@@ -70,6 +75,22 @@ class Result:
     curve: bytes
 
 
+class Early(NamedTuple):
+    """An early verdict.
+
+    Attributes:
+      rule: by which the run need not be followed.
+      after: how many steps after the faulty one.
+      run: what it comes to: as far as it was recorded, or projected to its end.
+      first_nonfinite: steps after the faulty one, or None.
+    """
+
+    rule: Rule
+    after: int
+    run: Run
+    first_nonfinite: int | None
+
+
 class Course(NamedTuple):
     """The faulty run of one experiment, as far as it was followed.
 
@@ -77,7 +98,8 @@ class Course(NamedTuple):
       run: what was recorded, from the start of the fault's epoch on.
       struck: what the fault did.
       ended: what ended it.
-      first_nonfinite, exactly_masked_after, conditions_after: steps after the faulty one, or None.
+      first_nonfinite, exactly_masked_after: steps after the faulty one, or None.
+      early: the early verdict that its first steps allow, whether or not it ended there.
       seen: what its first steps have shown.
       seconds: spent in its steps and evaluations.
     """
@@ -87,7 +109,7 @@ class Course(NamedTuple):
     ended: str
     first_nonfinite: int | None
     exactly_masked_after: int | None
-    conditions_after: int | None
+    early: Early | None
     seen: Seen
     seconds: float
 
@@ -159,44 +181,59 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     choice = choose(lab.plan, draw(lab.plan, number))
     setting_up = lab.control(choice.at, len(choice.fault.index))
     course = _follow(lab, choice)
-    verdict = judge(
-        course.run,
-        lab.record,
-        choice.at,
-        lab.golden.program.measure(),
+    judged = functools.partial(
+        judge,
+        golden=lab.record,
+        fault=choice.at,
+        measure=lab.golden.program.measure(),
         watched=lab.golden.program.watched,
-        finished=course.ended == END,
-        first_nonfinite=course.first_nonfinite,
-        exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,
         noise=lab.noise,
         thresholds=Thresholds(nonfinite=lab.plan.nonfinite),
     )
+    verdict = judged(
+        course.run,
+        finished=course.ended == END,
+        first_nonfinite=course.first_nonfinite,
+        exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,
+    )
+    early = None if course.early is None else _early_verdict(lab, course.early, course.seen, judged)
     seconds = time.perf_counter() - begun
-    return _result(lab, choice, course, verdict, seconds, setting_up)
+    return _result(lab, choice, course, verdict, early, seconds, setting_up)
 
 
 def _follow(lab: Laboratory, choice: Choice) -> Course:
     """The faulty step and those after it, until the plan's exit mode has a verdict."""
     plan, golden, at = lab.plan, lab.golden, choice.at
     program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
+    last, end = plan.last_step(at), plan.end
+    golden_after = functools.partial(lab.golden_after, at)
+    early: list[Early] = []
 
     def since(address: Address) -> int:
         return numbered(address, steps_per_epoch) - numbered(at, steps_per_epoch)
 
+    def accepts(rule: Rule, here: Address) -> bool:
+        projected = projection.project(recorder.run, last) if rule == Rule.VARIANCE else (recorder.run, None)
+        if projected is not None:
+            early.append(Early(rule, since(here), *projected))
+        return projected is not None
+
+    def ends(rule: Rule, seen: Seen) -> bool:
+        e, near = choice.experiment, lab.conditions.near(rule, seen)
+        return plan.exit == "conditions" and not e.audited and not (near and e.audited_near)
+
     # From the start of the fault's epoch: before the fault this run is the golden one.
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
     witness, nonfinite = Witness(choice.site, choice.fault), NonFinite(since, plan.nonfinite)
-    masked = ExactlyMasked(since, lab.record, functools.partial(lab.golden_after, at), ends=plan.exit != "full")
-    audited = choice.experiment.audited
-    early = plan.exit == "conditions" and not audited
-    within = WithinEnvelope(lab.envelope(at.epoch), lab.conditions, since, lab.record, ends=early)
-    observers = [recorder, witness, nonfinite, masked, within]
+    masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full")
+    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite)
+    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends)
+    observers = [recorder, witness, nonfinite, masked, projection, verdict]
 
-    last, end = plan.last_step(at), plan.end
     state = lab.state_before(at.epoch, at.step)
     followed = follow(program, state, addresses(at, last, steps_per_epoch), {at: choice.fault}, observers)
     seconds = followed.seconds
-    if followed.ended is None and last < end and audited and plan.exit == "conditions" and within.after is not None:
+    if followed.ended is None and last < end and early and plan.exit == "conditions":
         # An audit goes on to the end, whatever the horizon.
         following = Address(*divmod(numbered(last, steps_per_epoch) + 1, steps_per_epoch))
         steps = addresses(following, end, steps_per_epoch)
@@ -209,25 +246,43 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
         ended=followed.ended or (END if last == end else HORIZON),
         first_nonfinite=nonfinite.first,
         exactly_masked_after=masked.after,
-        conditions_after=within.after,
-        seen=within.seen,
+        early=early[0] if early else None,
+        seen=verdict.seen,
         seconds=seconds,
     )
 
 
+def _early_verdict(lab: Laboratory, early: Early, seen: Seen, judged: Callable[..., Outcome]) -> Outcome:
+    """The verdict that the conditions give."""
+    why = lab.conditions.sentence(early.rule, seen)
+    if early.rule == Rule.VARIANCE:
+        verdict = judged(early.run, finished=lab.plan.horizon is None, first_nonfinite=early.first_nonfinite)
+        return dataclasses.replace(verdict, rule=f"projected: {why}; {verdict.rule}")
+    verdict = judged(early.run, finished=False)
+    return dataclasses.replace(verdict, outcome=MASKED, rule=f"masked by conditions: {why}")
+
+
 def _result(
-    lab: Laboratory, choice: Choice, course: Course, verdict: Outcome, seconds: float, setting_up: float
+    lab: Laboratory,
+    choice: Choice,
+    course: Course,
+    verdict: Outcome,
+    early: Outcome | None,
+    seconds: float,
+    setting_up: float,
 ) -> Result:
     e, struck = choice.experiment, course.struck
     curve = np.stack([course.run.column(name)[e.step :] for name in ("loss", "metric")], axis=1).astype(np.float32)
     outcome, rule, ended, steps = verdict.outcome, verdict.rule, course.ended, len(curve)
     audit_outcome, audit_rule, audit_steps = None, None, 0
-    if lab.plan.exit == "conditions" and course.conditions_after is not None:
-        if ended != CONDITIONS:  # audited: what it would have said stands, and beside it what it came to
+    if lab.plan.exit == "conditions" and early is not None and course.early is not None:
+        if ended == CONDITIONS:
+            verdict = early
+        else:  # audited: what it would have said stands, and beside it what it came to
             audit_outcome, audit_rule = outcome, rule
-            audit_steps = steps - course.conditions_after - 1
-        outcome, rule, ended = MASKED, _conditions_rule(lab.conditions, course.seen), CONDITIONS
-        steps = course.conditions_after + 1
+            audit_steps = steps - course.early.after - 1
+        outcome, rule, ended = early.outcome, early.rule, CONDITIONS
+        steps = course.early.after + 1
     worse, leaf = verdict.worse or {}, verdict.first_nonfinite_state
     return Result(
         number=e.number,
@@ -250,11 +305,14 @@ def _result(
         rule=rule,
         exit=ended,
         steps=steps,
-        first_nonfinite=course.first_nonfinite,
+        first_nonfinite=verdict.first_nonfinite,
         nonfinite_leaf=None if leaf is None else str(leaf["leaf"]),
         nonfinite_leaf_after=None if leaf is None else int(leaf["steps"]),
         exactly_masked_after=course.exactly_masked_after,
-        conditions_after=course.conditions_after,
+        early_rule=None if course.early is None else str(course.early.rule),
+        early_after=None if course.early is None else course.early.after,
+        early_outcome=None if early is None else early.outcome,
+        near=int(course.early is not None and lab.conditions.near(course.early.rule, course.seen)),
         history_excess=course.seen.history,
         variance_excess=course.seen.variance,
         loss_gap=course.seen.loss_gap,
@@ -267,14 +325,6 @@ def _result(
         outside_seconds=seconds - course.seconds - setting_up,
         setup_seconds=setting_up,
         curve=curve.tobytes(),
-    )
-
-
-def _conditions_rule(c: Conditions, seen: Seen) -> str:
-    return (
-        f"masked by conditions: in the faulty step and {c.steps} after it optimizer history reached "
-        f"{seen.history:.3g} and running variance {seen.variance:.3g} times the golden run's largest (at most "
-        f"{c.margin:g}), and the loss stayed within {seen.loss_gap:.3g} of the golden one's (at most {c.loss:g})"
     )
 
 

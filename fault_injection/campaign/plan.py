@@ -53,7 +53,8 @@ class Plan:
       seed: of all that is drawn.
       exit: one of `EXITS`.
       horizon: steps to follow a run after its fault; None follows it to the end of the training.
-      audit: share of the masked verdicts by conditions that are run to the end all the same.
+      audit: share of the early verdicts that are run to the end all the same.
+      audit_near: the same share of those near a threshold, by `Conditions.near`.
       twins: golden runs one unit in the last place apart, for the tolerance of verdicts.
       nonfinite: one of `NONFINITE_RULES`: what ends a run when it is not finite.
     """
@@ -69,6 +70,7 @@ class Plan:
     exit: str
     horizon: int | None
     audit: float
+    audit_near: float
     twins: int
     nonfinite: str = NONFINITE_RULES[0]
 
@@ -94,7 +96,7 @@ class Plan:
     @property
     def golden_epochs(self) -> int:
         """Epochs of the golden run that its experiments are compared with."""
-        if self.horizon is None or self.twins or (self.exit == "conditions" and self.audit):
+        if self.horizon is None or self.twins or (self.exit == "conditions" and (self.audit or self.audit_near)):
             return self.workload.epochs
         return self.last_step(Address(max(self.epochs), self.steps_per_epoch - 1)).epoch + 1
 
@@ -150,7 +152,7 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
         "seed": 0 <= plan.seed < 2**31,
         "exit": plan.exit in EXITS,
         "horizon": plan.horizon is None or plan.horizon > 0,
-        "audit": 0 <= plan.audit <= 1,
+        "audit": 0 <= plan.audit <= 1 and 0 <= plan.audit_near <= 1,
         "twins": 0 <= plan.twins < 100,
     }
     for name, right in sound.items():

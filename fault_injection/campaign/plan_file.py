@@ -21,7 +21,7 @@ LONGEST = 400  # characters of a pattern, and of a message about a key
 SAID = 200  # characters of a message that is not ours
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
-RUN = ("exit", "horizon", "audit", "twins", "nonfinite")
+RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite")
 
 
 def read_plan(path: pathlib.Path) -> Plan:
@@ -65,8 +65,9 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     horizon = read.whole(run, "run.horizon", None, 2, 10**9)
     if exit == "full" and horizon is not None:
         raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
-    if exit != "conditions" and "audit" in run:
-        raise read.wrong("run.audit", f"has no effect: the exit mode '{exit}' gives no verdict that needs an audit")
+    for audit in ("audit", "audit_near"):
+        if exit != "conditions" and audit in run:
+            raise read.wrong(f"run.{audit}", f"has no effect: the exit mode '{exit}' gives no verdict to audit")
     twins = read.whole(run, "run.twins", 0, 0, 99)
     if twins == 1:
         raise read.wrong("run.twins", "1; a spread needs two at least")
@@ -82,6 +83,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         exit=exit,
         horizon=horizon,
         audit=read.number(run, "run.audit", 0.02, 0, 1),
+        audit_near=read.number(run, "run.audit_near", 1.0, 0, 1),
         twins=twins,
         nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
     )

@@ -4,6 +4,8 @@ import math
 import statistics
 from typing import NamedTuple
 
+from scipy.special import betaincinv
+
 
 class Rate(NamedTuple):
     """A share with its confidence interval.
@@ -36,6 +38,17 @@ def wilson(count: int, total: int, confidence: float = 0.95) -> Rate:
     if not total:
         return Rate(0, 0, math.nan, 0.0, 1.0)
     return _interval(count, total, count / total, total, confidence)
+
+
+def at_most(count: int, total: int, confidence: float = 0.95) -> float:
+    """The one-sided upper bound of a share, exact for any size of sample; 1 without experiments.
+
+    >>> round(at_most(0, 50), 4), round(1 - 0.05 ** (1 / 50), 4)
+    (0.0582, 0.0582)
+
+    Reference: Clopper, Pearson, Biometrika 26 (1934) 404.
+    """
+    return 1.0 if count == total else float(betaincinv(count + 1, total - count, confidence))
 
 
 def _interval(count: int, total: int, share: float, equivalent: float, confidence: float) -> Rate:

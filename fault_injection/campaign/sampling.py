@@ -27,7 +27,8 @@ class Experiment:
       epoch, step, worker: counted from 0.
       site: name of the operation struck.
       model: the fault model, which names the operand.
-      audited: whether a masked verdict by conditions is compared with the run to the end.
+      audited: whether an early verdict is compared with the run to the end.
+      audited_near: the same of an early verdict near a threshold.
     """
 
     number: int
@@ -37,6 +38,7 @@ class Experiment:
     site: str
     model: Model
     audited: bool
+    audited_near: bool
 
     @property
     def operand(self) -> Operand:
@@ -59,6 +61,7 @@ def draw(plan: Plan, number: int) -> Experiment:
         site=plan.sites[rng.integers(len(plan.sites))],
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),
+        audited_near=bool(rng.random() < plan.audit_near),
     )
 
 

@@ -30,7 +30,7 @@ from .plan import Plan, restore_plan
 from .schema import DIGEST, TABLES, Cell, definition, digest_of, result_columns
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"
-VERSION = 3
+VERSION = 4
 NAME = "campaign.sqlite"
 CURVE = 8  # bytes of a curve's row: loss and metric, float32
 NAMED = 5  # damaged rows that a message names

@@ -2,6 +2,7 @@
 
 import json
 
+from ..rates import at_most
 from .facts import Facts
 from .page import Cell, Section, Table
 from .summary import audit, cost
@@ -33,30 +34,50 @@ def accounting(facts: Facts) -> Section:
     if not facts.total:
         return Section("accounting", "Accounting", [*text, "No experiment is done yet."])
     spent = cost(facts)
+    each = facts.total
     ended: list[dict[str, Cell]] = [
-        {"ended by": row["exit"], "experiments": row["n"], "steps": row["steps"], "steps each": row["steps"] / row["n"]}
+        {
+            "ended by": row["exit"],
+            "experiments": row["n"],
+            "steps": row["steps"],
+            "steps each": row["steps"] / row["n"],
+            "job seconds": row["seconds"],
+        }
         for row in facts.rows("exits")
     ]
-    ended.append(
-        {
-            "ended by": "all",
-            "experiments": facts.total,
-            "steps": spent.experiments,
-            "steps each": spent.experiments / facts.total,
-        }
-    )
-    schedules = []
+    parts = {
+        "verdicts": spent.experiments,
+        "audits": spent.audits,
+        "walks": spent.walks,
+        "golden run and twins": spent.golden,
+    }
+    shares: list[dict[str, Cell]] = []
+    so_far = 0
+    for name, steps in parts.items():
+        so_far += steps
+        shares.append(
+            {
+                "for": name,
+                "steps": steps,
+                "steps each": steps / each,
+                "sum so far, each": so_far / each,
+                "sum compared with the published procedure": _part(spent.published, so_far),
+            }
+        )
+    schedules: list[dict[str, Cell]] = []
     for epochs in dict.fromkeys((facts.epochs, max(facts.epochs, PUBLISHED_EPOCHS))):
         (row,) = facts.rows("published", epochs=epochs, steps_per_epoch=facts.plan.steps_per_epoch)
         schedules.append(
             {
                 "schedule": f"{epochs} epochs",
-                "published procedure, steps each": row["steps"] / facts.total,
-                "this campaign, steps each": row["ours"] / facts.total,
-                "share": f"1/{row['steps'] / row['ours']:.1f}",
+                "published procedure, steps each": row["steps"] / each,
+                "verdicts, steps each": row["ours"] / each,
+                "share": _part(row["steps"], row["ours"]),
+                "with audits, steps each": (row["ours"] + row["audits"]) / each,
+                "share with audits": _part(row["steps"], row["ours"] + row["audits"]),
             }
         )
-    (walks,), (audits,), (time,) = facts.rows("walks"), facts.rows("audited"), facts.rows("time")
+    (time,) = facts.rows("time")
     working = time["seconds"] - time["setup"]
     return Section(
         "accounting",
@@ -65,8 +86,7 @@ def accounting(facts: Facts) -> Section:
         [
             Table("exits", "Experiments by what ended them.", ended),
             Table("published", "Steps compared with those of the published procedure.", schedules),
-            Table("walks", "Walks through the golden run.", [{"walks": walks["n"], "steps": walks["steps"]}]),
-            Table("audited", "Steps run for audits.", [{"audits": audits["n"], "steps": audits["steps"]}]),
+            Table("audited", "All training steps.", shares),
             Table(
                 "time",
                 "Time of the jobs.",
@@ -83,43 +103,79 @@ def accounting(facts: Facts) -> Section:
     )
 
 
+def _part(whole: int, part: int) -> str:
+    return f"1/{whole / part:.1f}" if part else "none"
+
+
 def audited(facts: Facts) -> Section:
     """Whether early verdicts hold when their runs are followed to the end."""
-    if facts.plan.exit != "conditions":
-        why = f"There is nothing to audit: exit mode '{facts.plan.exit}' gives no verdict early without a proof."
-        return Section("audit", "Audit", [why])
-    found = audit(facts)
-    text = (
-        f"A run that shows nothing large soon after its fault is judged masked early. A random {facts.plan.audit:.1%} "
-        "of these runs go on to the end. The counts above keep the early verdict of each. The share of all experiments "
-        "that could have another outcome for this reason is at most the upper end of the share that changed, times "
-        "the share of early verdicts."
-    )
+    plan, title = facts.plan, "Audit"
+    text = [
+        "A run need not be followed if its first steps show nothing that could end badly, by one of the rules of the "
+        "table. The projected runs (variance alone) have the golden run's losses, and only their evaluations are made."
+    ]
+    if plan.exit == "conditions":
+        text.append(
+            f"A random {plan.audit:.1%} of these runs go on to the end all the same, and {plan.audit_near:.0%} of "
+            "those near a threshold: a value exceeded the golden run's largest without being large, or a large history "
+            "came with a loss gap above half of the limit. The counts above keep the early verdict of each."
+        )
+    else:
+        text.append(
+            f"Exit mode '{plan.exit}' follows these runs all the same. The table compares what they came to with what "
+            "exit mode 'conditions' says of them."
+        )
     rows: list[dict[str, Cell]] = [
-        {"early verdict": row["outcome"], "at the end": row["audit_outcome"], "experiments": row["n"]}
+        {
+            "rule": row["early_rule"],
+            "near a threshold": "yes" if row["near"] else "no",
+            "early verdict": row["early_outcome"],
+            "at the end": row["verdict"] or "not followed",
+            "experiments": row["n"],
+        }
         for row in facts.rows("audit")
     ]
     if not rows:
-        return Section("audit", "Audit", [text, "No early verdict has been audited yet, so no bound is known."])
-    bound = (
-        f"Of {found.early:,} early verdicts {found.wrong.total:,} were audited and {found.wrong.found:,} changed: "
-        f"{found.wrong.share:.2%} [{found.wrong.low:.2%}, {found.wrong.high:.2%}]. This bounds the wrong outcomes by "
-        f"{found.bound:.2%} of all experiments."
+        return Section("audit", title, [*text, "No experiment has met such a rule."])
+    found = audit(facts)
+    for kind in found.kinds:
+        which = "near a threshold" if kind.near else "not near a threshold"
+        text.append(
+            f"Of {kind.early:,} early verdicts {which}, {kind.seen:,} were compared with the end and {kind.changed:,} "
+            f"differ, so at most {kind.most:.2%} of them are wrong."
+        )
+    text.append(
+        f"Together this bounds the wrong verdicts by {found.bound:.2%} of all experiments (one-sided, at "
+        f"{plan.confidence:.0%} confidence; exact after Clopper and Pearson)."
     )
-    tables = [Table("audit", "Audited experiments.", rows)]
+    tables = [Table("audit", "Early verdicts, and what their runs came to at the end.", rows)]
+    if plan.exit != "conditions" and (latent := facts.rows("latent")):
+        missed, all_latent = (sum(row[name] for row in latent) for name in ("missed", "n"))
+        text.append(
+            f"{all_latent:,} outcomes were latent: bad, and without a non-finite loss. The early verdicts miss "
+            f"{missed:,} of them, so they miss at most {at_most(missed, all_latent, plan.confidence):.1%} of latent "
+            f"outcomes of faults like these (one-sided, {plan.confidence:.0%})."
+        )
+        shown: list[dict[str, Cell]] = [
+            {"outcome": row["outcome"], "experiments": row["n"], "missed by early verdicts": row["missed"]}
+            for row in latent
+        ]
+        tables.append(Table("latent", "Latent outcomes.", shown))
     if changed := facts.rows("disagreeing"):
         listed: list[dict[str, Cell]] = [
             {
                 "experiment": str(row["number"]),
                 "site": row["site"],
                 "fault model": row["model"],
-                "at the end": row["audit_outcome"],
-                "rule": row["audit_rule"],
+                "rule of the early verdict": row["early_rule"],
+                "early verdict": row["early_outcome"],
+                "at the end": row["verdict"],
+                "rule": row["rule"],
             }
             for row in changed
         ]
         tables.append(Table("disagreeing", "Verdicts that changed.", listed))
-    return Section("audit", "Audit", [text, bound], tables)
+    return Section("audit", title, text, tables)
 
 
 def all_counts(facts: Facts) -> Section:

@@ -5,6 +5,9 @@ WORST = 6  # experiments shown with their curves
 # What became of an experiment: the verdict at the end where an early one was audited.
 VERDICT = "coalesce(audit_outcome, outcome)"
 
+# What a run came to at the end, whatever an early verdict says; null where nobody looked.
+AT_THE_END = "CASE exit WHEN 'conditions' THEN audit_outcome ELSE outcome END"
+
 QUERIES = {
     "outcomes": "SELECT outcome, count(*) AS n FROM experiments GROUP BY outcome",
     "models": "SELECT model, outcome, count(*) AS n FROM experiments GROUP BY model, outcome",
@@ -24,17 +27,21 @@ QUERIES = {
     "steps + audit_steps AS recorded, curve FROM experiments "
     f"WHERE {VERDICT} <> 'Masked' AND ({VERDICT} <> 'Undecided' OR worse_train > 0) "
     f"ORDER BY worse_train DESC NULLS LAST, first_nonfinite DESC, number LIMIT {WORST}",
-    "exits": "SELECT exit, count(*) AS n, sum(steps) AS steps FROM experiments GROUP BY exit",
+    "exits": "SELECT exit, count(*) AS n, sum(steps) AS steps, sum(seconds) AS seconds FROM experiments GROUP BY exit",
     "published": "SELECT sum(CASE WHEN first_nonfinite IS NULL THEN (:epochs - epoch) * :steps_per_epoch "
     "ELSE step + first_nonfinite + 1 END) AS steps, "
-    "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours "
-    "FROM experiments",
+    "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours, "
+    "sum(CASE WHEN audit_outcome IS NULL THEN 0 WHEN first_nonfinite IS NOT NULL THEN audit_steps "
+    "ELSE (:epochs - epoch) * :steps_per_epoch - step - steps END) AS audits FROM experiments",
     "walks": "SELECT count(*) AS n, coalesce(sum(steps), 0) AS steps FROM walks",
     "audited": "SELECT count(audit_outcome) AS n, coalesce(sum(audit_steps), 0) AS steps FROM experiments",
-    "audit": "SELECT outcome, audit_outcome, count(*) AS n FROM experiments WHERE audit_outcome IS NOT NULL "
-    "GROUP BY outcome, audit_outcome",
-    "disagreeing": "SELECT number, site, model, audit_outcome, audit_rule FROM experiments "
-    "WHERE audit_outcome IS NOT NULL AND audit_outcome <> outcome ORDER BY number",
+    "audit": f"SELECT early_rule, near, early_outcome, {AT_THE_END} AS verdict, count(*) AS n FROM experiments "
+    "WHERE early_rule IS NOT NULL GROUP BY 1, 2, 3, 4",
+    "disagreeing": f"SELECT number, site, model, early_rule, early_outcome, {AT_THE_END} AS verdict, "
+    "coalesce(audit_rule, rule) AS rule FROM experiments "
+    "WHERE early_rule IS NOT NULL AND verdict NOT IN (early_outcome, 'Undecided') ORDER BY number",
+    "latent": "SELECT outcome, count(*) AS n, sum(early_outcome IS NOT NULL AND early_outcome = 'Masked') AS missed "
+    "FROM experiments WHERE exit = 'end' AND outcome NOT IN ('Masked', 'Undecided') GROUP BY outcome",
     "time": "SELECT coalesce(sum(seconds), 0) AS seconds, coalesce(sum(outside_seconds), 0) AS outside, "
     "coalesce(sum(setup_seconds), 0) AS setup FROM experiments",
     "environments": "SELECT description, count(*) AS n FROM environments JOIN experiments "

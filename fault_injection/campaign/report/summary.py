@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ...runs.outcome import MASKED, UNDECIDED
-from ..experiment import CONDITIONS
-from ..rates import Rate, wilson
+from ..rates import Rate, at_most, wilson
 from .facts import Facts, Group
 
 FACTORS = {"fault model": "models", "operand": "operands", "bit": "bits"}  # what a rate may depend on, and its query
@@ -15,20 +14,22 @@ class Cost(NamedTuple):
     """Training steps of a campaign.
 
     Attributes:
-      experiments, audits, walks: steps run for verdicts, beyond early ones to audit them, and
-        through the golden run to reach the states before the faults.
+      experiments, audits, walks, golden: steps run for verdicts, beyond early ones to audit them,
+        through the golden run to reach the states before the faults, and for the golden run and
+        its twins.
       published: steps of the published procedure for the same experiments.
     """
 
     experiments: int
     audits: int
     walks: int
+    golden: int
     published: int
 
     @property
     def total(self) -> int:
         """All steps that were run."""
-        return self.experiments + self.audits + self.walks
+        return self.experiments + self.audits + self.walks + self.golden
 
 
 def cost(facts: Facts) -> Cost:
@@ -36,30 +37,68 @@ def cost(facts: Facts) -> Cost:
     (audits,), (walks,) = facts.rows("audited"), facts.rows("walks")
     (published,) = facts.rows("published", epochs=facts.epochs, steps_per_epoch=facts.plan.steps_per_epoch)
     steps = sum(row["steps"] for row in facts.rows("exits"))
-    return Cost(steps, audits["steps"], walks["steps"], published["steps"] or 0)
+    golden = facts.plan.golden_epochs * facts.plan.steps_per_epoch * (1 + facts.plan.twins)
+    return Cost(steps, audits["steps"], walks["steps"], golden, published["steps"] or 0)
+
+
+class Audited(NamedTuple):
+    """Early verdicts of one kind, and what their runs came to at the end as far as somebody looked.
+
+    Attributes:
+      near: whether they are those near a threshold.
+      early: how many there are.
+      seen: how many of them were followed to the end all the same, a random sample.
+      changed: how many of these came to another outcome.
+      most: one-sided upper bound of the share that is wrong.
+    """
+
+    near: bool
+    early: int
+    seen: int
+    changed: int
+    most: float
 
 
 class Audit(NamedTuple):
     """What an audit says of the early verdicts.
 
     Attributes:
-      early: how many experiments ended early by conditions.
-      wrong: the audited verdicts that changed, of those audited, with the interval of this share.
+      kinds: those near a threshold and the others, as far as there are any.
       bound: how large a share of all experiments could have another outcome than the one counted.
     """
 
-    early: int
-    wrong: Rate
+    kinds: tuple[Audited, ...]
     bound: float
+
+    @property
+    def early(self) -> int:
+        """How many early verdicts there are."""
+        return sum(kind.early for kind in self.kinds)
+
+    @property
+    def seen(self) -> int:
+        """How many of them were compared with the end."""
+        return sum(kind.seen for kind in self.kinds)
+
+    @property
+    def changed(self) -> int:
+        """How many of these came to another outcome."""
+        return sum(kind.changed for kind in self.kinds)
 
 
 def audit(facts: Facts) -> Audit:
-    """The audit of the early verdicts.  Those that were audited are a random sample of them."""
+    """The audit of the early verdicts, at the plan's confidence for both kinds together (Bonferroni)."""
+    kinds: list[Audited] = []
     rows = facts.rows("audit")
-    audited = sum(row["n"] for row in rows)
-    wrong = facts.share(sum(row["n"] for row in rows if row["audit_outcome"] != row["outcome"]), audited)
-    early = sum(row["n"] for row in facts.rows("exits") if row["exit"] == CONDITIONS)
-    return Audit(early, wrong, early / max(1, facts.total) * wrong.high)
+    for near in sorted({row["near"] for row in rows}):
+        those = [row for row in rows if row["near"] == near]
+        followed = [row for row in those if row["verdict"] not in (None, UNDECIDED)]
+        early, seen = (sum(row["n"] for row in which) for which in (those, followed))
+        changed = sum(row["n"] for row in followed if row["verdict"] != row["early_outcome"])
+        # Where all were followed nothing is left to chance.
+        most = changed / early if seen == early else at_most(changed, seen, (1 + facts.plan.confidence) / 2)
+        kinds.append(Audited(bool(near), early, seen, changed, most))
+    return Audit(tuple(kinds), sum(kind.early * kind.most for kind in kinds) / max(1, facts.total))
 
 
 class Contrast(NamedTuple):
@@ -197,20 +236,18 @@ def _number(n: int) -> str:
 def _cost(facts: Facts) -> str:
     spent, found = cost(facts), audit(facts)
     sentence = (
-        f"An experiment took {spent.total / facts.total:.1f} training steps on average, with audits and the way to the "
-        f"fault, where the published procedure takes {spent.published / facts.total:.1f}"
+        f"An experiment took {spent.total / facts.total:.1f} training steps on average, with audits, the golden "
+        f"run and the way to the fault, where the published procedure takes {spent.published / facts.total:.1f}"
     )
-    if facts.plan.exit == "full":
-        return f"{sentence}; every run was followed to a non-finite value or to the end."
-    if facts.plan.exit == "exact":
-        return f"{sentence}; no verdict came early without a proof."
+    if facts.plan.exit != "conditions":
+        followed = "every run was followed to a non-finite value or to the end"
+        return f"{sentence}; {followed if facts.plan.exit == 'full' else 'no verdict came early without a proof'}."
     if not found.early:
-        return f"{sentence}; no masked verdict came early."
-    early = f"{sentence}; {_plural(found.early, 'masked verdict')} came early"
-    if not found.wrong.total:
+        return f"{sentence}; no verdict came early."
+    early = f"{sentence}; {_plural(found.early, 'verdict')} came early"
+    if not found.seen:
         return f"{early} and no audit has run one to the end, so nothing here says how many are wrong."
     return (
-        f"{early}, an audit ran {found.wrong.total:,} of these to the end, and {_number(found.wrong.found)} changed, "
-        f"so at most {found.wrong.high:.1%} of the early verdicts are wrong, or {found.bound:.1%} of all "
-        f"verdicts ({facts.plan.confidence:.0%} interval)."
+        f"{early}, audits ran {found.seen:,} of these to the end, and {_number(found.changed)} changed, so at most "
+        f"{found.bound:.1%} of all verdicts are wrong for this reason ({facts.plan.confidence:.0%}, one-sided)."
     )
