@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from fault_injection.faults.injection_file import read_injection
-from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SLOW
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SHORT_TERM, SLOW
 from fault_injection.training.workloads import make_workload
 from models.fault import inactive_fault
 from models.networks import NETWORKS
@@ -77,7 +77,8 @@ def test_verdicts_do_not_depend_on_threads_seed_or_devices(
 def test_every_network_has_its_verdicts(repository, reference, tmp_path, files):
     """Those that a few steps show, in which no later step changes anything: non-finite values and exact masking."""
     shown = {path.stem: reference[path.stem] for path in files if early(reference[path.stem])}
-    assert {files[path].workload.network for path in files if path.stem in shown} == set(NETWORKS) - {"resnet18_nobn"}
+    variants = {"resnet18_nobn", "resnet18_largedecay"}  # ResNet-18 but for its norms
+    assert {files[path].workload.network for path in files if path.stem in shown} == set(NETWORKS) - variants
     early_files = [path for path in files if path.stem in shown]
     assert verdicts(repository, tmp_path, early_files, threads=2, seed=123, horizon=5) == shown
 
@@ -85,7 +86,7 @@ def test_every_network_has_its_verdicts(repository, reference, tmp_path, files):
 def early(verdict):
     """Whether a verdict, with whether masking was proved, is reached within few steps."""
     outcome, exactly = verdict
-    return exactly or outcome == IMMEDIATE
+    return exactly or outcome in (IMMEDIATE, SHORT_TERM)
 
 
 @pytest.mark.slow
