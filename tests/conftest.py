@@ -1,5 +1,6 @@
 """Options and shared set-up of the tests."""
 
+import gc
 import os
 import pathlib
 
@@ -39,6 +40,14 @@ def pytest_cmdline_main(config):
 def repository() -> pathlib.Path:
     """The root of the checkout."""
     return HERE.parent
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forget_compiled_programs():
+    """Let go of a module's compiled programs: those of all modules are more mappings than Linux gives one process."""
+    yield
+    jax.clear_caches()
+    gc.collect()
 
 
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True)

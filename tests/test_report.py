@@ -233,7 +233,7 @@ def test_the_summary_of_the_shipped_campaign(shipped):
         (
             {"experiments": 1},
             [result(0)],
-            ["its one planned experiment on", "1 masked verdict came early and no audit has"],
+            ["its one planned experiment on", "1 verdict came early and no audit has"],
         ),
         ({}, [result(0)], ["Without a bad outcome no fault model", "nothing is known of how soon a bad one shows"]),
         (
@@ -253,13 +253,19 @@ def test_the_summary_of_the_shipped_campaign(shipped):
             [slow(0), immediate(1), immediate(2, first_nonfinite=3)],
             ["1 showed one later, and 1 ended with a worse accuracy without one"],
         ),
-        ({}, [immediate(0)], ["none showed one later, and none ended", "no masked verdict came early"]),
+        ({}, [immediate(0)], ["none showed one later, and none ended", "no verdict came early."]),
         ({"exit": "full"}, [slow(0)], ["; every run was followed to a non-finite value or to the end."]),
         ({"exit": "exact"}, [slow(0)], ["; no verdict came early without a proof."]),
         (
             {},
             [result(0, audit_outcome=SLOW, audit_steps=9), *(result(i, audit_outcome=MASKED) for i in (1, 2, 3))],
-            ["4 masked verdicts came early, an audit ran 4 of these to the end, and 1 changed, so at most 69.9%"],
+            ["4 verdicts came early, audits ran 4 of these to the end, and 1 changed, so at most 25.0% of all verdicts"],
+        ),
+        (
+            {},
+            [*(result(i, near=1, audit_outcome=MASKED) for i in range(3)), result(3, audit_outcome=MASKED), result(4)],
+            # One of the two that are not near a threshold was compared with its end: 0 of 1 is at most 97.5 %.
+            ["5 verdicts came early, audits ran 4 of these to the end, and none changed, so at most 39.0% of all"],
         ),
     ],
 )
