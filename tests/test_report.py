@@ -25,7 +25,7 @@ from fault_injection.campaign.store import NAME, Store
 from fault_injection.machine.errors import InputError
 from fault_injection.runs.curves import draw_curves
 from fault_injection.runs.exits import EXACT, NONFINITE
-from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHORT_TERM, SLOW, UNDECIDED
+from fault_injection.runs.outcome import IMMEDIATE, LOW_TEST, MASKED, OUTCOMES, SHORT_TERM, SLOW, UNDECIDED
 from fault_injection.training.program import Measure
 
 PLAN = parse_plan("""
@@ -148,6 +148,16 @@ STORES = {
             ),
             result(6, history_excess=np.inf, variance_excess=0.0),
             immediate(7, outcome=SHORT_TERM, first_nonfinite=4, steps=5, worse_train=np.inf),
+        ],
+    ),
+    "followed to the end": (
+        dataclasses.replace(PLAN, exit="full"),
+        [
+            slow(0, early_rule="loss gap", early_after=2, early_outcome=MASKED, near=1),
+            slow(1, outcome=LOW_TEST, early_rule="variance alone", early_after=2, early_outcome=LOW_TEST),
+            slow(2),
+            result(3, exit=END),
+            immediate(4),
         ],
     ),
 }
@@ -273,6 +283,14 @@ def test_the_summary_says_what_is_so(tmp_path, changes, results, expected):
     said = " ".join(sentences(fill(tmp_path, dataclasses.replace(PLAN, **changes), results)))
     for part in expected:
         assert part in said
+
+
+def test_a_full_campaign_says_which_latent_outcomes_early_verdicts_miss(tmp_path):
+    text = re.sub(r"\s+", " ", write_report(fill(tmp_path, *STORES["followed to the end"])).read_text())
+    assert "Latent outcomes, which are bad without a non-finite loss: 3; missed by the early verdicts: 1." in text
+    assert "at most 86.5% of the latent outcomes" in text  # with such a share, 0 or 1 of 3 has a probability of 5 %
+    assert "Early verdicts near a threshold: 1; compared with the end: 1; different there: 1." in text
+    assert "Early verdicts not near a threshold: 2; compared with the end: 2; different there: 0." in text
 
 
 def test_a_campaign_of_one_epoch_is_no_less_representative_while_it_runs(tmp_path):

@@ -141,8 +141,8 @@ def audited(facts: Facts) -> Section:
     for kind in found.kinds:
         which = "near a threshold" if kind.near else "not near a threshold"
         text.append(
-            f"Of {kind.early:,} early verdicts {which}, {kind.seen:,} were compared with the end and {kind.changed:,} "
-            f"differ, so at most {kind.most:.2%} of them are wrong."
+            f"Early verdicts {which}: {kind.early:,}; compared with the end: {kind.seen:,}; different there: "
+            f"{kind.changed:,}. So at most {kind.most:.2%} of them are wrong."
         )
     text.append(
         f"Together this bounds the wrong verdicts by {found.bound:.2%} of all experiments (one-sided, at "
@@ -152,9 +152,9 @@ def audited(facts: Facts) -> Section:
     if plan.exit != "conditions" and (latent := facts.rows("latent")):
         missed, all_latent = (sum(row[name] for row in latent) for name in ("missed", "n"))
         text.append(
-            f"{all_latent:,} outcomes were latent: bad, and without a non-finite loss. The early verdicts miss "
-            f"{missed:,} of them, so they miss at most {at_most(missed, all_latent, plan.confidence):.1%} of latent "
-            f"outcomes of faults like these (one-sided, {plan.confidence:.0%})."
+            f"Latent outcomes, which are bad without a non-finite loss: {all_latent:,}; missed by the early verdicts: "
+            f"{missed:,}. So early verdicts miss at most {at_most(missed, all_latent, plan.confidence):.1%} of the "
+            f"latent outcomes of such faults (one-sided, {plan.confidence:.0%})."
         )
         shown: list[dict[str, Cell]] = [
             {"outcome": row["outcome"], "experiments": row["n"], "missed by early verdicts": row["missed"]}

@@ -70,8 +70,16 @@ def outcomes(facts: Facts) -> Section:
     text = [
         f"{facts.total:,} of {plan.experiments:,} experiments on {plan.workload.title} ({plan.workload.details}), "
         f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are Wilson's at {plan.confidence:.0%} "
-        "confidence. The rate of all experiments together gives each fault model its weight in the plan."
+        "confidence. The rate of all faults that were not masked is stratified: each fault model has its weight in the "
+        "plan. All other rates are raw shares of experiments."
     ]
+    operations = plan.workload.sites()
+    backward = sum(operations[site].stage == "backward" for site in plan.sites)
+    if 0 < backward < len(plan.sites):
+        text.append(
+            f"Operations are drawn uniformly, and not passes: {backward} of the {len(plan.sites)} operations belong to "
+            "the backward pass, and so do about as many of the experiments in proportion."
+        )
     if 0 < facts.total < plan.experiments and len(plan.epochs) > 1:
         text.append("Experiments run epoch after epoch, so the rates so far are not those of the whole plan.")
     if plan.horizon is not None:
