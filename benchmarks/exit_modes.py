@@ -47,12 +47,13 @@ def compare(folder, full_plan, full):
     latent = [i for i in common if full[i]["outcome"] in LATENT]
     missed = [i for i in latent if found[i]["outcome"] == MASKED]
     met = agreeing.share >= BOUNDS[mode] and undecided <= MOST_UNDECIDED and not missed
+    most = at_most(len(missed), len(latent), pairs.CONFIDENCE)
     print(
         f"claim: {mode}: {agreeing.found} of {agreeing.total} decided verdicts are as in full mode, "
         f"{agreeing.share:.2%} [{agreeing.low:.2%}, {agreeing.high:.2%}], bound {BOUNDS[mode]:.0%}; "
-        f"undecided {undecided:.2%}, bound {MOST_UNDECIDED:.0%}; latent outcomes missed {len(missed)} of "
-        f"{len(latent)}, at most {at_most(len(missed), len(latent), pairs.CONFIDENCE):.1%}, bound 0: {'met' if met else 'not met'}; "
-        f"steps per experiment {steps[0]:.1f}, in full mode {steps[1]:.1f}"
+        f"undecided {undecided:.2%}, bound {MOST_UNDECIDED:.0%}; "
+        f"latent outcomes missed {len(missed)} of {len(latent)}, at most {most:.1%}, bound 0: "
+        f"{'met' if met else 'not met'}; steps per experiment {steps[0]:.1f}, in full mode {steps[1]:.1f}"
     )
     for i in differing:
         of, reference = found[i], full[i]
