@@ -3,14 +3,18 @@
 import dataclasses
 import json
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats
 
 from fault_injection.campaign.plan import PUBLISHED_MODELS, restore_plan, sample_size
 from fault_injection.campaign.plan_file import parse_plan, read_plan
-from fault_injection.campaign.rates import stratified, wilson
+from fault_injection.campaign.rates import at_most, stratified, wilson
 from fault_injection.campaign.sampling import choose, draw, injection_of
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.errors import InputError
@@ -43,8 +47,29 @@ twins = 2
 """
 
 
-def test_the_shipped_plan_is_one(repository):
-    assert read_plan(repository / "injections" / "plans" / "quick.toml").experiments > 0
+def test_every_shipped_plan_is_one(repository):
+    plans = {path.stem: read_plan(path) for path in (repository / "injections" / "plans").glob("*.toml")}
+    assert plans.keys() == {"quick", "reference", "audit", "latent"}
+    reference = plans["reference"]
+    same = dataclasses.replace(plans["audit"], audit=reference.audit, audit_near=reference.audit_near)
+    assert same == reference  # the same experiments, with more audits
+
+
+def test_a_shipped_plan_is_checked_as_its_jobs_compute(repository, tmp_path):
+    """In a process of its own: finding the plan's operations starts JAX's backend, after which no thread can change."""
+    plan = repository / "injections" / "plans" / "quick.toml"
+    command = [sys.executable, "-m", "fault_injection", "campaign", str(plan), "--check", "--json"]
+    done = subprocess.run([*command, "--cache", str(tmp_path)], cwd=repository, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["golden_epochs_missing"] == 20
+
+
+@given(st.integers(0, 40), st.integers(1, 40), st.floats(0.5, 0.999))
+def test_the_one_sided_bound_is_the_share_with_which_so_few_are_improbable(count, more, confidence):
+    total = count + more
+    bound = at_most(count, total, confidence)
+    assert count / total < bound < 1
+    assert stats.binom.cdf(count, total, bound) == pytest.approx(1 - confidence, rel=1e-6)
 
 
 def test_what_is_absent_is_everything():

@@ -269,7 +269,7 @@ def test_the_summary_of_the_shipped_campaign(shipped):
         (
             {},
             [result(0, audit_outcome=SLOW, audit_steps=9), *(result(i, audit_outcome=MASKED) for i in (1, 2, 3))],
-            ["4 verdicts came early, audits ran 4 of these to the end, and 1 changed, so at most 25.0% of all verdicts"],
+            ["4 verdicts came early, audits ran 4 of these to the end, and 1 changed, so at most 25.0% of all"],
         ),
         (
             {},

@@ -143,7 +143,7 @@ def test_check_says_what_a_campaign_needs_and_runs_nothing(campaign, cache, tmp_
     assert there["golden_epochs_missing"] == 0 and there["seconds_per_step"] > 0 and there["disk_bytes"] > 0
     assert there["golden_steps"] == 2 * 4 * 8  # of the twins
     assert sum(there["experiments_by_model"].values()) == 50 and there["experiments_by_model"].keys() == {"RD", "INPUT"}
-    assert there["steps_per_experiment"] == [3, 16.5]  # of 32 steps; the early verdict takes three
+    assert there["steps_per_experiment"] == [1, 16.5]  # of 32 steps; the earliest verdict takes one
     assert said.startswith(there["plan"])
     for part in (
         "Needs a golden run of 4 epochs of 8 steps",

@@ -7,11 +7,11 @@ import pathlib
 from ..campaign import jobs
 from ..campaign.driver import campaign
 from ..campaign.executors import on_a_scheduler, on_this_machine
-from ..campaign.experiment import Laboratory
 from ..campaign.plan import Plan
 from ..campaign.plan_file import read_plan
 from ..campaign.sampling import draw
 from ..campaign.standing import standing
+from ..machine import environment
 from ..machine.errors import InputError
 from .arguments import CommandLine, json_option, place_options, positive, tell, tell_json
 from .estimates import clock, golden_needed
@@ -34,6 +34,8 @@ def add(commands: CommandLine) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
+    if options.check:  # of a job, which computes with one thread on CPUs; reading a plan may start JAX's backend
+        environment.prepare(1, options.precision, bind=False)
     plan = read_plan(options.plan)
     task = jobs.Task(plan, cache=options.cache, data_dir=options.data_dir, precision=options.precision)
     if options.check:
@@ -66,7 +68,8 @@ def _check(plan: Plan, task: jobs.Task, options: argparse.Namespace) -> None:
     disk, seconds = jobs.disk_bytes(plan, lab.golden), lab.golden.seconds_per_step() if made else None
     missing = plan.golden_epochs - (min(lab.golden.recorded(), plan.golden_epochs) if made else 0)
     golden_steps = (missing + plan.twins * plan.golden_epochs) * plan.steps_per_epoch
-    least, most = (_steps_per_experiment(plan, lab, early) for early in (True, False))
+    most = _steps_followed(plan)
+    least = most if plan.exit == "full" else 1.0
     if options.json:
         tell_json(
             {
@@ -107,10 +110,7 @@ def _drawn(plan: Plan) -> dict[str, int]:
     return {model.name: round(plan.experiments * model.weight / total) for model in plan.models}
 
 
-def _steps_per_experiment(plan: Plan, lab: Laboratory, early: bool) -> float:
-    """Mean number of steps per experiment, if all end as early as the exit mode can tell, or none does."""
-    steps = plan.steps_per_epoch
-    lengths = [plan.followed(epoch, step) for epoch in plan.epochs for step in range(steps)]
-    longest = sum(lengths) / len(lengths)
-    first = {"full": longest, "exact": 1, "conditions": lab.conditions.steps + 1}[plan.exit]
-    return min(first, longest) if early else longest
+def _steps_followed(plan: Plan) -> float:
+    """Mean number of steps per experiment, if all are followed as far as the plan allows."""
+    lengths = [plan.followed(epoch, step) for epoch in plan.epochs for step in range(plan.steps_per_epoch)]
+    return sum(lengths) / len(lengths)
