@@ -269,13 +269,13 @@ def test_the_summary_of_the_shipped_campaign(shipped):
         (
             {},
             [result(0, audit_outcome=SLOW, audit_steps=9), *(result(i, audit_outcome=MASKED) for i in (1, 2, 3))],
-            ["4 verdicts came early, audits ran 4 of these to the end, and 1 changed, so at most 25.0% of all"],
+            ["4 verdicts came early, audits ran 4 of these to the end, and 1 changed, so at most 75.1% of all"],
         ),
         (
             {},
             [*(result(i, near=1, audit_outcome=MASKED) for i in range(3)), result(3, audit_outcome=MASKED), result(4)],
-            # One of the two that are not near a threshold was compared with its end: 0 of 1 is at most 97.5 %.
-            ["5 verdicts came early, audits ran 4 of these to the end, and none changed, so at most 39.0% of all"],
+            # Of those near a threshold 0 of 3 are at most 70.8 %, of the others 0 of 1 are at most 97.5 %.
+            ["5 verdicts came early, audits ran 4 of these to the end, and none changed, so at most 81.5% of all"],
         ),
     ],
 )

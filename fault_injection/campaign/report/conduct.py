@@ -142,11 +142,11 @@ def audited(facts: Facts) -> Section:
         which = "near a threshold" if kind.near else "not near a threshold"
         text.append(
             f"Early verdicts {which}: {kind.early:,}; compared with the end: {kind.seen:,}; different there: "
-            f"{kind.changed:,}. So at most {kind.most:.2%} of them are wrong."
+            f"{kind.changed:,}. So at most {kind.most:.1%} of such verdicts are wrong."
         )
     text.append(
-        f"Together this bounds the wrong verdicts by {found.bound:.2%} of all experiments (one-sided, at "
-        f"{plan.confidence:.0%} confidence; exact after Clopper and Pearson)."
+        f"Together this bounds the wrong verdicts by {found.bound:.1%} of all experiments. Bounds are one-sided, at "
+        f"{plan.confidence:.0%} confidence together, and exact (Clopper and Pearson)."
     )
     tables = [Table("audit", "Early verdicts, and what their runs came to at the end.", rows)]
     if plan.exit != "conditions" and (latent := facts.rows("latent")):

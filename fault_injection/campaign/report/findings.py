@@ -78,7 +78,7 @@ def outcomes(facts: Facts) -> Section:
     if 0 < backward < len(plan.sites):
         text.append(
             f"Operations are drawn uniformly, and not passes: {backward} of the {len(plan.sites)} operations belong to "
-            "the backward pass, and so do about as many of the experiments in proportion."
+            f"the backward pass, so about {backward / len(plan.sites):.0%} of the faults strike there."
         )
     if 0 < facts.total < plan.experiments and len(plan.epochs) > 1:
         text.append("Experiments run epoch after epoch, so the rates so far are not those of the whole plan.")

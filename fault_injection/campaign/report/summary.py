@@ -49,7 +49,7 @@ class Audited(NamedTuple):
       early: how many there are.
       seen: how many of them were followed to the end all the same, a random sample.
       changed: how many of these came to another outcome.
-      most: one-sided upper bound of the share that is wrong.
+      most: one-sided upper bound of the share that is wrong, of such verdicts here and elsewhere.
     """
 
     near: bool
@@ -90,14 +90,14 @@ def audit(facts: Facts) -> Audit:
     """The audit of the early verdicts, at the plan's confidence for both kinds together (Bonferroni)."""
     kinds: list[Audited] = []
     rows = facts.rows("audit")
-    for near in sorted({row["near"] for row in rows}):
+    present = sorted({row["near"] for row in rows})
+    confidence = 1 - (1 - facts.plan.confidence) / max(1, len(present))
+    for near in present:
         those = [row for row in rows if row["near"] == near]
         followed = [row for row in those if row["verdict"] not in (None, UNDECIDED)]
         early, seen = (sum(row["n"] for row in which) for which in (those, followed))
         changed = sum(row["n"] for row in followed if row["verdict"] != row["early_outcome"])
-        # Where all were followed nothing is left to chance.
-        most = changed / early if seen == early else at_most(changed, seen, (1 + facts.plan.confidence) / 2)
-        kinds.append(Audited(bool(near), early, seen, changed, most))
+        kinds.append(Audited(bool(near), early, seen, changed, at_most(changed, seen, confidence)))
     return Audit(tuple(kinds), sum(kind.early * kind.most for kind in kinds) / max(1, facts.total))
 
 
