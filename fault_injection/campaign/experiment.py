@@ -81,7 +81,7 @@ class Early(NamedTuple):
     Attributes:
       rule: by which the run need not be followed.
       after: how many steps after the faulty one.
-      run: what it comes to: as far as it was recorded, or projected to its end.
+      run: what it comes to: as far as it was recorded, or projected as far as the golden run goes.
       first_nonfinite: steps after the faulty one, or None.
     """
 
@@ -213,7 +213,8 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
         return numbered(address, steps_per_epoch) - numbered(at, steps_per_epoch)
 
     def accepts(rule: Rule, here: Address) -> bool:
-        projected = projection.project(recorder.run, last) if rule == Rule.VARIANCE else (recorder.run, None)
+        reach = end if plan.golden_epochs == plan.workload.epochs else last
+        projected = projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
         if projected is not None:
             early.append(Early(rule, since(here), *projected))
         return projected is not None
@@ -256,7 +257,8 @@ def _early_verdict(lab: Laboratory, early: Early, seen: Seen, judged: Callable[.
     """The verdict that the conditions give."""
     why = lab.conditions.sentence(early.rule, seen)
     if early.rule == Rule.VARIANCE:
-        verdict = judged(early.run, finished=lab.plan.horizon is None, first_nonfinite=early.first_nonfinite)
+        reached = early.run.first + early.run.ended == lab.plan.workload.epochs
+        verdict = judged(early.run, finished=reached, first_nonfinite=early.first_nonfinite)
         return dataclasses.replace(verdict, rule=f"projected: {why}; {verdict.rule}")
     verdict = judged(early.run, finished=False)
     return dataclasses.replace(verdict, outcome=MASKED, rule=f"masked by conditions: {why}")
