@@ -86,7 +86,7 @@ def accounting(facts: Facts) -> Section:
         [
             Table("exits", "Experiments by what ended them.", ended),
             Table("published", "Steps compared with those of the published procedure.", schedules),
-            Table("audited", "All training steps.", shares),
+            Table("steps", "All training steps.", shares),
             Table(
                 "time",
                 "Time of the jobs.",

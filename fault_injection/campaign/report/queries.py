@@ -33,8 +33,8 @@ QUERIES = {
     "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours, "
     "sum(CASE WHEN audit_outcome IS NULL THEN 0 WHEN first_nonfinite IS NOT NULL THEN audit_steps "
     "ELSE (:epochs - epoch) * :steps_per_epoch - step - steps END) AS audits FROM experiments",
-    "walks": "SELECT count(*) AS n, coalesce(sum(steps), 0) AS steps FROM walks",
-    "audited": "SELECT count(audit_outcome) AS n, coalesce(sum(audit_steps), 0) AS steps FROM experiments",
+    "steps": "SELECT coalesce(sum(steps), 0) AS verdicts, coalesce(sum(audit_steps), 0) AS audits, "
+    "(SELECT coalesce(sum(steps), 0) FROM walks) AS walks FROM experiments",
     "audit": f"SELECT early_rule, near, early_outcome, {AT_THE_END} AS verdict, count(*) AS n FROM experiments "
     "WHERE early_rule IS NOT NULL GROUP BY 1, 2, 3, 4",
     "disagreeing": f"SELECT number, site, model, early_rule, early_outcome, {AT_THE_END} AS verdict, "

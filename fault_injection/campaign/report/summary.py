@@ -34,11 +34,10 @@ class Cost(NamedTuple):
 
 def cost(facts: Facts) -> Cost:
     """What a campaign cost."""
-    (audits,), (walks,) = facts.rows("audited"), facts.rows("walks")
+    (steps,) = facts.rows("steps")
     (published,) = facts.rows("published", epochs=facts.epochs, steps_per_epoch=facts.plan.steps_per_epoch)
-    steps = sum(row["steps"] for row in facts.rows("exits"))
     golden = facts.plan.golden_epochs * facts.plan.steps_per_epoch * (1 + facts.plan.twins)
-    return Cost(steps, audits["steps"], walks["steps"], golden, published["steps"] or 0)
+    return Cost(steps["verdicts"], steps["audits"], steps["walks"], golden, published["steps"] or 0)
 
 
 class Audited(NamedTuple):
