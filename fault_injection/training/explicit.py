@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,7 @@ from models.layer import Context, Layer, Observations, Params, Stats, merge
 from models.loss import Head, cross_entropy
 
 from ..machine.errors import InputError
+from ..machine.processes import from_leader
 from .optimizers import history
 from .program import Array, Batch, Evaluation, Leaf, Measure, Program, Role, StepReport, leaf_names, report
 
@@ -48,6 +49,29 @@ class BatchSource(Protocol):
 
     def test(self) -> Iterator[dict[str, np.ndarray]]:
         """The test data as batches of one shape, with `weight`, shaped as `target`: 0 where they are padded, else 1."""
+
+
+class Hashed(Protocol):
+    """Data that have been read, with a hash of them."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all that a run sees of the data."""
+
+
+Data = TypeVar("Data", bound=Hashed)
+
+
+def read_alike(load: Callable[[], Data]) -> Data:
+    """What `load` reads.
+
+    Raises:
+      InputError: two processes have read different data; or as `load`.
+    """
+    data = load()
+    if from_leader(lambda: data.sha256) != data.sha256:
+        raise InputError(f"process {jax.process_index()} has read other data of this dataset than process 0")
+    return data
 
 
 class Passes(NamedTuple):
