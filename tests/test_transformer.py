@@ -277,6 +277,7 @@ def test_looking_in_pieces_sees_the_same(folder, monkeypatch):
         (["--dataset", "hamlet"], "'hamlet' is unknown; expected one of shakespeare, folder"),
         (["--dropout", "0.1"], "--dropout is not an option of transformer"),
         (["--dataset", "folder", "--data-dir", "DIR/none"], "none: has no train.bin and no val.bin"),
+        (["--dataset", "folder"], "nowhere: has no train.bin and no val.bin; expected"),
         (["--dataset", "folder", "--data-dir", "DIR"], "train.bin: token 128 at position 128; expected 0 to 127"),
         (
             ["--dataset", "folder", "--data-dir", "DIR", "--vocabulary", "300", "--context", "500"],
@@ -284,7 +285,8 @@ def test_looking_in_pieces_sees_the_same(folder, monkeypatch):
         ),
     ],
 )
-def test_a_mistake_is_answered_in_one_line(capsys, folder, tmp_path_factory, options, message):
+def test_a_mistake_is_answered_in_one_line(capsys, monkeypatch, folder, tmp_path_factory, options, message):
+    monkeypatch.setenv("FAULT_INJECTION_DATA", "nowhere")
     cache = tmp_path_factory.mktemp("cache")
     command = ["golden", "transformer", *(word.replace("DIR", str(folder)) for word in options), "--cache", str(cache)]
     assert main(command) == 2

@@ -27,10 +27,6 @@ def load_token_folder(folder: pathlib.Path | None, vocabulary: int, context: int
     Reference: Karpathy, nanoGPT, `data/*/prepare.py`.
     """
     found = find_token_folder(folder)
-    if found is None:
-        raise InputError(
-            "dataset 'folder': give --data-dir a folder with train.bin and val.bin, as nanoGPT prepares it"
-        )
     parts = []
     for path in (found / name for name in FILES):
         size = path.stat().st_size
@@ -40,14 +36,14 @@ def load_token_folder(folder: pathlib.Path | None, vocabulary: int, context: int
     return checked_tokens(parts[0], parts[1], vocabulary, context, (found / FILES[0], found / FILES[1]))
 
 
-def find_token_folder(folder: pathlib.Path | None) -> pathlib.Path | None:
-    """The folder that has both files; None where none was given and there is none.
+def find_token_folder(folder: pathlib.Path | None) -> pathlib.Path:
+    """The folder given, or else the one where this looks by default; it has both files.
 
     Raises:
-      InputError: the folder given lacks one.
+      InputError: it lacks one.
     """
-    place = folder or pathlib.Path(os.environ.get("FAULT_INJECTION_DATA") or cache_folder() / "data")
-    missing = [name for name in FILES if not (place / name).is_file()]
-    if missing and folder is not None:
-        raise InputError(f"has no {' and no '.join(missing)}; expected a folder as nanoGPT prepares it", folder)
-    return None if missing else place
+    found = folder or pathlib.Path(os.environ.get("FAULT_INJECTION_DATA") or cache_folder() / "data")
+    if missing := [name for name in FILES if not (found / name).is_file()]:
+        expected = "expected the two files of a folder that nanoGPT prepares; name it with --data-dir"
+        raise InputError(f"has no {' and no '.join(missing)}; {expected}", found)
+    return found
