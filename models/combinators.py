@@ -42,7 +42,7 @@ def chain(*layers: Layer) -> Layer:
             p, s = layer.init(key, shape)
             params |= p
             stats |= s
-            shape = _output_shape(layer, p, s, shape)
+            shape = _output_shape(layer, params, stats, shape)  # it may read what an earlier layer has made
         return params, stats
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
@@ -62,11 +62,11 @@ def chain(*layers: Layer) -> Layer:
             # What is before the first layer alone decides whether anybody reads its input gradient.
             here = ctx if i == 0 else replace(ctx, input_gradient=True)
             dy, d, o = layers[i].backward(params, cache[i], dy, here)
-            dparams = _added(dparams, d)
+            dparams = added(dparams, d)
             observations.append(o)
         return dy, dparams, merge(observations)
 
-    return Layer(init, forward, backward)
+    return Layer(init, forward, backward, *(layer.takes for layer in layers[:1]))
 
 
 def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
@@ -99,7 +99,7 @@ def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
         if shortcut is None:
             return dx + dy, dparams, observations
         dx_shortcut, d, o = shortcut.backward(params, shortcut_cache, dy, ctx)
-        return dx + dx_shortcut, _added(dparams, d), merge([observations, o])
+        return dx + dx_shortcut, added(dparams, d), merge([observations, o])
 
     return Layer(init, forward, backward)
 
@@ -150,7 +150,36 @@ def gated(gate: Layer) -> Layer:
     return Layer(gate.init, forward, backward)
 
 
-def _added(one: Params, other: Params) -> Params:
+def multiplied(one: Layer, other: Layer) -> Layer:
+    """`one(x) · other(x)`, element by element.
+
+    >>> from models.layers.activation import relu
+    >>> both, ctx = multiplied(relu(), relu(2.0)), Context(jax.random.key(0), jnp.arange(1))
+    >>> both.forward({}, {}, jnp.array([[-1.0, 3.0]]), ctx)[0].tolist()
+    [[0.0, 18.0]]
+    """
+
+    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
+        params, stats = one.init(key, shape)
+        p, s = other.init(key, shape)
+        return params | p, stats | s
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
+        y, new_stats, one_cache, observations = one.forward(params, stats, x, ctx)
+        z, s, other_cache, o = other.forward(params, stats | new_stats, x, ctx)
+        return y * z, new_stats | s, (y, z, one_cache, other_cache), merge([observations, o])
+
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
+        y, z, one_cache, other_cache = cache
+        ctx = replace(ctx, input_gradient=True)
+        dx_other, dparams, observations = other.backward(params, other_cache, dy * y, ctx)
+        dx_one, d, o = one.backward(params, one_cache, dy * z, ctx)
+        return dx_one + dx_other, added(dparams, d), merge([observations, o])
+
+    return Layer(init, forward, backward)
+
+
+def added(one: Params, other: Params) -> Params:
     """Gradients of two parts of a network as one: their sum where both parts read a layer's parameters."""
     shared = {name: jax.tree.map(jnp.add, one[name], other[name]) for name in one if name in other}
     return one | other | shared
@@ -161,4 +190,4 @@ def _output_shape(layer: Layer, params: Initial, stats: Initial, shape: Shape) -
         ctx = Context(key=jax.random.key(0), workers=jnp.arange(shape[0], dtype=jnp.int32))
         return layer.forward(params, stats, x, ctx)[0]
 
-    return jax.eval_shape(output, params, stats, jax.ShapeDtypeStruct(shape, "float32")).shape
+    return jax.eval_shape(output, params, stats, jax.ShapeDtypeStruct(shape, layer.takes)).shape

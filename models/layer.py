@@ -164,6 +164,7 @@ class Layer(NamedTuple):
 
     `params` and `stats` are the two-level dicts of the entire network, from which a layer reads its
     own by name.  Activations have the workers of the device as leading axis, `[R, b, …]`.
+    `takes` is the dtype of the input, for which shapes are traced.
 
     >>> from models.layers.activation import relu
     >>> layer, ctx = relu(), Context(jax.random.key(0), jnp.arange(1))
@@ -176,6 +177,7 @@ class Layer(NamedTuple):
     init: Init
     forward: Forward
     backward: Backward
+    takes: str = "float32"
 
 
 def stateless(key: Key, shape: Shape) -> tuple[Initial, Initial]:

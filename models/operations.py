@@ -1,4 +1,4 @@
-"""The operations that a fault can strike: a convolution, depthwise convolution or dense layer, and its two gradients.
+"""The operations that a fault can strike: products of two tensors, table lookups, and the gradients of both.
 
 Each operation is written twice.  `compute` is what every step runs: all workers of the device as
 one batch, in the fastest formulation.  `operands` and `product` are the published form of the same
@@ -20,7 +20,7 @@ from .formulations import VALID
 
 
 class Operation(Protocol):
-    """One product of two tensors: hashable, its fields being static."""
+    """One operation on two tensors, a product or a lookup: hashable, its fields being static."""
 
     def compute(self, a: jax.Array, b: jax.Array, /) -> jax.Array:
         """The result for all workers, in the fastest formulation.
@@ -195,7 +195,7 @@ class DepthwiseGradWt(ConvolutionGradWt):
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
-    """y = x @ kernel. x [R,b,I], kernel [I,O] -> y [R,b,O], before the bias.
+    """y = x @ kernel. x [R,b,…,I], kernel [I,O] -> y [R,b,…,O], before the bias.
 
     >>> jax.eval_shape(Dense().compute, jnp.ones((1, 4, 3)), jnp.ones((3, 5))).shape
     (1, 4, 5)
@@ -206,17 +206,17 @@ class Dense:
         return x @ kernel
 
     def operands(self, x: jax.Array, kernel: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """x [b,I] of one worker; kernel [I,O]."""
+        """x [b,…,I] of one worker; kernel [I,O]."""
         return x[r], kernel
 
     def product(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """y [b,O] of one worker."""
+        """y [b,…,O] of one worker."""
         return x @ kernel
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradIn:
-    """dx = dy @ kernelᵀ. dy [R,b,O], kernel [I,O] -> dx [R,b,I].
+    """dx = dy @ kernelᵀ. dy [R,b,…,O], kernel [I,O] -> dx [R,b,…,I].
 
     >>> jax.eval_shape(DenseGradIn().compute, jnp.ones((1, 4, 5)), jnp.ones((3, 5))).shape
     (1, 4, 3)
@@ -227,17 +227,19 @@ class DenseGradIn:
         return dy @ kernel.T
 
     def operands(self, dy: jax.Array, kernel: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """dy [b,O] of one worker; the transposed kernel [O,I]."""
+        """dy [b,…,O] of one worker; the transposed kernel [O,I]."""
         return dy[r], kernel.T
 
     def product(self, dy: jax.Array, transposed: jax.Array) -> jax.Array:
-        """dx [b,I] of one worker."""
+        """dx [b,…,I] of one worker."""
         return dy @ transposed
 
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradWt:
-    """dkernel = xᵀ @ dy, summed over the workers. x [R,b,I], dy [R,b,O] -> [I,O].
+    """dkernel = xᵀ @ dy, summed over the workers. x [R,b,…,I], dy [R,b,…,O] -> [I,O].
+
+    The axes … are folded into b, which becomes n = b·….
 
     >>> jax.eval_shape(DenseGradWt().compute, jnp.ones((1, 4, 3)), jnp.ones((1, 4, 5))).shape
     (3, 5)
@@ -248,8 +250,8 @@ class DenseGradWt:
         return x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
 
     def operands(self, x: jax.Array, dy: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
-        """The transposed x [I,b] of one worker; its dy [b,O]."""
-        return x[r].T, dy[r]
+        """The transposed x [I,n] of one worker; its dy [n,O]."""
+        return x[r].reshape(-1, x.shape[-1]).T, dy[r].reshape(-1, dy.shape[-1])
 
     def product(self, transposed: jax.Array, dy: jax.Array) -> jax.Array:
         """dkernel [I,O] of one worker."""
@@ -258,6 +260,127 @@ class DenseGradWt:
     def from_published(self, output: jax.Array) -> jax.Array:
         """[I,O] as it is."""
         return output
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """y = a @ b, where both belong to workers. a [R,…,M,K], b [R,…,K,N] -> y [R,…,M,N].
+
+    >>> jax.eval_shape(Product().compute, jnp.ones((1, 4, 2, 3)), jnp.ones((1, 4, 3, 5))).shape
+    (1, 4, 2, 5)
+    """
+
+    def compute(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """y of all workers."""
+        return a @ b
+
+    def operands(self, a: jax.Array, b: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """a […,M,K] and b […,K,N] of one worker."""
+        return a[r], b[r]
+
+    def product(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """y […,M,N] of one worker."""
+        return a @ b
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductGradIn:
+    """da = dy @ bᵀ. dy [R,…,M,N], b [R,…,K,N] -> da [R,…,M,K].
+
+    >>> jax.eval_shape(ProductGradIn().compute, jnp.ones((1, 4, 2, 5)), jnp.ones((1, 4, 3, 5))).shape
+    (1, 4, 2, 3)
+    """
+
+    def compute(self, dy: jax.Array, b: jax.Array) -> jax.Array:
+        """da of all workers."""
+        return dy @ b.mT
+
+    def operands(self, dy: jax.Array, b: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """dy […,M,N] of one worker; its transposed b […,N,K]."""
+        return dy[r], b[r].mT
+
+    def product(self, dy: jax.Array, transposed: jax.Array) -> jax.Array:
+        """da […,M,K] of one worker."""
+        return dy @ transposed
+
+
+@dataclasses.dataclass(frozen=True)
+class ProductGradWt:
+    """db = aᵀ @ dy. a [R,…,M,K], dy [R,…,M,N] -> db [R,…,K,N].
+
+    >>> jax.eval_shape(ProductGradWt().compute, jnp.ones((1, 4, 2, 3)), jnp.ones((1, 4, 2, 5))).shape
+    (1, 4, 3, 5)
+    """
+
+    def compute(self, a: jax.Array, dy: jax.Array) -> jax.Array:
+        """db of all workers."""
+        return a.mT @ dy
+
+    def operands(self, a: jax.Array, dy: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """The transposed a […,K,M] of one worker; its dy […,M,N]."""
+        return a[r].mT, dy[r]
+
+    def product(self, transposed: jax.Array, dy: jax.Array) -> jax.Array:
+        """db […,K,N] of one worker."""
+        return transposed @ dy
+
+
+@dataclasses.dataclass(frozen=True)
+class Lookup:
+    """y = table[tokens]. tokens [R,b,…] integers, table [V,C] -> y [R,b,…,C].
+
+    A token outside the table, which only a fault makes, reads the row nearest to it.
+
+    >>> Lookup().compute(jnp.array([[1, 7]]), jnp.array([[0.5], [2.0]])).tolist()
+    [[[2.0], [2.0]]]
+    """
+
+    def compute(self, tokens: jax.Array, table: jax.Array) -> jax.Array:
+        """y of all workers."""
+        return table[_rows(tokens, len(table))]
+
+    def operands(self, tokens: jax.Array, table: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """tokens [b,…] of one worker; the table [V,C]."""
+        return tokens[r], table
+
+    def product(self, tokens: jax.Array, table: jax.Array) -> jax.Array:
+        """y [b,…,C] of one worker."""
+        return table[_rows(tokens, len(table))]
+
+
+@dataclasses.dataclass(frozen=True)
+class LookupGradWt:
+    """dtable: each row is the sum of dy over the tokens that read it, of all workers.
+
+    tokens [R,b,…] integers, dy [R,b,…,C] -> [V,C].
+
+    >>> LookupGradWt(2).compute(jnp.array([[1, 1]]), jnp.array([[[0.5], [2.0]]])).tolist()
+    [[0.0], [2.5]]
+    """
+
+    vocabulary: int  # V
+
+    def compute(self, tokens: jax.Array, dy: jax.Array) -> jax.Array:
+        """dtable, summed over all workers."""
+        return self.product(tokens, dy)
+
+    def operands(self, tokens: jax.Array, dy: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """tokens [b,…] and dy [b,…,C] of one worker."""
+        return tokens[r], dy[r]
+
+    def product(self, tokens: jax.Array, dy: jax.Array) -> jax.Array:
+        """dtable [V,C] of one worker."""
+        zero = jnp.zeros((self.vocabulary, dy.shape[-1]), dy.dtype)
+        return zero.at[_rows(tokens, self.vocabulary)].add(dy)
+
+    def from_published(self, output: jax.Array) -> jax.Array:
+        """[V,C] as it is."""
+        return output
+
+
+def _rows(tokens: jax.Array, vocabulary: int) -> jax.Array:
+    """The rows of a table that tokens read: where a token lies outside, the nearest one."""
+    return jnp.clip(tokens, 0, vocabulary - 1)
 
 
 def _dilate(dy: jax.Array, stride: int, k: int) -> jax.Array:

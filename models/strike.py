@@ -130,10 +130,11 @@ def _rounded(multiply: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array
     """`multiply(a, b)` with operands rounded to the matrix precision of JAX's configuration.
 
     Devices without multipliers of that width thus compute the same products; those that have them
-    find nothing left to round.  Operands, results and sums remain float32.
+    find nothing left to round.  Operands, results and sums remain float32.  An operation with an
+    operand of integers is a lookup: it multiplies nothing, and nothing is rounded.
     """
     digits = MANTISSA.get(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
-    if digits is not None:
+    if digits is not None and jnp.issubdtype(a.dtype, jnp.floating):
         a, b = (lax.reduce_precision(t, 8, digits) for t in (a, b))
     return multiply(a, b)
 

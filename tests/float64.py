@@ -18,19 +18,27 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from models.combinators import chain, concatenated, gated, residual  # noqa: E402
+from models.combinators import chain, concatenated, gated, multiplied, residual  # noqa: E402
 from models.fault import inactive_fault  # noqa: E402
 from models.layer import Context, Layer  # noqa: E402
 from models.layers.activation import relu, sigmoid, swish  # noqa: E402
+from models.layers.attention import causal_attention  # noqa: E402
 from models.layers.convolution import convolution, depthwise_convolution  # noqa: E402
 from models.layers.dense import dense  # noqa: E402
 from models.layers.dropout import dropout  # noqa: E402
+from models.layers.embedding import embedding, tied_head  # noqa: E402
 from models.layers.gain import skip_gain  # noqa: E402
+from models.layers.heads import repeated_heads, split_heads  # noqa: E402
 from models.layers.normalisation import batch_norm  # noqa: E402
 from models.layers.pooling import global_average  # noqa: E402
+from models.layers.rms_norm import rms_norm  # noqa: E402
+from models.layers.rotary import rotary  # noqa: E402
 from models.layers.standardisation import standardised_convolution  # noqa: E402
 from models.loss import cross_entropy  # noqa: E402
 from models.networks import NETWORKS  # noqa: E402
+from models.networks.transformer import transformer  # noqa: E402
+
+VOCABULARY = 11  # of layers that take tokens
 
 
 def shrunk(layer, factor=1e-4):
@@ -47,6 +55,11 @@ def shrunk(layer, factor=1e-4):
         return dx, smaller(dparams), observations
 
     return Layer(layer.init, forward, backward)
+
+
+def projected(name, heads, *layers):
+    """A branch of an attention: a projection to heads of width 4, and what follows."""
+    return chain(dense(name, 4 * heads, bias=False), split_heads(heads), *layers)
 
 
 # Name: (layer, shape of its input [R,b,…]).  A new layer is one more row.
@@ -71,6 +84,27 @@ LAYERS = {
     "depthwise_5x5_on_1x1": (depthwise_convolution("c", 5), (2, 3, 1, 1, 6)),
     "depthwise_3x3_not_square": (depthwise_convolution("c", 3), (2, 3, 4, 8, 6)),
     "dense": (dense("d", 7), (2, 3, 6)),
+    "dense_on_sequences": (dense("d", 7), (2, 3, 5, 6)),
+    "dense_without_bias": (dense("d", 7, bias=False), (2, 3, 5, 6)),
+    "embedding": (embedding("e", VOCABULARY, 6), (2, 3, 5)),
+    "embedding_and_tied_head": (chain(embedding("e", VOCABULARY, 6), swish(), tied_head("h", "e")), (2, 3, 5)),
+    "rms_norm": (rms_norm("n"), (2, 3, 5, 6)),
+    "rms_norm_of_small_rows": (chain(skip_gain("g"), rms_norm("n", 10.0)), (2, 3, 5, 6)),
+    "rotary": (rotary(), (2, 3, 2, 5, 6)),
+    "split_heads": (split_heads(2), (2, 3, 5, 6)),
+    "repeated_heads": (repeated_heads(3), (2, 3, 2, 5, 4)),
+    "attention": (causal_attention("a", split_heads(2), split_heads(2), split_heads(2)), (2, 3, 5, 6)),
+    "attention_of_grouped_queries": (
+        causal_attention(
+            "a",
+            projected("q", 4, rotary()),
+            projected("k", 2, rotary(), repeated_heads(2)),
+            projected("v", 2, repeated_heads(2)),
+        ),
+        (2, 3, 5, 6),
+    ),
+    "multiplied": (multiplied(chain(dense("gate", 7, bias=False), swish()), dense("up", 7)), (2, 3, 5, 6)),
+    "multiplied_by_one_gain": (multiplied(skip_gain("g"), chain(swish(), skip_gain("g"))), (2, 3, 5, 6)),
     "standardised_convolution": (standardised_convolution("c", 5, 3, 2), (2, 3, 8, 8, 6)),
     "standardised_convolution_of_least_variance": (shrunk(standardised_convolution("c", 5, 3)), (2, 3, 4, 4, 6)),
     "standardised_convolution_1x1": (standardised_convolution("c", 5, 1), (2, 3, 4, 4, 6)),
@@ -97,9 +131,12 @@ LAYERS = {
     "effnet": (NETWORKS["effnet"](width=4, blocks=(1, 2, 1, 1, 1, 1, 1)), (2, 3, 32, 32, 3)),
     "densenet": (NETWORKS["densenet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
     "nfnet": (NETWORKS["nfnet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
+    "transformer": (transformer(VOCABULARY, width=16, heads=4, kv_heads=2), (2, 3, 5)),
+    "transformer_untied": (transformer(VOCABULARY, width=16, heads=2, kv_heads=2, blocks=1, tied=False), (2, 3, 5)),
 }
 
 
+WHOLE = {*NETWORKS, "transformer", "transformer_untied"}
 # Compiled in less time; what is computed is the same.
 QUICKLY = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -124,7 +161,8 @@ def check(layer, shape, random):
     params, stats = layer.init((0,), shape)
     params = jax.tree.map(draw, params)
     stats = jax.tree.map(jnp.float64, stats)
-    x = jnp.asarray(random.standard_normal(shape))
+    takes_tokens = layer.takes == "int32"
+    x = jnp.asarray(random.integers(0, VOCABULARY, shape) if takes_tokens else random.standard_normal(shape))
     workers = jnp.arange(shape[0], dtype=jnp.int32)
     ctx = Context(key=jax.random.key(1), workers=workers, fault=inactive_fault())
 
@@ -136,6 +174,8 @@ def check(layer, shape, random):
 
     dy = draw(jax.eval_shape(lambda x: layer.forward(params, stats, x, ctx)[0], x))
     (dparams_expected, dx_expected), (dx, dparams) = both(params, x, dy)
+    if takes_tokens:  # which have no gradient
+        dx = dx_expected = 0.0
     return largest_error((dx, dparams), (dx_expected, dparams_expected))
 
 
@@ -188,7 +228,7 @@ def check_published_forms(random):
 
 if __name__ == "__main__":
     random = np.random.default_rng(0)
-    names = sys.argv[1:] or ["cross_entropy", *(name for name in LAYERS if name not in NETWORKS)]
+    names = sys.argv[1:] or ["cross_entropy", *(name for name in LAYERS if name not in WHOLE)]
     errors = {}
     for name in names:
         if name == "published_forms":

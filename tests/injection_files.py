@@ -9,11 +9,13 @@ from hypothesis import strategies as st
 from own_workload import NAME
 
 from fault_injection.data import DATASETS
+from fault_injection.data.texts import TEXTS
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection import STAGES, Injection
 from fault_injection.faults.new_bits import NewBits, digits_of
 from fault_injection.training.image_workloads import AUGMENTATIONS
-from fault_injection.training.workloads import WORKLOADS, make_workload
+from fault_injection.training.image_workloads import PUBLISHED as IMAGE_WORKLOADS
+from fault_injection.training.workloads import make_workload
 
 PUBLISHED = pathlib.Path(__file__).parent.parent / "injections" / "published"
 
@@ -63,7 +65,7 @@ TRACED = [(4, 2, 1), (64, 1, 128)]
 
 
 @st.composite
-def image_workloads(draw, names=tuple(WORKLOADS)):
+def image_workloads(draw, names=tuple(IMAGE_WORKLOADS)):
     """Any workload of images; the numbers that sites are traced for come from a small set."""
     optional = {
         "dataset": st.sampled_from(list(DATASETS)),
@@ -80,7 +82,7 @@ def image_workloads(draw, names=tuple(WORKLOADS)):
     options["batch_size"] = options.get("workers", 8) * examples
     if options["batch_size"] > DATASETS[options.get("dataset", "cifar10")].train:
         options["workers"], options["batch_size"] = 2, 2 * examples
-    options["blocks"] = tuple(min(most, count) for count in WORKLOADS[name].blocks)
+    options["blocks"] = tuple(min(most, count) for count in IMAGE_WORKLOADS[name].blocks)
     return make_workload(name, **options)
 
 
@@ -93,7 +95,24 @@ def own_workloads(draw):
     return make_workload(NAME, workers=workers, points=workers * draw(st.integers(1, 9)), **options)
 
 
-ANY_WORKLOAD = image_workloads() | own_workloads()
+@st.composite
+def text_workloads(draw):
+    """Any workload of texts; the numbers that sites are traced for come from a small set."""
+    width, heads, kv_heads = draw(st.sampled_from([(4, 2, 1), (12, 2, 2)]))
+    workers = draw(st.sampled_from([1, 2]))
+    optional = {
+        "dataset": st.sampled_from(list(TEXTS)),
+        "tied": st.sampled_from(["yes", "no"]),
+        "epochs": st.integers(1, 100_000),
+        "steps_per_epoch": st.integers(1, 1_000_000),
+        "seed": st.integers(0, 2**31 - 1),
+    }
+    options = draw(st.fixed_dictionaries({}, optional=optional))
+    sizes = {"width": width, "heads": heads, "kv_heads": kv_heads, "context": 3, "blocks": 1}
+    return make_workload("transformer", **options, **sizes, workers=workers, batch_size=2 * workers)
+
+
+ANY_WORKLOAD = image_workloads() | text_workloads() | own_workloads()
 
 
 @st.composite
@@ -107,7 +126,8 @@ def injections(draw, workloads=ANY_WORKLOAD):
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
     masks = st.integers(0, 16 ** digits_of(tensor.dtype) - 1)
     bits = st.builds(NewBits, masks, st.booleans()) | st.builds(NewBits, st.just(0), st.just(True), places)
-    become, each = draw(st.sampled_from([("values", FLOAT32), ("bits", bits)]))
+    values = st.integers(-(2**31), 2**31 - 1).map(float) if tensor.dtype.kind == "i" else FLOAT32
+    become, each = draw(st.sampled_from([("values", values), ("bits", bits)]))
     return Injection(
         workload=workload,
         stage=next(stage for stage, name in STAGES.items() if name == site.stage),

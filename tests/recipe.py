@@ -29,7 +29,15 @@ def weight(name, shape, kind):
     elif kind == "dwkernel":
         draw *= math.sqrt(2 / (shape[0] * shape[1]))
     else:
-        offset, factor = {"bias": (0, 0.01), "gamma": (1, 0.1), "gain": (1, 0.1), "beta": (0, 0.05)}[kind]
+        offset, factor = {
+            "bias": (0, 0.01),
+            "gamma": (1, 0.1),
+            "gain": (1, 0.1),
+            "beta": (0, 0.05),
+            "matrix": (0, 0.1),  # projections of a transformer
+            "table": (0, 0.5),
+            "scale": (1, 0.1),
+        }[kind]
         draw = offset + factor * draw
     return draw.astype(np.float32)
 
@@ -38,6 +46,12 @@ def images(count):
     """Images [count,32,32,3] float32 and labels [count]."""
     pixels = np.random.default_rng(7).standard_normal((count, 32, 32, 3)).astype(np.float32)
     return pixels, np.random.default_rng(8).integers(0, 10, count).astype(np.int32)
+
+
+def tokens(vocabulary, count, length):
+    """Tokens and targets [count,length] int32; the targets are a draw of their own, nothing is shifted."""
+    draws = (np.random.default_rng(seed).integers(0, vocabulary, (count, length)) for seed in (7, 8))
+    return tuple(draw.astype(np.int32) for draw in draws)
 
 
 def mismatch(name, array, stored, rtol):

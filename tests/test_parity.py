@@ -15,9 +15,8 @@ import recipe
 from conftest import FIXTURES
 
 from fault_injection.training.explicit import ExplicitState, explicit_program, forward_and_backward
-from fault_injection.training.image_workloads import OPTIMIZERS
+from fault_injection.training.image_workloads import OPTIMIZERS, PUBLISHED
 from fault_injection.training.program import Measure
-from fault_injection.training.workloads import WORKLOADS
 from models.fault import Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import cross_entropy
@@ -45,7 +44,7 @@ def marked(workload, *values, id):
 def pytest_generate_tests(metafunc):
     """One test a fixture, an injection, a case of two workers; the workload is in its id."""
     fixtures = [recipe.load(path) for path in sorted(metafunc.config.stash[FIXTURES].glob("*.json.gz"))]
-    fixtures = [fixture for fixture in fixtures if fixture["workload"] in WORKLOADS]
+    fixtures = [fixture for fixture in fixtures if fixture["workload"] in PUBLISHED]
     if "case" in metafunc.fixturenames:
         cases = [marked(fixture["workload"], fixture, id=fixture["workload"]) for fixture in fixtures]
         metafunc.parametrize("case", cases, scope="session")
@@ -68,12 +67,12 @@ def pytest_generate_tests(metafunc):
 
 @cache
 def network_of(workload):
-    w = WORKLOADS[workload]
+    w = PUBLISHED[workload]
     return NETWORKS[w.network](width=w.width, blocks=w.blocks, dropout_rate=0.0)
 
 
 def optimizer_of(workload, rate):
-    w = WORKLOADS[workload]
+    w = PUBLISHED[workload]
     return OPTIMIZERS[w.optimizer](optax.polynomial_schedule(rate, w.end_learning_rate, 1, w.decay_steps))
 
 
@@ -98,7 +97,7 @@ def batch_of(case, workers):
 @cache
 def compiled(network, observe=frozenset()):
     """One executable for all workloads that share a network."""
-    network = network_of(next(name for name in WORKLOADS if WORKLOADS[name].network == network))
+    network = network_of(next(name for name in PUBLISHED if PUBLISHED[name].network == network))
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster
     def run(params, stats, batch, fault):
@@ -111,7 +110,7 @@ def compiled(network, observe=frozenset()):
 
 def run(case, fault, workers=1, observe=frozenset()):
     params, stats = weights_of(case)
-    network = WORKLOADS[case["workload"]].network
+    network = PUBLISHED[case["workload"]].network
     loss, _, stats, grads, seen, logits = jax.device_get(
         compiled(network, observe)(params, stats, batch_of(case, workers), fault)
     )
@@ -273,7 +272,7 @@ def trained(case):
     """States after one and two steps on the same batch, losses before them and of a third forward pass."""
     rate = case["optimizer"]["steps"][0]["lr"]  # nfnet's was made with another than the workload's
     optimizer = optimizer_of(case["workload"], rate)
-    step = compiled(WORKLOADS[case["workload"]].network, frozenset())  # as for injections
+    step = compiled(PUBLISHED[case["workload"]].network, frozenset())  # as for injections
 
     @jax.jit
     def update(grads, opt_state, params):

@@ -13,12 +13,13 @@ import pytest
 
 from fault_injection.runs.replay_run import FaultNotApplied, check_struck
 from fault_injection.training.digest import digest, magnitude
+from fault_injection.training.image_workloads import PUBLISHED
 from fault_injection.training.workloads import WORKLOADS, make_workload
 from models.fault import Operand, inactive_fault, make_fault
 
 SMALL = {"dataset": "digits", "width": 4, "batch_size": 32, "workers": 4}
 # One block per stage has every kind of operation and compiles in half the time.
-ONE_BLOCK = {name: (1,) * len(workload.blocks) for name, workload in WORKLOADS.items()}
+ONE_BLOCK = {name: (1,) * len(workload.blocks) for name, workload in PUBLISHED.items()}
 OTHERS = ("effnet", "densenet", "nfnet")
 
 

@@ -11,7 +11,7 @@ from ..machine.environment import PRECISIONS, cache_folder
 from ..machine.errors import InputError, printable
 from ..machine.files import strict_json
 from ..machine.processes import leading
-from ..training.workload import Option, Workload
+from ..training.workload import Workload
 from ..training.workloads import WORKLOADS, find_workload
 
 Action = Callable[[argparse.Namespace], None]
@@ -99,13 +99,14 @@ def workload_options(parser: argparse.ArgumentParser, default: str, scaling_only
       default: what holds where an option is absent.
       scaling_only: only options that a fault's place scales with.
     """
-    known: dict[str, Option] = {}
+    meanings: dict[str, dict[str, None]] = {}  # ordered; workloads may mean different things by one name
     for workload in WORKLOADS.values():
-        known |= workload.OPTIONS if scaling_only else {**workload.OPTIONS, **workload.REQUIRED}
-    names = [name for name, option in known.items() if option.scales or not scaling_only]
-    for name in names:
-        parser.add_argument(flag(name), metavar="VALUE", help=f"{known[name].meaning} (default: {default})")
-    parser.set_defaults(option_names=names)
+        for name, option in (workload.OPTIONS if scaling_only else {**workload.OPTIONS, **workload.REQUIRED}).items():
+            if option.scales or not scaling_only:
+                meanings.setdefault(name, {})[option.meaning] = None
+    for name, meaning in meanings.items():
+        parser.add_argument(flag(name), metavar="VALUE", help=f"{'; or '.join(meaning)} (default: {default})")
+    parser.set_defaults(option_names=list(meanings))
 
 
 def given(options: argparse.Namespace, workload: Workload) -> dict[str, Any]:

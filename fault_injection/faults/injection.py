@@ -173,7 +173,7 @@ def _becomes(new: NewBits, dtype: np.dtype) -> str:
 
 
 def bits_of(values: Sequence[float], dtype: np.dtype) -> Indices:
-    """uint32 [K]: the bits of numbers rounded to a floating-point type of at most 32 bits.
+    """uint32 [K]: the bits of numbers rounded to a floating-point type of at most 32 bits, or of integers as they are.
 
     >>> [hex(bits) for bits in bits_of((1.0, -0.0), np.dtype(np.float32))]
     ['0x3f800000', '0x80000000']

@@ -116,6 +116,8 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     if times > 1:
         raise rows.wrong("inj_pos", f"inj_pos {_shown(often)} is listed {'twice' if times == 2 else f'{times} times'}")
 
+    _check_whole(rows, values, layer, operand, site.operands[operand].dtype)
+
     bits: tuple[NewBits, ...] = ()
     if "inj_bits" in rows:
         bits = rows.every("inj_bits", new_bits(site.operands[operand].dtype))
@@ -232,6 +234,17 @@ def _check_positions(setup: SetUp, key: str, positions: Iterable[Position], laye
         "position",
         lambda other: layer in other.sites() and inside(wrong, other.sites()[layer].shapes[operand]),
     )
+
+
+def _check_whole(rows: Rows, values: Sequence[float], layer: str, operand: Operand, dtype: np.dtype) -> None:
+    """Refuse values that an operand of integers, such as tokens, cannot have."""
+    if dtype.kind not in "iu":
+        return
+    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    wrong = next((value for value in values if not value.is_integer() or not least <= value <= most), None)
+    if wrong is not None:
+        of = f"the {operand.name.lower()} of {layer}, which is {dtype.name}"
+        raise rows.wrong("inj_values", f"inj_values {wrong!r} in {of}; expected whole numbers from {least} to {most}")
 
 
 def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[NewBits], dtype: np.dtype) -> None:

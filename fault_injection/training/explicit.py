@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,10 @@ from models.fault import Fault
 from models.formulations import CPU_OPTIONS
 from models.isolation import isolated
 from models.layer import Context, Layer, Observations, Params, Stats, merge
-from models.loss import cross_entropy
+from models.loss import Head, cross_entropy
 
 from ..machine.errors import InputError
+from ..machine.processes import from_leader
 from .optimizers import history
 from .program import Array, Batch, Evaluation, Leaf, Measure, Program, Role, StepReport, leaf_names, report
 
@@ -37,13 +39,39 @@ class ExplicitState:
 
 
 class BatchSource(Protocol):
-    """The batches of a dataset: trees of arrays with the keys `input` and `target`, and the workers as leading axis."""
+    """The batches of a dataset: trees of arrays with the keys `input` and `target`, and the workers as leading axis.
+
+    `input` is [R,b,…] as the network takes it, `target` [R,b,…] as the loss head takes it.
+    """
 
     def train(self, epoch: int, step: int) -> dict[str, np.ndarray]:
         """The batch of one step; a pure function of its address."""
 
     def test(self) -> Iterator[dict[str, np.ndarray]]:
-        """The test data as batches of one shape, with `weight` [R,m], which is 0 where they are padded."""
+        """The test data as batches of one shape, with `weight`, shaped as `target`: 0 where they are padded, else 1."""
+
+
+class Hashed(Protocol):
+    """Data that have been read, with a hash of them."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all that a run sees of the data."""
+
+
+Data = TypeVar("Data", bound=Hashed)
+
+
+def read_alike(load: Callable[[], Data]) -> Data:
+    """What `load` reads.
+
+    Raises:
+      InputError: two processes have read different data; or as `load`.
+    """
+    data = load()
+    if from_leader(lambda: data.sha256) != data.sha256:
+        raise InputError(f"process {jax.process_index()} has read other data of this dataset than process 0")
+    return data
 
 
 class Passes(NamedTuple):
@@ -54,7 +82,7 @@ class Passes(NamedTuple):
       stats: new running statistics, the mean over its workers.
       grads: summed over its workers.
       seen: observations.
-      logits: [R,b,classes].
+      logits: [R,b,…,classes].
     """
 
     loss: jax.Array
@@ -66,18 +94,19 @@ class Passes(NamedTuple):
 
 
 def forward_and_backward(
-    network: Layer, params: Params, stats: Stats, batch: Batch, ctx: Context, batch_size: int
+    network: Layer, params: Params, stats: Stats, batch: Batch, ctx: Context, terms: int, head: Head = cross_entropy
 ) -> Passes:
     """One forward and one backward pass of the device's workers.
 
     Args:
-      batch: `input` [R,b,…], `target` [R,b].
-      batch_size: global; the loss is the sum over examples divided by it.
+      batch: `input` [R,b,…], `target` [R,b,…].
+      terms: elements of the global batch's target; the loss is the sum over them divided by their number.
+      head: gives loss, metric and gradient of each.
     """
     logits, new_stats, cache, forward = network.forward(params, stats, batch["input"], ctx)
-    loss, correct, dlogits = cross_entropy(logits, batch["target"])
-    _, grads, backward = network.backward(params, cache, dlogits / batch_size, ctx)
-    loss, metric = jnp.sum(loss) / batch_size, jnp.sum(correct) / batch_size
+    loss, metric, dlogits = head(logits, batch["target"])
+    _, grads, backward = network.backward(params, cache, dlogits / terms, ctx)
+    loss, metric = jnp.sum(loss) / terms, jnp.sum(metric) / terms
     return Passes(loss, metric, new_stats, grads, merge([forward, backward]), logits)
 
 
@@ -122,6 +151,7 @@ def explicit_program(
     supported: frozenset[str] | None = None,
     devices: int | None = None,
     observe: frozenset[str] = frozenset(),
+    head: Head = cross_entropy,
 ) -> Program:
     """The program of a network.
 
@@ -134,6 +164,7 @@ def explicit_program(
       supported: sites that `faulty_step` can strike; None for all.
       devices: how many to use; see `usable_devices`.
       observe: kinds of tensors that every step returns, see `models.layer.Context`.
+      head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
 
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
@@ -160,7 +191,8 @@ def explicit_program(
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
         # Nothing reads the gradient of the network's input.
         ctx = Context(key=key, workers=numbers, fault=fault, supported=supported, input_gradient=False, observe=observe)
-        here = forward_and_backward(network, state.params, state.stats, batch, ctx, batch_size)
+        terms = batch_size * math.prod(batch["target"].shape[2:])
+        here = forward_and_backward(network, state.params, state.stats, batch, ctx, terms, head)
         # The only communication of a step.
         loss, metric, grads, struck = lax.psum((here.loss, here.metric, here.grads, here.seen.struck), AXIS)
         stats = lax.pmean(here.stats, AXIS)
@@ -198,8 +230,8 @@ def explicit_program(
     def sums(state: ExplicitState, batch: Batch, numbers: jax.Array) -> tuple[jax.Array, ...]:
         ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
         logits = network.forward(state.params, state.stats, batch["input"], ctx)[0]
-        loss, correct, _ = cross_entropy(logits, batch["target"])
-        weighted = [jnp.sum(t * batch["weight"]) for t in (loss, correct.astype(loss.dtype), jnp.ones_like(loss))]
+        loss, metric, _ = head(logits, batch["target"])
+        weighted = [jnp.sum(t * batch["weight"]) for t in (loss, metric.astype(loss.dtype), jnp.ones_like(loss))]
         return lax.psum(tuple(weighted), AXIS)
 
     evaluated = on_mesh(sums, (whole, split, split), whole)
@@ -208,8 +240,8 @@ def explicit_program(
 
     def evaluate(state: ExplicitState) -> Evaluation:
         found = [evaluated(state, batch, numbers) for batch in tested()]
-        loss, correct, weight = np.array(jax.device_get(found), np.float64).sum(axis=0).tolist()
-        return Evaluation(loss / weight, correct / weight)
+        loss, metric, weight = np.array(jax.device_get(found), np.float64).sum(axis=0).tolist()
+        return Evaluation(loss / weight, metric / weight)
 
     def address(epoch: int, step: int) -> Array:
         return np.array([seed, epoch, step], np.int32)

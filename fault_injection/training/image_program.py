@@ -5,16 +5,12 @@ import pathlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import jax
 import optax
 
 from models.layer import Layer
 
 from ..data.batches import Batches
-from ..data.images import Images
-from ..machine.errors import InputError
-from ..machine.processes import from_leader
-from .explicit import explicit_program
+from .explicit import explicit_program, read_alike
 from .program import Measure, Program
 
 if TYPE_CHECKING:  # the description of a workload is no part of what computes its bits
@@ -40,7 +36,7 @@ def image_program(
       supported, devices, data_dir: as in `Workload.program`.
     """
     w = workload
-    images = functools.cache(lambda: _read(dataset, data_dir))
+    images = functools.cache(lambda: read_alike(lambda: dataset.load(data_dir)))
     return explicit_program(
         network,
         optimizer,
@@ -64,11 +60,3 @@ def scheduled(
     w = workload
     schedule = optax.polynomial_schedule(w.learning_rate, w.end_learning_rate, power=1, transition_steps=w.decay_steps)
     return optimizer(schedule)
-
-
-def _read(dataset: "DatasetInfo", data_dir: pathlib.Path | None) -> Images:
-    """The images; raises InputError or OSError where they cannot be read, or where two processes read others."""
-    images = dataset.load(data_dir)
-    if from_leader(lambda: images.sha256) != images.sha256:
-        raise InputError(f"process {jax.process_index()} has read other images of this dataset than process 0")
-    return images

@@ -1,4 +1,4 @@
-"""Optimizers in Keras's form, in Optax's shape.  Any other Optax optimizer can take their place."""
+"""Optimizers in Optax's shape: Keras's forms, and AdamW of Optax's own parts.  Any other can take their place."""
 
 from typing import Any, NamedTuple
 
@@ -81,6 +81,35 @@ def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransforma
         return jax.tree.map(lambda g: -rate * g, updates), KerasSgdState(state.iterations + 1)
 
     return optax.GradientTransformation(init, update)
+
+
+def clipped_adamw(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+    """AdamW with weight decay 0.1 on every parameter, after clipping the gradient's global norm to 1.
+
+    .. math::
+      p_t = p_{t-1} - α_t \\left( \\frac{\\hat m_t}{\\sqrt{\\hat v_t} + ε} + 0.1 p_{t-1} \\right)
+
+    with betas 0.9 and 0.95, ε = 1e-8 and α_t the schedule at t − 1.  Its moments are Optax's,
+    `β m + (1-β) g`: what overflows stays infinite (compare `keras_adam`).  A gradient of infinite
+    norm is clipped to 0, but for its infinite elements, which become NaN.
+
+    Reference: Loshchilov and Hutter, ICLR 2019; the numbers are those of Touvron et al., LLaMA, 2023.
+
+    >>> adamw = clipped_adamw(0.1)
+    >>> params = {"w": jnp.float32([1.0])}
+    >>> updates, _ = adamw.update({"w": jnp.float32([2.0])}, adamw.init(params), params)
+    >>> print(f"{updates['w'][0]:.4f}")
+    -0.1100
+    """
+    chained = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(learning_rate, 0.9, 0.95, 1e-8, weight_decay=0.1))
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        with jax.numpy_dtype_promotion("standard"):  # Optax raises floats to integer powers
+            return chained.update(updates, state, params)
+
+    return optax.GradientTransformation(chained.init, update)
 
 
 def _rate(learning_rate: optax.ScalarOrSchedule, count: jax.Array) -> Any:

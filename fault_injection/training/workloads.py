@@ -9,9 +9,10 @@ from typing import Any
 from ..machine.errors import InputError, did_you_mean
 from ..machine.reading import SHOWN
 from .image_workloads import PUBLISHED
+from .text_workloads import TRANSFORMERS
 from .workload import Workload
 
-WORKLOADS: dict[str, Workload] = {**PUBLISHED}
+WORKLOADS: dict[str, Workload] = {**PUBLISHED, **TRANSFORMERS}
 
 
 def find_workload(name: str) -> Workload:

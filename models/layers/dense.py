@@ -1,7 +1,8 @@
-"""Dense layer; its three operations are sites, beyond the published artifact."""
+"""Dense layer, on vectors or on sequences; its three operations are sites, beyond the published artifact."""
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
 from ..operations import Dense, DenseGradIn, DenseGradWt
@@ -9,10 +10,10 @@ from ..strike import perform
 from .initial import filled, glorot_normal
 
 
-def dense(name: str, features: int) -> Layer:
-    """`y = x @ kernel + bias` from [R,b,I] to [R,b,features].
+def dense(name: str, features: int, *, bias: bool = True) -> Layer:
+    """`y = x @ kernel + bias` from [R,b,…,I] to [R,b,…,features].
 
-    Parameters `kernel` [I,O], Glorot-normal, and `bias` [O], zero.  Sites: `name`,
+    Parameters `kernel` [I,O], Glorot-normal, and `bias` [O], zero, if there is one.  Sites: `name`,
     `name_grad_in`, `name_grad_wt`.  The input gradient is computed only if somebody reads it
     (`Context.input_gradient`), or if it is struck or observed.
 
@@ -22,19 +23,25 @@ def dense(name: str, features: int) -> Layer:
     """
 
     def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
-        kernel = glorot_normal(key, name, (shape[-1], features))
-        return {name: {"kernel": kernel, "bias": filled(0, features)}}, {}
+        params: dict[str, np.ndarray | jax.ShapeDtypeStruct] = {
+            "kernel": glorot_normal(key, name, (shape[-1], features))
+        }
+        if bias:
+            params["bias"] = filled(0, features)
+        return {name: params}, {}
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y, observations = perform(Dense(), name, x, params[name]["kernel"], ctx)
-        return y + params[name]["bias"], {}, x, observations
+        return y + params[name]["bias"] if bias else y, {}, x, observations
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
-        x = cache  # [R,b,I]
+        x = cache  # [R,b,…,I]
         kernel = params[name]["kernel"]
         dx, at_in = perform(DenseGradIn(), f"{name}_grad_in", dy, kernel, ctx, used=ctx.input_gradient)
         dkernel, at_wt = perform(DenseGradWt(), f"{name}_grad_wt", x, dy, ctx)
-        dparams = {"kernel": dkernel, "bias": jnp.sum(dy, axis=(0, 1))}
+        dparams = {"kernel": dkernel}
+        if bias:
+            dparams["bias"] = jnp.sum(dy, axis=tuple(range(dy.ndim - 1)))
         return dx, {name: dparams}, merge([at_in, at_wt])
 
     return Layer(init, forward, backward)

@@ -1,4 +1,4 @@
-"""Networks by name; each takes `width`, `blocks` and `dropout_rate`."""
+"""Networks of images by name; each takes `width`, `blocks` and `dropout_rate`."""
 
 from collections.abc import Callable
 from functools import partial

@@ -1,0 +1,80 @@
+"""Embedding of tokens, and the head that shares its table; their operations are sites."""
+
+import jax
+import jax.numpy as jnp
+
+from ..layer import (
+    BackwardResult,
+    Cache,
+    Context,
+    ForwardResult,
+    Initial,
+    Key,
+    Layer,
+    Params,
+    Shape,
+    Stats,
+    merge,
+    stateless,
+)
+from ..operations import Dense, DenseGradIn, DenseGradWt, Lookup, LookupGradWt
+from ..strike import perform
+from .initial import small_normal
+
+
+def embedding(name: str, vocabulary: int, features: int) -> Layer:
+    """`y = table[tokens]` from tokens [R,b,…] to [R,b,…,features].
+
+    Parameter `table` [V,C], normal of deviation 0.02.  Sites: `name` and `name_grad_wt`, each with
+    the tokens as its input.  Tokens have no gradient: NaN stands in its place.
+
+    Args:
+      vocabulary: V; tokens are int32, from 0 to V − 1.
+
+    >>> embed, ctx = embedding("embed_tokens", 5, 3), Context(jax.random.key(0), jnp.arange(1))
+    >>> params, _ = embed.init((0,), (1, 2, 4))
+    >>> embed.forward(params, {}, jnp.zeros((1, 2, 4), "int32"), ctx)[0].shape
+    (1, 2, 4, 3)
+    """
+
+    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
+        return {name: {"table": small_normal(key, name, (vocabulary, features))}}, {}
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
+        y, observations = perform(Lookup(), name, x, params[name]["table"], ctx)
+        return y, {}, x, observations
+
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
+        tokens = cache  # [R,b,…]
+        dtable, observations = perform(LookupGradWt(vocabulary), f"{name}_grad_wt", tokens, dy, ctx)
+        return jnp.full(tokens.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, observations
+
+    return Layer(init, forward, backward, "int32")
+
+
+def tied_head(name: str, table: str) -> Layer:
+    """`logits = x @ tableᵀ` from [R,b,…,C] to [R,b,…,V], with the table of the embedding `table` before it.
+
+    It has no parameter of its own: its gradient, transposed, is a share of the table's.  Sites:
+    `name`, `name_grad_in`, `name_grad_wt`, those of a dense layer whose kernel is tableᵀ [C,V].
+
+    Reference: Press and Wolf, EACL 2017.
+
+    >>> head, ctx = tied_head("lm_head", "embed_tokens"), Context(jax.random.key(0), jnp.arange(1))
+    >>> params = {"embed_tokens": {"table": jnp.ones((5, 3))}}
+    >>> head.forward(params, {}, jnp.ones((1, 2, 4, 3)), ctx)[0].shape
+    (1, 2, 4, 5)
+    """
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
+        y, observations = perform(Dense(), name, x, params[table]["table"].T, ctx)
+        return y, {}, x, observations
+
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
+        x = cache  # [R,b,…,C]
+        kernel = params[table]["table"].T  # [C,V]
+        dx, at_in = perform(DenseGradIn(), f"{name}_grad_in", dy, kernel, ctx, used=ctx.input_gradient)
+        dkernel, at_wt = perform(DenseGradWt(), f"{name}_grad_wt", x, dy, ctx)
+        return dx, {table: {"table": dkernel.T}}, merge([at_in, at_wt])
+
+    return Layer(stateless, forward, backward)
