@@ -48,8 +48,6 @@ def pytest_generate_tests(metafunc):
     if "case" in metafunc.fixturenames:
         cases = [marked(fixture["workload"], fixture, id=fixture["workload"]) for fixture in fixtures]
         metafunc.parametrize("case", cases, scope="session")
-    if "any_case" in metafunc.fixturenames:
-        metafunc.parametrize("any_case", fixtures, ids=[fixture["workload"] for fixture in fixtures])
     entries = {
         "injection": lambda fixture: fixture["injections"],
         "two_workers": lambda fixture: fixture.get("multi_replica", {"cases": []})["cases"],
@@ -155,8 +153,8 @@ def assert_gradients(case, grads, entry, loose, flipped):
     assert len(moved) <= flipped * len(stored), moved
 
 
-def test_loss_logits_and_running_statistics(any_case):
-    network, (params, stats), batch = network_of(any_case["workload"]), weights_of(any_case), batch_of(any_case, 1)
+def test_loss_logits_and_running_statistics(case):
+    network, (params, stats), batch = network_of(case["workload"]), weights_of(case), batch_of(case, 1)
 
     @jax.jit
     def forward(params, stats, batch):
@@ -165,9 +163,9 @@ def test_loss_logits_and_running_statistics(any_case):
         return logits, stats, cross_entropy(logits, batch["target"])[0]
 
     logits, stats, loss = jax.device_get(forward(params, stats, batch))
-    np.testing.assert_allclose(loss.mean(), any_case["golden"]["loss"], rtol=1e-5)
-    np.testing.assert_allclose(logits[0], any_case["golden"]["logits"], rtol=1e-4, atol=1e-4)
-    assert not all_mismatches(named_stats(stats), any_case["golden"]["bn_moving"], STRICT)
+    np.testing.assert_allclose(loss.mean(), case["golden"]["loss"], rtol=1e-5)
+    np.testing.assert_allclose(logits[0], case["golden"]["logits"], rtol=1e-4, atol=1e-4)
+    assert not all_mismatches(named_stats(stats), case["golden"]["bn_moving"], STRICT)
 
 
 # One parameter, the case, and no other: pytest would make the fixtures below again and again.
