@@ -60,6 +60,7 @@ def flip_byte(path: pathlib.Path) -> None:
     path.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_and_started_again_it_ends_bit_identical(whole, repository, tmp_path):
     command = [sys.executable, "-m", "fault_injection", *COMMAND, "--cache", str(tmp_path)]
     moments = random.Random(1)

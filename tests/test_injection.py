@@ -120,7 +120,8 @@ def test_a_fault_has_the_listed_elements_and_their_bits(injection):
         if injection.tensor.dtype == np.float32:
             assert fault.flip[:count].tobytes() == struct.pack(f"<{count}f", *injection.values)
         else:
-            assert flip == np.array(injection.values).astype(jnp.bfloat16).view(np.uint16).tolist()
+            dtype = injection.tensor.dtype  # bfloat16, or int32 of tokens
+            assert flip == np.array(injection.values).astype(dtype).view(f"u{dtype.itemsize}").tolist()
     else:
         assert flip == [new.flip for new in injection.bits]
         assert keep == [ALL_ONES * new.keep for new in injection.bits]

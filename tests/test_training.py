@@ -114,6 +114,7 @@ def test_one_executable_serves_all_sites_operands_workers_and_positions(each):
     assert not compiled
 
 
+@pytest.mark.slow  # tests/test_fault.py has it of a small network
 def test_the_executable_for_one_site_strikes_no_other(resnet18):
     """It computes the bits of the one for all sites, and does not even look for another site's fault."""
     w, every = resnet18

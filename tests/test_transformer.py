@@ -82,6 +82,7 @@ def injection_file(path, **fault):
 # ---- Steps --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_an_inactive_fault_changes_no_bit_of_any_state():
     plain, faulty = start(), start()
     for step in range(3):
@@ -148,6 +149,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault, outcome",
     [

@@ -228,7 +228,8 @@ def first_nonfinite_leaf(magnitude: np.ndarray, watched: Sequence[Leaf]) -> NonF
 
 
 def _trace(run: Run, step: int) -> Trace:
-    return Trace(run.column("metric")[step:], run.epoch_column("train_metric"), run.epoch_column("valid_metric"))
+    steps = run.column("metric")[step:].astype(np.float64)
+    return Trace(steps, run.epoch_column("train_metric"), run.epoch_column("valid_metric"))
 
 
 def classify(
