@@ -44,15 +44,13 @@ def repository() -> pathlib.Path:
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_compiled_programs():
-    """Let go of compiled programs after a module: those of all slow tests are more than one process can have.
+    """Let go of a module's compiled programs: those of all slow tests are more than one process can have.
 
     Each program takes some mappings of memory.  Linux gives a process 65,530, and XLA aborts at that number.
     """
     yield
-    mappings = pathlib.Path("/proc/self/maps")
-    if mappings.exists() and mappings.read_bytes().count(b"\n") > 20_000:
-        jax.clear_caches()
-        gc.collect()
+    jax.clear_caches()
+    gc.collect()
 
 
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
