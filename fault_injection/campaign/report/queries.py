@@ -31,8 +31,8 @@ QUERIES = {
     "published": "SELECT sum(CASE WHEN first_nonfinite IS NULL THEN (:epochs - epoch) * :steps_per_epoch "
     "ELSE step + first_nonfinite + 1 END) AS steps, "
     "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours, "
-    "sum(CASE WHEN audit_outcome IS NULL THEN 0 WHEN first_nonfinite IS NOT NULL THEN audit_steps "
-    "ELSE (:epochs - epoch) * :steps_per_epoch - step - steps END) AS audits FROM experiments",
+    "sum(CASE WHEN audit_outcome IS NULL THEN 0 WHEN coalesce(first_nonfinite, exactly_masked_after) IS NOT NULL "
+    "THEN audit_steps ELSE (:epochs - epoch) * :steps_per_epoch - step - steps END) AS audits FROM experiments",
     "steps": "SELECT coalesce(sum(steps), 0) AS verdicts, coalesce(sum(audit_steps), 0) AS audits, "
     "(SELECT coalesce(sum(steps), 0) FROM walks) AS walks FROM experiments",
     "audit": f"SELECT early_rule, near, early_outcome, {AT_THE_END} AS verdict, count(*) AS n FROM experiments "
