@@ -15,7 +15,10 @@ MODULES = sorted(
 )
 
 
-@pytest.mark.parametrize("name", MODULES)
+TRAINS = pytest.param("fault_injection", marks=pytest.mark.slow)  # its example replays an injection
+
+
+@pytest.mark.parametrize("name", [TRAINS if name == "fault_injection" else name for name in MODULES])
 def test_the_examples_of_a_module(name, repository, tmp_path, monkeypatch):
     """They are written for the checkout's folder, and use nothing of the person who runs the tests."""
     monkeypatch.chdir(repository)
