@@ -525,5 +525,5 @@ def test_any_file_is_an_injection_or_one_line(tmp_path, count):
             assert same(parse_injection(format_injection(injection)), injection), raw
             valid += 1
     # The mutations reach every check, and what lies behind them.
-    assert valid > 600
+    assert valid > count / 5
     assert len(answers) > 60
