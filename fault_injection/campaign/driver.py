@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 from ..machine.errors import InputError, Untrustworthy
 from ..machine.files import only_writer
 from ..machine.processes import broke_off, say
+from ..machine.termination import heed
 from ..runs.dependencies import content_hash
 from . import jobs
 from .executors import Slot
@@ -167,6 +168,7 @@ class Driver:
         """Until nothing is left to hand out or to wait for; one walk at a time, and just ahead of its experiments."""
         room = sum(slot.capacity for slot in self.slots)
         while self.ready or self.running or self.walks:
+            heed()
             if self.walks and not self.walking and len(self.ready) < room:
                 self._walk()
             for slot in self._free():

@@ -14,13 +14,14 @@ import signal
 import threading
 import time
 import uuid
-from typing import Any, NoReturn
+from typing import Any
 
 from tqdm import tqdm
 
 from ..machine import environment
 from ..machine.errors import InputError
 from ..machine.processes import say
+from ..machine.termination import heed, raise_at
 from ..runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
 from ..runs.golden_run import Golden, kept_epochs
 from ..training.program import Measure
@@ -29,8 +30,7 @@ from .experiment import Laboratory, Result, run_experiment
 from .plan import Plan
 from .walk import Walk
 
-STOP = signal.SIGUSR1  # tells a job to end as soon as no file is left half-written
-_stopping = threading.Event()
+STOP = signal.SIGUSR1  # tells a job to end
 
 # A word for those who have seen a replay's golden run.
 WHY_ANOTHER = "on CPUs each job computes with one thread, and the bits of a run depend on the number of threads"
@@ -78,17 +78,12 @@ def begin(processor: int | None = None, device: dict[str, str] | None = None) ->
     """Set up a process of this machine for jobs: one processor, or one accelerator; it ends when its parent does."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the driver's business
         signal.signal(number, signal.SIG_IGN)
-    signal.signal(STOP, _stop)
+    raise_at(STOP, SystemExit)
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a killed process would leave
     os.environ |= device or {}
     if processor is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {processor})
     threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _stop(number: int, frame: object) -> NoReturn:
-    _stopping.set()
-    raise SystemExit
 
 
 def _end_with_parent() -> None:
@@ -100,8 +95,7 @@ def _end_with_parent() -> None:
 
 def laboratory(task: Task) -> Laboratory:
     """What the experiments of a campaign share in this process; it is set up once, and nothing runs yet."""
-    if _stopping.is_set():  # a task that was handed out before
-        raise SystemExit
+    heed()  # a task that was handed out before the signal
     # On CPUs one thread per job.  Whoever started the job chose the processor that it is bound to, if any.
     environment.prepare(1, task.precision, bind=False)
     return _laboratory(task)

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 from ..machine.environment import ROOT, prepare, use_huge_pages
 from ..machine.errors import InputError, Untrustworthy, printable
-from ..machine.processes import Terminated, answer_termination, broke_off, join, leave
+from ..machine.processes import broke_off, join, leave
+from ..machine.termination import Terminated, answer_termination
 
 GOES_ON = "the same command goes on where it stopped"
 

@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from .errors import InputError
+from .termination import unbroken
 
 CHECKSUM = "sha256"
 LARGEST_TEXT = 16 * 2**20  # bytes of a text file that a person writes
@@ -37,6 +38,7 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
 
     A crash leaves the old content, and at most this one file beside it, which the next write
     to `path` takes over.  Where several processes write to `path`, one writes at a time.
+    A signal that ends this process waits until the file is whole.
 
     Args:
       path: the file; its folders are made where they are missing.
@@ -53,7 +55,7 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
     """
     path = pathlib.Path(path)
     aside = path.with_name(f".{path.name}.partial")
-    with named(path), only_writer(aside) as file:
+    with named(path), unbroken(), only_writer(aside) as file:
         try:
             file.truncate()
             write(file)

@@ -20,6 +20,7 @@ from typing import NoReturn, ParamSpec, TypeVar
 import numpy as np
 
 from .errors import InputError, printable
+from .termination import answer_termination
 
 Told = TypeVar("Told")
 Arguments = ParamSpec("Arguments")
@@ -27,23 +28,6 @@ STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
 # Whether the leader is running something that the other processes are waiting for.
 _alone = contextvars.ContextVar("_alone", default=False)
-
-
-class Terminated(KeyboardInterrupt):
-    """This process was asked to end, by SIGTERM: as schedulers and containers do before they kill."""
-
-
-def answer_termination() -> None:
-    """From now on SIGTERM raises `Terminated` here, once, so that a command ends as when it is interrupted.
-
-    A second one is ignored: who cannot wait kills.
-    """
-
-    def end(number: int, frame: object) -> NoReturn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Terminated
-
-    signal.signal(signal.SIGTERM, end)
 
 
 def join(coordinator: str, processes: int | None = None, process: int | None = None) -> None:

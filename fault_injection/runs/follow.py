@@ -9,6 +9,7 @@ import jax
 
 from models.fault import Fault
 
+from ..machine.termination import heed
 from ..training.program import Evaluation, Program, State, StepReport
 
 
@@ -88,6 +89,7 @@ def follow(
     at = next(upcoming, None)
     batch = None if at is None else program.batch(*at)
     while at is not None and ended is None:
+        heed()
         begun = time.perf_counter()
         fault = faults.get(at)
         if fault is None:
