@@ -1,8 +1,10 @@
 """Signals that end this process as an exception, and never in the middle of a file."""
 
 import contextlib
+import gc
 import signal
 import threading
+import types
 from collections.abc import Iterator
 
 _files = 0  # contexts of `unbroken` that the main thread is in
@@ -22,24 +24,30 @@ def answer_termination() -> None:
 
 
 def raise_at(number: signal.Signals, ending: type[BaseException]) -> None:
-    """From now on the signal raises `ending` in the main thread: once, and outside of `unbroken`."""
+    """From now on the signal raises `ending` in the main thread, once: at once, or where `heed` or `unbroken` say."""
 
-    def handle(_number: int, _frame: object) -> None:
+    def handle(_number: int, frame: types.FrameType | None) -> None:
         global _ending
         signal.signal(number, signal.SIG_IGN)
         _ending = ending
-        if not _files:
+        if not _files and not _dropped(frame):
             raise ending
 
     signal.signal(number, handle)
 
 
-def heed() -> None:
-    """Raise what a signal has raised before.
+def _dropped(frame: types.FrameType | None) -> bool:
+    """Whether Python would drop an exception here: in a finalizer, or in a callback of the garbage collector."""
+    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
+    while frame is not None:
+        if frame.f_code.co_name == "__del__" or frame.f_code in callbacks:
+            return True
+        frame = frame.f_back
+    return False
 
-    Python drops an exception that comes up in a finalizer or in the garbage collector, and a signal may come
-    while one runs.  So whoever begins another piece of work asks here.
-    """
+
+def heed() -> None:
+    """Raise what a signal could not raise when it came.  Whoever begins another piece of work asks here."""
     if _ending is not None:
         raise _ending
 
