@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from .layer import (
     BackwardResult,
@@ -22,6 +23,7 @@ from .layer import (
     Stats,
     merge,
 )
+from .precision import HISTORY, MAXIMA, PRECISIONS, Precision, wide
 
 
 def chain(*layers: Layer) -> Layer:
@@ -177,6 +179,74 @@ def multiplied(one: Layer, other: Layer) -> Layer:
         return dx_one + dx_other, added(dparams, d), merge([observations, o])
 
     return Layer(init, forward, backward)
+
+
+def in_float32(layer: Layer) -> Layer:
+    """A layer that computes in float32 at least, whatever the format of what comes in; its output has that again.
+
+    >>> from models.layers.activation import swish
+    >>> ctx = Context(jax.random.key(0), jnp.arange(1))
+    >>> in_float32(swish()).forward({}, {}, jnp.ones((1, 1), jnp.bfloat16), ctx)[0].dtype
+    dtype(bfloat16)
+    """
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
+        y, new_stats, cache, observations = layer.forward(params, stats, wide(x), ctx)
+        return y.astype(x.dtype), new_stats, cache, observations
+
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
+        dx, dparams, observations = layer.backward(params, cache, wide(dy), ctx)
+        return dx.astype(dy.dtype), dparams, observations
+
+    return Layer(layer.init, forward, backward, layer.takes)
+
+
+def in_precision(network: Layer, precision: Precision) -> Layer:
+    """A network whose pass has the formats of `precision`; input, output and parameters stay float32.
+
+    Where a format needs scales, there is a statistic `maxima` for each product: what
+    `Context.maxima` is.  The step brings it up to date with `Observations.maxima` of both passes.
+
+    >>> from models.layers.dense import dense
+    >>> from models.precision import PRECISIONS
+    >>> network, ctx = in_precision(dense("fc", 2), PRECISIONS["float8"]), Context(jax.random.key(0), jnp.arange(1))
+    >>> params, stats = network.init((0,), (1, 4, 3))
+    >>> sorted(stats["maxima"]), network.forward(params, stats, jnp.ones((1, 4, 3)), ctx)[0].dtype
+    (['fc', 'fc_grad_in', 'fc_grad_wt'], dtype('float32'))
+    """
+    if precision == PRECISIONS["float32"]:
+        return network
+
+    def within(ctx: Context, stats: Stats | None) -> Context:
+        return replace(ctx, precision=precision, maxima=None if stats is None else stats.get(MAXIMA))
+
+    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
+        params, stats = network.init(key, shape)
+        if precision.forward is None:
+            return params, stats
+
+        def passes(params: Params, stats: Stats, x: jax.Array) -> dict[str, jax.Array]:
+            ctx = Context(key=jax.random.key(0), workers=jnp.arange(shape[0], dtype=jnp.int32))
+            y, _, cache, at_forward = forward(params, stats, x, ctx)
+            _, _, at_backward = backward(params, cache, y, ctx)
+            return at_forward.maxima | at_backward.maxima
+
+        found = jax.eval_shape(passes, params, stats, jax.ShapeDtypeStruct(shape, network.takes))
+        return params, stats | {MAXIMA: {site: np.zeros((2, HISTORY), np.float32) for site in sorted(found)}}
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
+        if jnp.issubdtype(x.dtype, jnp.floating):
+            x = x.astype(precision.held)
+        y, new_stats, cache, observations = network.forward(params, stats, x, within(ctx, stats))
+        return wide(y), new_stats, (cache, stats), observations
+
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
+        cache, stats = cache
+        dy = (dy * precision.loss_scale).astype(precision.held)
+        dx, dparams, observations = network.backward(params, cache, dy, within(ctx, stats))
+        return wide(dx) / precision.loss_scale, jax.tree.map(lambda d: d / precision.loss_scale, dparams), observations
+
+    return Layer(init, forward, backward, network.takes)
 
 
 def added(one: Params, other: Params) -> Params:

@@ -9,6 +9,8 @@ import numpy as np
 from flax import struct
 
 from .fault import Fault, Struck
+from .precision import Precision, wide
+from .reductions import reduced
 
 Shape = tuple[int, ...]
 Key = tuple[int, ...] | None  # integers such as the seed; None asks for shapes alone
@@ -31,10 +33,14 @@ class Context:
         site strikes nothing.  The fewer sites, the shorter the compilation; the bits are the same.
       train: True for training (batch statistics, dropout), False for evaluation.
       observe: kinds of tensors to return besides the results: `operands` (of every site, in the
-        published layouts), `gradients` (with respect to the inputs of norms and of the head).
+        published layouts), and those of `models.reductions.KINDS`.
+      reduce: reductions to return of such tensors, from `models.reductions.CHOICES`.
       input_gradient: whether anybody reads the gradient with respect to this layer's input.  Who
         calls a network's backward pass sets False if it discards that gradient.  `chain` hands
         False on to its first layer alone; the other combinators need the gradients of their parts.
+      precision: formats of the pass; None where every number is as wide as the parameters.
+      maxima: float32 [2, steps] by site, the largest absolute value of its input and its weight in
+        the last steps, where `precision` has formats that need a scale; None before the first step.
 
     >>> Context(jax.random.key(0), jnp.arange(8), supported=frozenset({"conv1"})).train
     True
@@ -46,7 +52,10 @@ class Context:
     supported: frozenset[str] | None = struct.field(pytree_node=False, default=None)
     train: bool = struct.field(pytree_node=False, default=True)
     observe: frozenset[str] = struct.field(pytree_node=False, default=frozenset())
+    reduce: frozenset[str] = struct.field(pytree_node=False, default=frozenset())
     input_gradient: bool = struct.field(pytree_node=False, default=True)
+    precision: Precision | None = struct.field(pytree_node=False, default=None)
+    maxima: dict[str, jax.Array] | None = None
 
 
 @struct.dataclass
@@ -57,11 +66,15 @@ class Observations:
       struck: what the fault did; None where no site is supported.
       tensors: requested tensors, `{kind: {name: …}}`.
       sites: names of the sites of the pass, in the order in which it runs them.
+      reduced: this device's parts of the reductions asked for, see `models.reductions.reduced`.
+      maxima: float32 [2] by site, this step's part of what `Context.maxima` remembers.
     """
 
     struck: Struck | None = None
     tensors: dict[str, dict[str, Any]] = struct.field(default_factory=dict)
     sites: tuple[str, ...] = struct.field(pytree_node=False, default=())
+    maxima: dict[str, jax.Array] = struct.field(default_factory=dict)
+    reduced: dict[str, jax.Array] = struct.field(default_factory=dict)
 
 
 def merge(observations: Iterable[Observations]) -> Observations:
@@ -80,7 +93,10 @@ def merge(observations: Iterable[Observations]) -> Observations:
     struck = None
     tensors: dict[str, dict[str, Any]] = {}
     sites: dict[str, None] = {}  # ordered
+    maxima: dict[str, jax.Array] = {}
+    parts: dict[str, jax.Array] = {}
     for one in observations:
+        maxima, parts = maxima | one.maxima, parts | one.reduced
         if one.struck is not None:
             struck = one.struck if struck is None else jax.tree.map(jnp.add, struck, one.struck)
         for kind, named in one.tensors.items():
@@ -90,17 +106,22 @@ def merge(observations: Iterable[Observations]) -> Observations:
                 problem = f"site {site!r} occurs twice: a fault would strike both"
                 raise ValueError(f"{problem}; give each layer with sites its own name")
             sites[site] = None
-    return Observations(struck, tensors, tuple(sites))
+    return Observations(struck, tensors, tuple(sites), maxima, parts)
 
 
 def observed(ctx: Context, kind: str, name: str, tensor: jax.Array) -> Observations:
-    """`tensor` as an observation, if its kind was asked for.
+    """`tensor` as an observation, and its reductions, as far as they were asked for.  A loss scale is taken out.
 
     >>> ctx = Context(jax.random.key(0), jnp.arange(1), observe=frozenset({"gradients"}))
     >>> observed(ctx, "gradients", "bn1", jnp.ones(2)).tensors
     {'gradients': {'bn1': Array([1., 1.], dtype=float32)}}
     """
-    return Observations(tensors={kind: {name: tensor}} if kind in ctx.observe else {})
+    if ctx.precision is not None and kind == "gradients":
+        tensor = wide(tensor) / ctx.precision.loss_scale
+    return Observations(
+        tensors={kind: {name: tensor}} if kind in ctx.observe else {},
+        reduced=reduced(ctx.reduce, kind, name, tensor),
+    )
 
 
 ForwardResult = tuple[jax.Array, Stats, Cache, Observations]

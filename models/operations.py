@@ -9,18 +9,25 @@ carried over into the fast result.
 """
 
 import dataclasses
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from . import formulations
+from .fault import Operand
 from .formulations import VALID
 
 
 class Operation(Protocol):
-    """One operation on two tensors, a product or a lookup: hashable, its fields being static."""
+    """One operation on two tensors, a product or a lookup: hashable, its fields being static.
+
+    Attributes:
+      gradient: which operand is a gradient of the loss; None in a forward pass.
+    """
+
+    gradient: ClassVar[Operand | None]
 
     def compute(self, a: jax.Array, b: jax.Array, /) -> jax.Array:
         """The result for all workers, in the fastest formulation.
@@ -51,6 +58,8 @@ class Convolution:
     (1, 4, 4, 4, 5)
     """
 
+    gradient: ClassVar[Operand | None] = None
+
     stride: int
 
     fast = staticmethod(formulations.convolution)
@@ -79,6 +88,8 @@ class ConvolutionGradIn:
     >>> jax.eval_shape(ConvolutionGradIn(2, (8, 8)).compute, jnp.ones((1, 4, 4, 4, 5)), jnp.ones((3, 3, 3, 5))).shape
     (1, 4, 8, 8, 3)
     """
+
+    gradient: ClassVar[Operand | None] = Operand.INPUT
 
     stride: int
     size: tuple[int, int]  # H, W
@@ -115,6 +126,8 @@ class ConvolutionGradWt:
     >>> jax.eval_shape(ConvolutionGradWt(2, 3).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((1, 4, 4, 4, 5))).shape
     (3, 3, 3, 5)
     """
+
+    gradient: ClassVar[Operand | None] = Operand.WEIGHT
 
     stride: int
     kernel_size: int
@@ -201,6 +214,8 @@ class Dense:
     (1, 4, 5)
     """
 
+    gradient: ClassVar[Operand | None] = None
+
     def compute(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """y of all workers."""
         return x @ kernel
@@ -221,6 +236,8 @@ class DenseGradIn:
     >>> jax.eval_shape(DenseGradIn().compute, jnp.ones((1, 4, 5)), jnp.ones((3, 5))).shape
     (1, 4, 3)
     """
+
+    gradient: ClassVar[Operand | None] = Operand.INPUT
 
     def compute(self, dy: jax.Array, kernel: jax.Array) -> jax.Array:
         """dx of all workers."""
@@ -244,6 +261,8 @@ class DenseGradWt:
     >>> jax.eval_shape(DenseGradWt().compute, jnp.ones((1, 4, 3)), jnp.ones((1, 4, 5))).shape
     (3, 5)
     """
+
+    gradient: ClassVar[Operand | None] = Operand.WEIGHT
 
     def compute(self, x: jax.Array, dy: jax.Array) -> jax.Array:
         """dkernel, summed over all workers."""
@@ -270,6 +289,8 @@ class Product:
     (1, 4, 2, 5)
     """
 
+    gradient: ClassVar[Operand | None] = None
+
     def compute(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """y of all workers."""
         return a @ b
@@ -291,6 +312,8 @@ class ProductGradIn:
     (1, 4, 2, 3)
     """
 
+    gradient: ClassVar[Operand | None] = Operand.INPUT
+
     def compute(self, dy: jax.Array, b: jax.Array) -> jax.Array:
         """da of all workers."""
         return dy @ b.mT
@@ -311,6 +334,8 @@ class ProductGradWt:
     >>> jax.eval_shape(ProductGradWt().compute, jnp.ones((1, 4, 2, 3)), jnp.ones((1, 4, 2, 5))).shape
     (1, 4, 3, 5)
     """
+
+    gradient: ClassVar[Operand | None] = Operand.WEIGHT
 
     def compute(self, a: jax.Array, dy: jax.Array) -> jax.Array:
         """db of all workers."""
@@ -335,6 +360,8 @@ class Lookup:
     [[[2.0], [2.0]]]
     """
 
+    gradient: ClassVar[Operand | None] = None
+
     def compute(self, tokens: jax.Array, table: jax.Array) -> jax.Array:
         """y of all workers."""
         return table[_rows(tokens, len(table))]
@@ -357,6 +384,8 @@ class LookupGradWt:
     >>> LookupGradWt(2).compute(jnp.array([[1, 1]]), jnp.array([[[0.5], [2.0]]])).tolist()
     [[0.0], [2.5]]
     """
+
+    gradient: ClassVar[Operand | None] = Operand.WEIGHT
 
     vocabulary: int  # V
 

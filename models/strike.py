@@ -14,11 +14,13 @@ from jax import lax
 
 from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .isolation import fence, isolated
-from .layer import Context, Observations
+from .layer import Context, Observations, observed
 from .operations import Operation, Summed
+from .precision import Precision, largest, narrowed, scale, wide
 
 # Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
 MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
+Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def perform(
@@ -43,17 +45,46 @@ def perform(
     >>> y.shape, seen.sites, seen.tensors["operands"]["fc"]["output"].shape
     ((2, 4, 5), ('fc',), (2, 4, 5))
     """
+    held, formats, maxima, scales = None, None, {}, None
+    if ctx.precision is not None:
+        held = ctx.precision.held
+        a, b = (t.astype(held) if jnp.issubdtype(t.dtype, jnp.floating) else t for t in (a, b))
+        formats = _formats(operation, a, ctx.precision)
+    if formats is not None:
+        with isolated("false"):
+            maxima[site], scales, a, b = _narrow(formats, a, b, None if ctx.maxima is None else ctx.maxima[site])
     fault = ctx.fault if ctx.supported is None or site in ctx.supported else None
     # What depends on the site enters as a traced value: operations of equal shape share one trace.
     strike = None if fault is None else _strike_here(fault, jnp.int32(site_id(site)), ctx.workers)
     with isolated("false"):
         result, struck, operands = _perform(
-            operation, "operands" in ctx.observe, used, a, b, fault, strike, ctx.workers.shape[0]
+            operation, "operands" in ctx.observe, used, held, a, b, scales, fault, strike, ctx.workers.shape[0]
         )
     if result is None:
-        shape = jax.eval_shape(operation.compute, a, b)
+        shape = jax.eval_shape(partial(_rounded, operation.compute, held, None), a, b)
         result = jnp.full(shape.shape, jnp.nan, shape.dtype)
-    return result, Observations(struck, {"operands": {site: operands}} if operands else {}, (site,))
+    seen = observed(ctx, "activations", site, result) if operation.gradient is None else Observations()
+    tensors = seen.tensors | ({"operands": {site: operands}} if operands else {})
+    return result, Observations(struck, tensors, (site,), maxima, seen.reduced)
+
+
+def _formats(operation: Operation, a: jax.Array, precision: Precision) -> tuple[str, str] | None:
+    """What the operands of a product are rounded to, where that is narrower than what is held; None for a lookup."""
+    if precision.forward is None or precision.backward is None or not jnp.issubdtype(a.dtype, jnp.floating):
+        return None
+    of = [precision.backward if operand == operation.gradient else precision.forward for operand in Operand]
+    return of[Operand.INPUT], of[Operand.WEIGHT]
+
+
+@partial(jax.jit, static_argnums=0)
+@isolated("true")
+def _narrow(
+    formats: tuple[str, str], a: jax.Array, b: jax.Array, history: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Largest values of the operands, their scales after those of the last steps, and the operands rounded."""
+    now = largest(a, b)
+    by = jnp.ones_like(now) if history is None else scale(history, formats)
+    return now, by, narrowed(a, by[0], formats[0]), narrowed(b, by[1], formats[1])
 
 
 @jax.jit
@@ -63,19 +94,23 @@ def _strike_here(fault: Fault, site: jax.Array, workers: jax.Array) -> tuple[jax
     return (fault.site == site) & jnp.any(here), jnp.argmax(here)
 
 
-@partial(jax.jit, static_argnums=(0, 1, 2, 7))
+@partial(jax.jit, static_argnums=(0, 1, 2, 3, 9))
 @isolated("true")  # the many small functions inside are inlined again
 def _perform(
     operation: Operation,
     observe: bool,
     used: bool,
+    held: str | None,
     a: jax.Array,
     b: jax.Array,
+    scales: jax.Array | None,
     fault: Fault | None,
     strike: tuple[jax.Array, jax.Array] | None,
     workers: int,
 ) -> tuple[jax.Array | None, Struck | None, dict[str, jax.Array] | None]:
-    result = fence(_rounded(operation.compute, a, b)) if used else None
+    compute = partial(_rounded, operation.compute, held, scales)
+    product = partial(_rounded, operation.product, held, scales)
+    result = fence(compute(a, b)) if used else None
     struck = None
     if fault is not None and strike is not None:
         hit, r = strike
@@ -84,18 +119,25 @@ def _perform(
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
         part, struck = lax.cond(
             hit,
-            partial(_strike, operation, a, b, fault, r),
+            partial(_strike, operation, compute, product, a, b, fault, r),
             lambda part: (part, nothing_struck(fault)),
             part,
         )
         result = part if whole else lax.dynamic_update_index_in_dim(result, part, r, 0)
         result = result if result is None else fence(result)
-    operands = _published_operands(operation, a, b, result, workers) if observe else None
+    operands = _published_operands(operation, product, a, b, result, workers) if observe else None
     return result, struck, operands
 
 
 def _strike(
-    operation: Operation, a: jax.Array, b: jax.Array, fault: Fault, r: jax.Array, result: jax.Array | None
+    operation: Operation,
+    compute: Multiply,
+    product: Multiply,
+    a: jax.Array,
+    b: jax.Array,
+    fault: Fault,
+    r: jax.Array,
+    result: jax.Array | None,
 ) -> tuple[jax.Array | None, Struck]:
     """The result (of worker r, or summed over the workers, or None) with the fault in it.
 
@@ -104,11 +146,11 @@ def _strike(
     rounding.
     """
     clean_operands = fence(*operation.operands(a, b, r))
-    clean = fence(_rounded(operation.product, *clean_operands))
+    clean = fence(product(*clean_operands))
     # If the result is summed over workers, or not computed, this worker's own is not at hand.
     mine = clean if result is None or isinstance(operation, Summed) else result
     (changed_a, changed_b, changed_mine), struck = overwrite((*clean_operands, mine), fault)
-    faulty = fence(_rounded(operation.product, *fence(changed_a, changed_b)))
+    faulty = fence(product(*fence(changed_a, changed_b)))
     # A fault in the output leaves the products alone, which the compiler may nevertheless round differently.
     differ = (fault.operand != Operand.OUTPUT) & (bits(faulty) != bits(clean))
     output = jnp.where(differ, faulty, changed_mine)
@@ -121,22 +163,33 @@ def _strike(
     if isinstance(operation, Summed):
         # What the other workers contribute is summed afresh: (sum - clean) would round, and
         # would turn an infinite sum into a NaN.
-        others = fence(_rounded(operation.compute, _without(a, r), _without(b, r)))
+        others = fence(compute(_without(a, r), _without(b, r)))
         output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
     return output, struck
 
 
-def _rounded(multiply: Callable[[jax.Array, jax.Array], jax.Array], a: jax.Array, b: jax.Array) -> jax.Array:
-    """`multiply(a, b)` with operands rounded to the matrix precision of JAX's configuration.
+def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: jax.Array, b: jax.Array) -> jax.Array:
+    """`multiply(a, b)`, summed in float32 at least.
 
-    Devices without multipliers of that width thus compute the same products; those that have them
-    find nothing left to round.  Operands, results and sums remain float32.  An operation with an
-    operand of integers is a lookup: it multiplies nothing, and nothing is rounded.
+    Operands are rounded to the matrix precision of JAX's configuration.  Devices without multipliers
+    of that width thus compute the same products; those that have them find nothing left to round.
+    An operation with an operand of integers is a lookup: it multiplies nothing, and nothing is rounded.
+
+    Args:
+      held: format of the result; None leaves it as it is.
+      scales: of the operands; the result is multiplied by both.
     """
+    # Accelerators sum products of 16 bits in float32 by themselves; XLA for CPUs does not everywhere.
+    if held is not None and a.dtype == b.dtype == held and jax.default_backend() != "cpu":
+        return multiply(a, b)
+    a, b = wide(a), wide(b)
     digits = MANTISSA.get(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if digits is not None and jnp.issubdtype(a.dtype, jnp.floating):
         a, b = (lax.reduce_precision(t, 8, digits) for t in (a, b))
-    return multiply(a, b)
+    result = multiply(a, b)
+    if scales is not None:
+        result = result * (scales[0] * scales[1])
+    return result if held is None else result.astype(held)
 
 
 def _without(tensor: jax.Array, r: jax.Array) -> jax.Array:
@@ -145,11 +198,11 @@ def _without(tensor: jax.Array, r: jax.Array) -> jax.Array:
 
 
 def _published_operands(
-    operation: Operation, a: jax.Array, b: jax.Array, result: jax.Array | None, workers: int
+    operation: Operation, product: Multiply, a: jax.Array, b: jax.Array, result: jax.Array | None, workers: int
 ) -> dict[str, jax.Array]:
     each = [operation.operands(a, b, r) for r in range(workers)]
     if result is None or isinstance(operation, Summed):
-        outputs = [_rounded(operation.product, *pair) for pair in each]
+        outputs = [product(*pair) for pair in each]
     else:
         outputs = [result[r] for r in range(workers)]
     return {

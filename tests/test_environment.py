@@ -28,8 +28,8 @@ def test_setting_up_again_changes_nothing():
     "arguments, message",
     [
         ({"threads": 1}, "too late to change the number of threads from 7 to 1: JAX computes already"),
-        ({"precision": "bfloat16"}, "too late to change the matrix precision from float32 to bfloat16"),
-        ({"threads": 1, "precision": "tf32"}, "from 7 to 1, the matrix precision from float32 to tensorfloat32"),
+        ({"matrix_precision": "bfloat16"}, "too late to change the matrix precision from float32 to bfloat16"),
+        ({"threads": 1, "matrix_precision": "tf32"}, "from 7 to 1, the matrix precision from float32 to tensorfloat32"),
     ],
 )
 def test_what_bits_depend_on_is_not_changed_once_jax_computes(monkeypatch, arguments, message):

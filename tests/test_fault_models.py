@@ -141,7 +141,7 @@ def test_a_histogram_of_patterns(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "row", ["flip,123,1", "turn,00000001,1", "flip,00000001,-1", "flip,00000001", "set,0000000g,1"]
+    "row", ["flip,123456789,1", "turn,00000001,1", "flip,00000001,-1", "flip,00000001", "set,0000000g,1"]
 )
 def test_a_row_that_is_no_pattern_is_named(tmp_path, row):
     path = tmp_path / "patterns.csv"

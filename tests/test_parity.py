@@ -1,6 +1,7 @@
-"""The networks compute what the published implementation computes.
+"""The networks compute what the published implementation computes, and the transformer what Hugging Face's Llama does.
 
-Each fixture holds numbers of the published TensorFlow implementation for one workload.
+Each fixture holds numbers of the published TensorFlow implementation for one workload; the transformer's are in
+`transformer_parity.py`, with its tests.
 `pytest tests/test_parity.py --fixtures DIR` reads other cases of the same format.
 """
 
@@ -13,6 +14,7 @@ import optax
 import pytest
 import recipe
 from conftest import FIXTURES
+from transformer_parity import TestTransformer  # noqa: F401
 
 from fault_injection.training.explicit import ExplicitState, explicit_program, forward_and_backward
 from fault_injection.training.image_workloads import OPTIMIZERS, PUBLISHED
@@ -42,7 +44,9 @@ def marked(workload, *values, id):
 
 
 def pytest_generate_tests(metafunc):
-    """One test a fixture, an injection, a case of two workers; the workload is in its id."""
+    """One test per fixture, injection, or case of two workers; the workload is in its id."""
+    if metafunc.cls is not None:  # it has a hook of its own
+        return
     fixtures = [recipe.load(path) for path in sorted(metafunc.config.stash[FIXTURES].glob("*.json.gz"))]
     fixtures = [fixture for fixture in fixtures if fixture["workload"] in PUBLISHED]
     if "case" in metafunc.fixturenames:

@@ -47,7 +47,7 @@ def small(**changes):
     return make_workload("transformer", **OPTIONS | changes)
 
 
-# Operations of each kind; all sites take longer to compile (and are struck in test_transformer_parity.py).
+# Operations of each kind; all sites take longer to compile (and are struck in test_parity.py).
 STRUCK = (
     *("embed_tokens", "embed_tokens_grad_wt", "layers_0_self_attn_scores", "layers_0_self_attn_mix_grad_in"),
     *("layers_0_self_attn_scores_grad_wt", "lm_head_grad_wt"),

@@ -44,14 +44,14 @@ class Task:
       plan: the campaign's.
       cache: folder of golden runs, the same for all jobs; None is `environment.cache_folder()`.
       data_dir: where the dataset is; None lets its reader look.
-      precision: key of `environment.PRECISIONS`.
+      matrix_precision: key of `environment.MATRIX_PRECISIONS`.
       name: of its states in the golden run's folder; by default no other task's.
     """
 
     plan: Plan
     cache: pathlib.Path | None = None
     data_dir: pathlib.Path | None = None
-    precision: str = "float32"
+    matrix_precision: str = "float32"
     name: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
 
@@ -97,7 +97,7 @@ def laboratory(task: Task) -> Laboratory:
     """What the experiments of a campaign share in this process; it is set up once, and nothing runs yet."""
     heed()  # a task that was handed out before the signal
     # On CPUs one thread per job.  Whoever started the job chose the processor that it is bound to, if any.
-    environment.prepare(1, task.precision, bind=False)
+    environment.prepare(1, task.matrix_precision, bind=False)
     return _laboratory(task)
 
 

@@ -4,10 +4,13 @@ import fnmatch
 import pathlib
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from ..faults.fault_models import FAULT_MODELS, FLOAT32, VALUES, read_histogram
+from models.site import Site
+
+from ..faults.fault_models import FAULT_MODELS, VALUES, read_histogram
+from ..faults.formats import Format, format_of
 from ..faults.injection import STAGES, too_large
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
@@ -71,14 +74,15 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     twins = read.whole(run, "run.twins", 0, 0, 99)
     if twins == 1:
         raise read.wrong("run.twins", "1; a spread needs two at least")
+    sites = _sites(faults, workload, read)
     return Plan(
         workload=workload,
         experiments=experiments,
         half_width=half_width,
         confidence=confidence,
         epochs=_epochs(faults, workload, read),
-        sites=_sites(faults, workload, read),
-        models=_models(faults, read),
+        sites=sites,
+        models=_models(faults, [workload.sites()[name] for name in sites], read),
         seed=read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
         exit=exit,
         horizon=horizon,
@@ -239,7 +243,7 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tupl
     return found
 
 
-def _models(faults: Mapping[str, Any], read: _Reader) -> tuple[Model, ...]:
+def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: _Reader) -> tuple[Model, ...]:
     given = faults.get("models", dict.fromkeys(PUBLISHED_MODELS, 1))
     if not isinstance(given, dict) or not given:
         raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
@@ -257,11 +261,17 @@ def _models(faults: Mapping[str, Any], read: _Reader) -> tuple[Model, ...]:
         if not isinstance(values, str) or values not in VALUES:
             near = did_you_mean(values, VALUES) if isinstance(values, str) else f"; expected one of {', '.join(VALUES)}"
             raise read.wrong(key, f"values {_shown(values)} are unknown{near}")
-        models.append(Model(name, float(weight), values, _value_options(entry, values, key, read)))
+        struck = {format_of(site.operands[FAULT_MODELS[name].operand].dtype) for site in sites}
+        narrowest = min(struck, key=lambda format: format.width)
+        models.append(Model(name, float(weight), values, _value_options(entry, values, narrowest, key, read)))
     return tuple(models)
 
 
-def _value_options(entry: Mapping[str, Any], values: str, key: str, read: _Reader) -> tuple[tuple[str, Any], ...]:
+def _value_options(
+    entry: Mapping[str, Any], values: str, narrowest: Format, key: str, read: _Reader
+) -> tuple[tuple[str, Any], ...]:
+    """Options of a value source, where `narrowest` is the narrowest format of what it strikes."""
+    width = narrowest.width
     needed = {"bit_flip": "bits", "histogram": "histogram"}
     for option in ("bits", "histogram"):
         if option in entry and needed.get(values) != option:
@@ -271,10 +281,14 @@ def _value_options(entry: Mapping[str, Any], values: str, key: str, read: _Reade
         path = entry.get("histogram")
         if not isinstance(path, str):
             raise read.wrong(key, "the values 'histogram' need histogram = 'FILE'")
-        return (("patterns", read_histogram(pathlib.Path(str(read.path)).parent / path)),)
+        patterns = read_histogram(pathlib.Path(str(read.path)).parent / path)
+        if any(pattern.bits >> width for pattern in patterns):
+            raise read.wrong(key, f"a pattern of {path[:60]!r} has more than the {width} bits of a {narrowest.name}")
+        return (("patterns", patterns),)
     if "bits" in entry:
-        bits = read.list_of(entry, f"{key}.bits", None, int, f"bits, from 0 (the lowest) to {FLOAT32 - 1}")
-        if not all(0 <= bit < FLOAT32 for bit in bits) or len(set(bits)) < len(bits):
-            raise read.wrong(key, f"bits {_shown(bits)}; expected distinct bits from 0 (the lowest) to {FLOAT32 - 1}")
+        expected = f"bits of a {narrowest.name}, from 0 (the lowest) to {width - 1}"
+        bits = read.list_of(entry, f"{key}.bits", None, int, expected)
+        if not all(0 <= bit < width for bit in bits) or len(set(bits)) < len(bits):
+            raise read.wrong(key, f"bits {_shown(bits)}; expected distinct {expected}")
         return (("bits", tuple(bits)),)
     return ()

@@ -10,6 +10,7 @@ from models.fault import Fault, Operand, make_fault
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, Bits
+from ..faults.formats import format_of
 from ..faults.injection import Injection
 from ..machine.errors import InputError
 from ..runs.follow import Address
@@ -120,9 +121,10 @@ def choose(plan: Plan, experiment: Experiment) -> Choice:
     """Positions and values of an experiment's fault, by its model."""
     rng = np.random.default_rng([plan.seed, experiment.number, WHAT])
     site = plan.workload.sites()[experiment.site]
-    size = math.prod(site.shapes[experiment.operand])
+    tensor = site.operands[experiment.operand]
+    size, format = math.prod(tensor.shape), format_of(tensor.dtype)
     index = FAULT_MODELS[experiment.model.name].places(rng, size)
-    return Choice(experiment, site, index, experiment.model.source()(rng, index, size))
+    return Choice(experiment, site, index, experiment.model.source()(rng, index, size, format))
 
 
 def injection_of(plan: Plan, number: int) -> Injection:

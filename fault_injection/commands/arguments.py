@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..machine.environment import PRECISIONS, cache_folder
+from ..machine.environment import MATRIX_PRECISIONS, cache_folder
 from ..machine.errors import InputError, printable
 from ..machine.files import strict_json
 from ..machine.processes import leading
@@ -74,8 +74,8 @@ def machine_options(parser: argparse.ArgumentParser) -> None:
 def place_options(parser: argparse.ArgumentParser) -> None:
     """Where things are, and how precisely they are computed."""
     parser.add_argument(
-        "--precision",
-        choices=tuple(PRECISIONS),
+        "--matrix-precision",
+        choices=tuple(MATRIX_PRECISIONS),
         default="float32",
         help="to what operands of matrix products and convolutions are rounded (default: %(default)s)",
     )

@@ -78,12 +78,24 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
-    from . import campaign, export, fetch_checkpoints, golden, replay, report, results, scale, sites, status
+    from . import campaign, export, fetch_checkpoints, formats, golden, replay, report, results, scale, sites, status
     from .arguments import CommandLine
 
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
     commands = CommandLine(parser)
-    for command in (replay, results, golden, sites, scale, campaign, status, report, export, fetch_checkpoints):
+    for command in (
+        replay,
+        results,
+        formats,
+        golden,
+        sites,
+        scale,
+        campaign,
+        status,
+        report,
+        export,
+        fetch_checkpoints,
+    ):
         command.add(commands)
     return parser
 
@@ -93,7 +105,7 @@ def _set_up(options: argparse.Namespace) -> None:
     if not hasattr(options, "threads"):
         prepare()
         return
-    prepare(options.threads, options.precision)
+    prepare(options.threads, options.matrix_precision)
     explicit = (options.processes, options.process)
     if options.coordinator in (None, "auto"):
         if explicit != (None, None):

@@ -58,7 +58,7 @@ def run(options: argparse.Namespace) -> None:
         command = ["python", "reproduce_injections.py", *options.arguments[1:]]
     else:
         # As its campaign made it: on one device, on CPUs with one thread.
-        environment.prepare(1, options.precision, bind=False)
+        environment.prepare(1, options.matrix_precision, bind=False)
         injection, name = injection_of(open_plan(place), options.id), f"experiment_{options.id}"
         out, devices = options.out or place / name, 1
         command = ["python", "-m", "fault_injection", *options.arguments]

@@ -19,10 +19,9 @@ from models.fault import ALL_ONES, Operand
 from ..machine.errors import InputError
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
+from .formats import FLOAT32, Format
 
 Indices = np.ndarray
-FLOAT32 = 32  # bits of an element of every operand today
-NAN, INF, MINUS_INF = 0x7FC00000, 0x7F800000, 0xFF800000
 
 
 class Bits(NamedTuple):
@@ -38,8 +37,9 @@ class Bits(NamedTuple):
     flip: Indices
 
 
-# `(rng, index, size)`: a generator, the positions struck (int64 [K], row-major) and the elements of the operand.
-Values = Callable[[np.random.Generator, Indices, int], Bits]
+# `(rng, index, size, format)`: a generator, the positions struck (int64 [K], row-major), the elements of the
+# operand, and their format.
+Values = Callable[[np.random.Generator, Indices, int, Format], Bits]
 # `(rng, size)`: distinct positions, int64 [K], in an operand of `size` elements.
 Places = Callable[[np.random.Generator, int], Indices]
 
@@ -56,33 +56,30 @@ def _flip(index: Indices, masks: Indices | int) -> Bits:
     return Bits(index, np.full(index.shape, ALL_ONES, np.uint32), masks)
 
 
-def bit_flip(bits: tuple[int, ...] = tuple(range(FLOAT32))) -> Values:
-    """One bit of each element is inverted, chosen uniformly from `bits`; bit 0 is the lowest.
+def bit_flip(bits: tuple[int, ...] = ()) -> Values:
+    """One bit of each element is inverted, chosen uniformly from `bits`, or from all bits; bit 0 is the lowest.
 
     >>> bit_flip((31,))(np.random.default_rng(0), np.array([5]), 100).flip
     array([2147483648], dtype=uint32)
     """
 
-    def values(rng: np.random.Generator, index: Indices, size: int) -> Bits:
-        return _flip(index, np.uint32(1) << rng.choice(np.array(bits, np.uint32), index.shape))
+    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+        return _flip(index, np.uint32(1) << rng.choice(np.array(bits or range(format.width), np.uint32), index.shape))
 
     return values
 
 
-def random_finite(rng: np.random.Generator, index: Indices, size: int) -> Bits:
-    """Bits uniform over all finite patterns of a float32.
+def random_finite(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+    """Bits uniform over all finite patterns of the format.
 
     >>> bits = random_finite(np.random.default_rng(0), np.arange(1000), 1000)
     >>> bool(np.isfinite(bits.flip.view(np.float32)).all())
     True
     """
-    sign = rng.integers(2, size=index.shape, dtype=np.uint32)
-    exponent = rng.integers(255, size=index.shape, dtype=np.uint32)  # 255 is that of NaN and infinity
-    fraction = rng.integers(1 << 23, size=index.shape, dtype=np.uint32)
-    return _set(index, (sign << 31) | (exponent << 23) | fraction)
+    return _set(index, format.finite(rng, index.shape))
 
 
-def same_tensor(rng: np.random.Generator, index: Indices, size: int) -> Bits:
+def same_tensor(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
     """Values of other elements of the same tensor, each drawn uniformly from all but the element struck.
 
     >>> same_tensor(np.random.default_rng(0), np.array([0, 1]), 2).source
@@ -92,21 +89,24 @@ def same_tensor(rng: np.random.Generator, index: Indices, size: int) -> Bits:
     return Bits(source, np.full(index.shape, ALL_ONES, np.uint32), np.zeros(index.shape, np.uint32))
 
 
-def zero(rng: np.random.Generator, index: Indices, size: int) -> Bits:
+def zero(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
     """Zero."""
     return _set(index, 0)
 
 
-def worst_case(rng: np.random.Generator, index: Indices, size: int) -> Bits:
-    """Uniform from 10¹⁶ to 10¹⁸: no other source can have given the published values of latent outcomes."""
-    return _set(index, rng.uniform(1e16, 1e18, index.shape).astype(np.float32).view(np.uint32))
+def worst_case(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+    """Uniform from 10¹⁶ to 10¹⁸: no other source can have given the published values of latent outcomes.
+
+    In a format that does not reach as far, it is the largest finite number.
+    """
+    return _set(index, format.bits(np.minimum(rng.uniform(1e16, 1e18, index.shape), format.largest)))
 
 
-def measured(rng: np.random.Generator, index: Indices, size: int) -> Bits:
+def measured(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
     """After a gate-level study of a GPU: half zeros, flips mostly of several bits, 1 % special values.
 
-    All elements of a fault share one kind: zero with probability 0.5, NaN or an infinity with
-    0.01, and inverted bits otherwise.  Then the same number of bits is inverted in each
+    All elements of a fault share one kind: zero with probability 0.5, NaN or an infinity (where the format
+    has them) with 0.01, and inverted bits otherwise.  Then the same number of bits is inverted in each
     element, at places drawn anew for each: one bit with probability 0.38, and 2 to 8 bits
     (uniform) otherwise.  The shares are the study's, which says "fewer than 40 %" where we
     take 0.38; the range from 2 to 8 is ours.
@@ -115,11 +115,11 @@ def measured(rng: np.random.Generator, index: Indices, size: int) -> Bits:
     """
     kind = rng.random()
     if kind < 0.5:
-        return zero(rng, index, size)
-    if kind < 0.51:
-        return _set(index, rng.choice(np.array([NAN, INF, MINUS_INF], np.uint32)))
+        return zero(rng, index, size, format)
+    if kind < 0.51 and format.special:
+        return _set(index, rng.choice(np.array(format.special, np.uint32)))
     count = 1 if rng.random() < 0.38 else rng.integers(2, 9)
-    places = rng.permuted(np.tile(np.arange(FLOAT32, dtype=np.uint32), (index.size, 1)), axis=1)[:, :count]
+    places = rng.permuted(np.tile(np.arange(format.width, dtype=np.uint32), (index.size, 1)), axis=1)[:, :count]
     return _flip(index, np.bitwise_or.reduce(np.uint32(1) << places, axis=1))
 
 
@@ -140,7 +140,7 @@ class Pattern(NamedTuple):
 def histogram(patterns: tuple[Pattern, ...]) -> Values:
     """One of the patterns for each element, drawn by their weights.
 
-    >>> nan = Pattern(flip=False, bits=NAN, weight=1.0)
+    >>> nan = Pattern(flip=False, bits=0x7FC00000, weight=1.0)
     >>> histogram((nan,))(np.random.default_rng(0), np.array([5]), 100).flip.view(np.float32)
     array([nan], dtype=float32)
     """
@@ -148,7 +148,7 @@ def histogram(patterns: tuple[Pattern, ...]) -> Values:
     kinds = np.array([pattern.flip for pattern in patterns])
     bits = np.array([pattern.bits for pattern in patterns], np.uint32)
 
-    def values(rng: np.random.Generator, index: Indices, size: int) -> Bits:
+    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
         row = rng.choice(len(weights), index.shape, p=weights / weights.sum())
         return Bits(index, np.where(kinds[row], ALL_ONES, 0).astype(np.uint32), bits[row])
 
@@ -158,7 +158,8 @@ def histogram(patterns: tuple[Pattern, ...]) -> Values:
 def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
     """Bit patterns from a file of rows `flip,MASK,WEIGHT` (these bits are inverted) or `set,BITS,WEIGHT`.
 
-    Masks and bits are eight hexadecimal digits.  Empty rows, and rows that begin with `#`, are passed over.
+    Masks and bits are hexadecimal, of at most eight digits: as many as an element of the operand has.
+    Empty rows, and rows that begin with `#`, are passed over.
 
     Raises:
       InputError: the file cannot be read, has a row of another form, or has no pattern of positive weight.
@@ -167,7 +168,7 @@ def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
     for line, row in enumerate(read_text(path).splitlines(), 1):
         if not row.strip() or row.lstrip().startswith("#"):
             continue
-        found = re.fullmatch(r"\s*(flip|set)\s*,\s*([0-9a-fA-F]{8})\s*,\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*", row)
+        found = re.fullmatch(r"\s*(flip|set)\s*,\s*([0-9a-fA-F]{1,8})\s*,\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*", row)
         if found is None:
             raise InputError(
                 f"{row[:SHOWN]!r}; expected a row such as flip,00800000,12.5 or set,00000000,50", path, line

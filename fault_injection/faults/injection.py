@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from typing import Self
 
 import jax
@@ -14,6 +13,7 @@ from models.site import Site
 from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload
 from .fault_models import FAULT_MODELS, Bits, Indices
+from .formats import format_of
 from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
@@ -144,7 +144,7 @@ in the output [128×10] of fc.
         if self.bits:
             masks = to_masks(self.bits, index, self.tensor.shape)
         else:
-            flip = bits_of(self.values, self.tensor.dtype)
+            flip = format_of(self.tensor.dtype).bits(self.values)
             masks = Bits(index, np.zeros_like(flip), flip)
         return make_fault(self.site, self.operand, self.worker, index, **masks._asdict())
 
@@ -170,17 +170,6 @@ def _becomes(new: NewBits, dtype: np.dtype) -> str:
         return f"becomes a copy of element {format_position(new.source)}"
     digits = format_new_bits(new, dtype).removeprefix("xor:")
     return f"has its bits {digits} inverted" if new.keep else f"gets the bits {digits}"
-
-
-def bits_of(values: Sequence[float], dtype: np.dtype) -> Indices:
-    """uint32 [K]: the bits of numbers rounded to a floating-point type of at most 32 bits, or of integers as they are.
-
-    >>> [hex(bits) for bits in bits_of((1.0, -0.0), np.dtype(np.float32))]
-    ['0x3f800000', '0x80000000']
-    """
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = np.array(values, np.float64).astype(dtype)
-    return rounded.view(f"uint{8 * dtype.itemsize}").astype(np.uint32)
 
 
 def too_large(site: Site) -> str | None:

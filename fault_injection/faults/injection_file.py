@@ -8,11 +8,14 @@ Injection file).
 
 import collections
 import csv
+import functools
 import io
+import math
 import operator
 import pathlib
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -27,7 +30,8 @@ from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
-from .injection import STAGES, Injection, bits_of, too_large
+from .formats import Format, format_of
+from .injection import STAGES, Injection, too_large
 from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 
@@ -42,33 +46,41 @@ OWN_ROWS = ("inj_bits", "horizon", "nonfinite")  # ours, optional
 OTHER_SPELLINGS = {r"[+-]?nan": "nan", r"\+?inf(inity)?": "inf", r"-inf(inity)?": "-inf"}
 
 
-def _read_value(text: str) -> float:
-    if text in OTHER_SPELLINGS.values():
+def _value(format: Format) -> Kind[float]:
+    """How a cell of `inj_values` is read, for an operand of this format."""
+
+    def parse(text: str) -> float:
+        if text in OTHER_SPELLINGS.values() and not _lacks(text, format):
+            return float(text)
+        if not NUMBER.fullmatch(text) or _beyond(text, format):
+            raise ValueError
         return float(text)
-    if not NUMBER.fullmatch(text) or _rounds_to(text) is not None:
-        raise ValueError
-    return float(text)
+
+    return Kind(parse, functools.partial(_expected_value, format))
 
 
-def _rounds_to(text: str) -> str | None:
-    """What a number that only rounding to float32 would make infinite or zero should have been."""
-    with np.errstate(over="ignore", under="ignore"):
-        rounded = np.float32(float(text))
-    if np.isinf(rounded):
-        return "a float32, at most 3.4028235e38 in size (or inf)"
-    if rounded == 0 and re.split("[eE]", text)[0].strip("+-.0"):
-        return "a float32, at least 1.4e-45 in size (or 0)"
-    return None
+def _lacks(text: str, format: Format) -> bool:
+    """Whether this is an infinity, and the format of floating-point numbers has none."""
+    return text.endswith("inf") and bool(format.exponent) and not format.infinite
 
 
-def _expected_value(text: str) -> str:
+def _beyond(text: str, format: Format) -> str | None:
+    """What a number should have been that only rounding would make infinite, NaN or zero; None where it is none."""
+    value = float(text)
+    if value == 0 and re.split("[eE]", text)[0].strip("+-.0"):
+        value = math.ulp(0)  # what a float64 has left of it
+    return format.beyond(value if math.isfinite(value) else sys.float_info.max)
+
+
+def _expected_value(format: Format, text: str) -> str:
     if NUMBER.fullmatch(text):
-        return _rounds_to(text) or ""
+        return _beyond(text, format) or ""
+    if _lacks(text, format):
+        return f"nan or a number, because a {format.name} has no infinities"
     meant = [ours for theirs, ours in OTHER_SPELLINGS.items() if re.fullmatch(theirs, text, re.IGNORECASE)]
     return "a number such as -1.5e10, nan or inf" + "".join(f"; did you mean '{ours}'?" for ours in meant)
 
 
-VALUE = Kind(_read_value, _expected_value)
 ANY_NAME = Kind(str, lambda text: "a name")
 
 
@@ -99,7 +111,6 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     worker, layer = rows.one("target_worker", whole(0)), rows.one("target_layer", ANY_NAME)
     epoch, step = rows.one("target_epoch", whole(0)), rows.one("target_step", whole(0))
     positions = rows.every("inj_pos", POSITION)
-    values = rows.every("inj_values", VALUE) if "inj_values" in rows else ()
     options = {name: rows.one(name, option.kind) for name, option in known.items() if name in rows}
     horizon = rows.one("horizon", whole(0)) if "horizon" in rows else None
     nonfinite = rows.one("nonfinite", one_of(NONFINITE_RULES)) if "nonfinite" in rows else NONFINITE_RULES[0]
@@ -116,6 +127,8 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     if times > 1:
         raise rows.wrong("inj_pos", f"inj_pos {_shown(often)} is listed {'twice' if times == 2 else f'{times} times'}")
 
+    format = format_of(site.operands[operand].dtype)
+    values = rows.every("inj_values", _value(format)) if "inj_values" in rows else ()
     _check_whole(rows, values, layer, operand, site.operands[operand].dtype)
 
     bits: tuple[NewBits, ...] = ()
@@ -254,7 +267,7 @@ def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[NewBits
             "inj_values",
             "leave out inj_values, because what the xor: and copy: of inj_bits give is only known when it runs",
         )
-    stated = bits_of(values, dtype)
+    stated = format_of(dtype).bits(values)
     given = np.array([new.flip for new in bits], np.uint32)
     word = f"uint{8 * dtype.itemsize}"
     nan = [np.isnan(each.astype(word).view(dtype)) for each in (stated, given)]

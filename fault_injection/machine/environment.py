@@ -17,7 +17,7 @@ from .errors import InputError, Untrustworthy
 from .sources import ROOT
 
 # Names of matrix precisions, ours and JAX's.
-PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
+MATRIX_PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 DETERMINISTIC = "xla_gpu_deterministic_ops"
 HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
 
@@ -28,7 +28,7 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(folder) if folder else pathlib.Path.home() / ".cache" / "fault_injection"
 
 
-def prepare(threads: int | None = None, precision: str = "float32", bind: bool = True) -> dict[str, str]:
+def prepare(threads: int | None = None, matrix_precision: str = "float32", bind: bool = True) -> dict[str, str]:
     """Set up this process for computing; to be called at its start, before JAX's first computation.
 
     It changes, where they are not so already:
@@ -46,7 +46,7 @@ def prepare(threads: int | None = None, precision: str = "float32", bind: bool =
     Args:
       threads: CPU threads to compute with.  None leaves their number as it is: by default one
         for each processor that this process may use.
-      precision: key of `PRECISIONS`: what the operands of every matrix product and convolution
+      matrix_precision: key of `MATRIX_PRECISIONS`: what the operands of every matrix product and convolution
         are rounded to.  TPUs use `bfloat16` unless told otherwise.
       bind: whether to bind this process to the first `threads` of its processors.  The bits
         are the same without it.
@@ -71,8 +71,8 @@ def prepare(threads: int | None = None, precision: str = "float32", bind: bool =
         late = []
         if threads not in (None, number_of_threads()):
             late.append(f"the number of threads from {number_of_threads()} to {threads}")
-        if PRECISIONS[precision] != rounding:
-            late.append(f"the matrix precision from {rounding} to {PRECISIONS[precision]}")
+        if MATRIX_PRECISIONS[matrix_precision] != rounding:
+            late.append(f"the matrix precision from {rounding} to {MATRIX_PRECISIONS[matrix_precision]}")
         if DETERMINISTIC not in flags:
             late.append(f"XLA_FLAGS, to set {DETERMINISTIC}")
         if late:
@@ -88,7 +88,7 @@ def prepare(threads: int | None = None, precision: str = "float32", bind: bool =
         changed["XLA_FLAGS"] = f"{flags} --{DETERMINISTIC}=true".strip()
     os.environ |= changed
 
-    options: dict[str, str | float] = {"jax_default_matmul_precision": PRECISIONS[precision]}
+    options: dict[str, str | float] = {"jax_default_matmul_precision": MATRIX_PRECISIONS[matrix_precision]}
     if "JAX_COMPILATION_CACHE_DIR" in os.environ:
         # JAX reads its variables when it is imported, which may have been before they were set.
         options["jax_compilation_cache_dir"] = os.environ["JAX_COMPILATION_CACHE_DIR"]

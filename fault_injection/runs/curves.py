@@ -81,6 +81,42 @@ def draw_curves(
         write_atomically(path, lambda file: figure.savefig(file, format="png", metadata={"Software": None}))
 
 
+def draw_panels(
+    path: str | os.PathLike,
+    title: str,
+    runs: Mapping[str, tuple[Columns, Columns]],
+    fault_at: float,
+    steps_per_epoch: int,
+    measure: Measure,
+) -> None:
+    """Draw several pairs of a golden and a faulty run, a panel for each with the loss over epochs, and write a PNG.
+
+    Args:
+      runs: columns of the golden and the faulty run by the panel's name, see `draw_curves`.
+      fault_at: the fault on the axis of epochs.
+    """
+    with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(6.4, 1.0 + 1.5 * len(runs)), dpi=200, layout="constrained")
+        panels = np.atleast_1d(figure.subplots(len(runs), 1, sharex=True, sharey=True))
+        for axes, (name, pair) in zip(panels, runs.items(), strict=True):
+            for run, of, colour in zip(pair, ("golden", "faulty"), (GOLDEN, FAULTY[0]), strict=True):
+                _draw_run({"loss": axes}, run, of, colour, steps_per_epoch, alone=True)
+            axes.axvline(fault_at, color=FAULT, lw=0.8, ls="--", label="fault")
+            axes.grid(alpha=0.25, lw=0.5)
+            axes.set_yscale("log")
+            axes.yaxis.set_minor_formatter(LogFormatter())
+            axes.set_ylabel("loss")
+            axes.set_title(name, fontsize=9, loc="left")
+        panels[-1].set_xlabel("epoch")
+        panels[-1].xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        figure.suptitle(title, fontsize=10)
+        legend = {
+            text: handle for axes in panels for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(legend.values(), legend.keys(), fontsize=8, ncols=3, frameon=False, loc="outside lower center")
+        write_atomically(path, lambda file: figure.savefig(file, format="png", metadata={"Software": None}))
+
+
 def _draw_run(
     panels: Mapping[str, Axes], run: Columns, name: str, colour: str, steps_per_epoch: int, alone: bool
 ) -> None:

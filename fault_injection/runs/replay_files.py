@@ -10,6 +10,7 @@ import numpy as np
 
 from models.fault import Struck
 
+from ..faults.formats import format_of
 from ..faults.injection import Injection
 from ..faults.injection_file import format_injection
 from ..machine import environment
@@ -73,7 +74,7 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
     """Where the results of a replay come from: the fault, what it did, the machine, the command."""
     injection, golden, struck = replay.injection, replay.source, replay.struck
     known = golden.determined_by["arithmetic"]
-    old, new = (_values(injection, bits) for bits in (struck.old, struck.new))
+    old, new = (struck_values(injection, bits) for bits in (struck.old, struck.new))
     digits = old.dtype.itemsize * 2
     return {
         "fault": describe_fault(injection, struck),
@@ -98,15 +99,14 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
     }
 
 
-def _values(injection: Injection, bits: Any) -> np.ndarray:
+def struck_values(injection: Injection, bits: Any) -> np.ndarray:
     """The numbers whose bits a step reported of the struck elements, in the operand's own dtype."""
-    dtype = np.dtype(injection.site.operands[injection.operand].dtype)
-    return np.asarray(bits[: len(injection.positions)]).astype(f"uint{dtype.itemsize * 8}").view(dtype)
+    return format_of(injection.tensor.dtype).values(np.asarray(bits[: len(injection.positions)]))
 
 
 def describe_fault(injection: Injection, struck: Struck) -> str:
     """The fault in one English sentence, with the first element's old and new value and the bits that differ."""
-    old, new = (_values(injection, bits)[0] for bits in (struck.old, struck.new))
+    old, new = (struck_values(injection, bits)[0] for bits in (struck.old, struck.new))
     changed = int(struck.old[0]) ^ int(struck.new[0])
     differing = [bit for bit in range(old.dtype.itemsize * 8 - 1, -1, -1) if changed >> bit & 1]
     which = f"bits {', '.join(map(str, differing))} differ" if differing else "no bit differs"
@@ -155,13 +155,15 @@ def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
     """The lines that stand before the faulty step's own."""
     shape = injection.site.shapes[injection.operand]
     # A file's own numbers where it gives them; they may have more digits than the operand's dtype.
-    new = injection.values or [float(value) for value in _values(injection, struck.new)]
+    new = injection.values or [float(value) for value in struck_values(injection, struck.new)]
     return [
         f"Inject worker: {injection.worker}",
         f"Inject layer: {injection.layer}",
         f"Shape for target layer is {tuple(shape)}",
         *(
             f"Position is {position}, Golden data is {float(before)!r}, inject data is {value!r}"
-            for position, before, value in zip(injection.positions, _values(injection, struck.old), new, strict=True)
+            for position, before, value in zip(
+                injection.positions, struck_values(injection, struck.old), new, strict=True
+            )
         ),
     ]

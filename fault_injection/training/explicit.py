@@ -19,6 +19,8 @@ from models.formulations import CPU_OPTIONS
 from models.isolation import isolated
 from models.layer import Context, Layer, Observations, Params, Stats, merge
 from models.loss import Head, cross_entropy
+from models.precision import MAXIMA, remembered
+from models.reductions import reduced, together
 
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
@@ -151,6 +153,7 @@ def explicit_program(
     supported: frozenset[str] | None = None,
     devices: int | None = None,
     observe: frozenset[str] = frozenset(),
+    reductions: frozenset[str] = frozenset(),
     head: Head = cross_entropy,
 ) -> Program:
     """The program of a network.
@@ -164,6 +167,7 @@ def explicit_program(
       supported: sites that `faulty_step` can strike; None for all.
       devices: how many to use; see `usable_devices`.
       observe: kinds of tensors that every step returns, see `models.layer.Context`.
+      reductions: of `models.reductions.CHOICES`: what every step returns of tensors; no bit of a run depends on it.
       head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
 
     Raises:
@@ -190,16 +194,27 @@ def explicit_program(
         key = jax.random.key(address[0])
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
         # Nothing reads the gradient of the network's input.
-        ctx = Context(key=key, workers=numbers, fault=fault, supported=supported, input_gradient=False, observe=observe)
+        ctx = Context(
+            key=key,
+            workers=numbers,
+            fault=fault,
+            supported=supported,
+            observe=observe,
+            reduce=reductions,
+            input_gradient=False,
+        )
         terms = batch_size * math.prod(batch["target"].shape[2:])
         here = forward_and_backward(network, state.params, state.stats, batch, ctx, terms, head)
         # The only communication of a step.
         loss, metric, grads, struck = lax.psum((here.loss, here.metric, here.grads, here.seen.struck), AXIS)
-        stats = lax.pmean(here.stats, AXIS)
+        stats = lax.pmean(here.stats, AXIS) | _maxima(state.stats, lax.pmax(here.seen.maxima, AXIS))
         with isolated("false"):
             params, opt_state = update(grads, state.opt_state, state.params)
         new = ExplicitState(params, stats, opt_state)
-        return new, report(loss, metric, grads, new, struck, here.seen.tensors)
+        found = together(here.seen.reduced, AXIS)
+        for name, gradient in zip(leaf_names(grads), jax.tree.leaves(grads), strict=True):
+            found |= together(reduced(reductions, "parameter_gradients", name, gradient))
+        return new, report(loss, metric, grads, new, struck, here.seen.tensors, found)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)
@@ -264,6 +279,11 @@ def explicit_program(
         ),
         evaluate=evaluate,
     )
+
+
+def _maxima(stats: Stats, now: dict[str, jax.Array]) -> Stats:
+    """The statistic of largest values with those of this step; none where no format needs scales."""
+    return {MAXIMA: {site: remembered(stats[MAXIMA][site], each) for site, each in now.items()}} if now else {}
 
 
 def _leaves(state: ExplicitState) -> tuple[Leaf, ...]:

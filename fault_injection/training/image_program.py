@@ -28,12 +28,13 @@ def image_program(
     supported: frozenset[str] | None = None,
     devices: int | None = None,
     data_dir: pathlib.Path | None = None,
+    reductions: frozenset[str] = frozenset(),
 ) -> Program:
     """The program of a workload.
 
     Args:
       network, optimizer, dataset: what the workload names.
-      supported, devices, data_dir: as in `Workload.program`.
+      supported, devices, data_dir, reductions: as in `Workload.program`.
     """
     w = workload
     images = functools.cache(lambda: read_alike(lambda: dataset.load(data_dir)))
@@ -50,6 +51,7 @@ def image_program(
         data=lambda: images().sha256,
         supported=supported,
         devices=devices,
+        reductions=reductions,
     )
 
 

@@ -11,8 +11,10 @@ from typing import Any, ClassVar, Self
 import jax
 import optax
 
+from models.combinators import in_precision
 from models.layer import Layer
 from models.networks import NETWORKS
+from models.precision import PRECISIONS
 from models.site import Site, list_sites
 
 from ..data import DATASETS
@@ -21,7 +23,7 @@ from ..machine.reading import counts, number, one_of, whole
 from .image_program import image_program, scheduled
 from .optimizers import keras_adam, keras_sgd
 from .program import Program
-from .workload import Contradiction, Option, Workload, format_option
+from .workload import PRECISION, Contradiction, Option, Workload, format_option, narrower
 
 AUGMENTATIONS = ("flip+crop", "crop", "none")
 OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
@@ -45,6 +47,7 @@ class ImageWorkload(Workload):
       blocks: repeated parts of each stage, at most as many as published.
       dropout: rate, where the network has its dropout.
       augmentation: one of `AUGMENTATIONS`.
+      precision: key of `models.precision.PRECISIONS`.
       batch_size: global, a multiple of `workers`.
     """
 
@@ -58,6 +61,7 @@ class ImageWorkload(Workload):
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     dropout: float = 0.15
     augmentation: str = "flip+crop"
+    precision: str = "float32"
     workers: int = 8
     batch_size: int = 1024
     epochs: int = 80
@@ -68,6 +72,7 @@ class ImageWorkload(Workload):
         "blocks": Option(counts("/", 1, "a count for each stage, such as 2/2/2/2"), "blocks of each stage", ("layer",)),
         "dropout": Option(number(lambda n: 0 <= n < 1, "a rate in [0, 1)"), "rate of dropout"),
         "augmentation": Option(one_of(AUGMENTATIONS), "of the training images"),
+        "precision": PRECISION,
         "epochs": Workload.OPTIONS["epochs"],
         "batch_size": Option(whole(1, 2**20), "of all workers together", ("step", "position")),
         "workers": Workload.OPTIONS["workers"],
@@ -85,23 +90,28 @@ class ImageWorkload(Workload):
 
     def sites(self) -> Mapping[str, Site]:
         """The operations that a fault can strike, by name."""
-        return _sites(self.network, self.width, self.blocks, self.worker_batch, DATASETS[self.dataset].example)
+        example = DATASETS[self.dataset].example
+        return _sites(self.network, self.width, self.blocks, self.precision, self.worker_batch, example)
 
     def program(
         self,
         supported: frozenset[str] | None = None,
         devices: int | None = None,
         data_dir: pathlib.Path | None = None,
+        reductions: frozenset[str] = frozenset(),
     ) -> Program:
         """What runs of this workload need; see `Workload.program`."""
         if unknown := (supported or frozenset()) - self.sites().keys():
             raise ValueError(f"{min(unknown)!r} is not a site of {self.name}")
         dataset = DATASETS[self.dataset]
-        return image_program(self, self.make_network(), self.make_optimizer(), dataset, supported, devices, data_dir)
+        return image_program(
+            self, self.make_network(), self.make_optimizer(), dataset, supported, devices, data_dir, reductions
+        )
 
     def make_network(self) -> Layer:
         """The network that it trains."""
-        return NETWORKS[self.network](width=self.width, blocks=self.blocks, dropout_rate=self.dropout)
+        network: Layer = NETWORKS[self.network](width=self.width, blocks=self.blocks, dropout_rate=self.dropout)
+        return in_precision(network, PRECISIONS[self.precision])
 
     def make_optimizer(self) -> optax.GradientTransformation:
         """The optimizer with its schedule."""
@@ -180,16 +190,21 @@ class ImageWorkload(Workload):
     def details(self) -> str:
         """How large it is."""
         return (
-            f"width {self.width}, batches of {self.batch_size} on {self.workers} workers, "
+            f"{narrower(self.precision)}width {self.width}, batches of {self.batch_size} on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
 
 
 @functools.lru_cache(maxsize=256)
 def _sites(
-    network: str, width: int, blocks: tuple[int, ...], worker_batch: int, example: jax.ShapeDtypeStruct
+    network: str,
+    width: int,
+    blocks: tuple[int, ...],
+    precision: str,
+    worker_batch: int,
+    example: jax.ShapeDtypeStruct,
 ) -> Mapping[str, Site]:
-    layer: Layer = NETWORKS[network](width=width, blocks=blocks)
+    layer = in_precision(NETWORKS[network](width=width, blocks=blocks), PRECISIONS[precision])
     return list_sites(layer, jax.ShapeDtypeStruct((worker_batch, *example.shape), example.dtype))
 
 

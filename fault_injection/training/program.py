@@ -3,7 +3,7 @@
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -110,6 +110,7 @@ class StepReport:
         NaN or infinite exactly where an array has a non-finite element.
       struck: what the fault did, None without fault support.
       tensors: observations asked for, with leading axis [R].
+      reductions: those asked for, by `REDUCTION/KIND/NAME`, see `models.reductions`.
     """
 
     loss: Array
@@ -118,6 +119,7 @@ class StepReport:
     magnitude: Array
     struck: Struck | None = None
     tensors: dict[str, Any] = struct.field(default_factory=dict)
+    reductions: Mapping[str, Array] = struct.field(default_factory=dict)
 
 
 def report(
@@ -127,6 +129,7 @@ def report(
     state: State,
     struck: Struck | None = None,
     tensors: dict[str, Any] | None = None,
+    reductions: Mapping[str, Array] | None = None,
 ) -> StepReport:
     """The report of a step, made inside it.
 
@@ -135,7 +138,8 @@ def report(
       gradients: any pytree of arrays; their magnitudes come first.
       state: the one that the step returns.
     """
-    return StepReport(loss, metric, digest(state), magnitude((gradients, state)), struck, tensors or {})
+    largest = magnitude((gradients, state))
+    return StepReport(loss, metric, digest(state), largest, struck, tensors or {}, reductions or {})
 
 
 @dataclasses.dataclass(frozen=True)

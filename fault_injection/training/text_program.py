@@ -32,12 +32,13 @@ def text_program(
     supported: frozenset[str] | None = None,
     devices: int | None = None,
     data_dir: pathlib.Path | None = None,
+    reductions: frozenset[str] = frozenset(),
 ) -> Program:
     """The program of a workload.  Its metric is its loss, in nats per token.
 
     Args:
       network, text: what the workload names.
-      supported, devices, data_dir: as in `Workload.program`.
+      supported, devices, data_dir, reductions: as in `Workload.program`.
     """
     w = workload
     tokens = functools.cache(lambda: read_alike(lambda: text.load(data_dir, w.vocabulary, w.context)))
@@ -54,6 +55,7 @@ def text_program(
         data=lambda: tokens().sha256,
         supported=supported,
         devices=devices,
+        reductions=reductions,
         head=nats_per_token,
     )
 

@@ -10,15 +10,17 @@ from typing import ClassVar, Self
 import jax
 import numpy as np
 
+from models.combinators import in_precision
 from models.layer import Layer
 from models.networks.transformer import transformer
+from models.precision import PRECISIONS
 from models.site import Site, list_sites
 
 from ..data.texts import TEXTS
 from ..machine.reading import one_of, whole
 from .program import Program
 from .text_program import text_program
-from .workload import Contradiction, Option, Workload
+from .workload import PRECISION, Contradiction, Option, Workload, narrower
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,7 @@ class TextWorkload(Workload):
       dataset: key of `fault_injection.data.texts.TEXTS`.
       width, blocks, heads, kv_heads, vocabulary: as in `models.networks.transformer`.
       context: tokens of a sequence.
+      precision: key of `models.precision.PRECISIONS`.
       tied: `yes` where the head shares the table of the embedding, else `no`.
       steps_per_epoch: steps in each epoch: it goes through no whole text.
       batch_size: sequences of all workers together, a multiple of `workers`.
@@ -44,6 +47,7 @@ class TextWorkload(Workload):
     context: int = 64
     vocabulary: int = 128
     tied: str = "yes"
+    precision: str = "float32"
     steps_per_epoch: int = 50
     workers: int = 4
     batch_size: int = 32
@@ -58,6 +62,7 @@ class TextWorkload(Workload):
         "context": Option(whole(1, 2**16), "tokens of a sequence", ("position",)),
         "vocabulary": Option(whole(1, 2**16), "number of tokens", ("position",)),
         "tied": Option(one_of(("yes", "no")), "whether the head shares the table of the embedding"),
+        "precision": PRECISION,
         "epochs": Workload.OPTIONS["epochs"],
         "steps_per_epoch": Option(whole(1, 1_000_000), "steps in each epoch", ("step",)),
         "batch_size": Option(whole(1, 2**20), "of all workers together", ("position",)),
@@ -73,16 +78,18 @@ class TextWorkload(Workload):
         supported: frozenset[str] | None = None,
         devices: int | None = None,
         data_dir: pathlib.Path | None = None,
+        reductions: frozenset[str] = frozenset(),
     ) -> Program:
         """What runs of this workload need; see `Workload.program`."""
         if unknown := (supported or frozenset()) - self.sites().keys():
             raise ValueError(f"{min(unknown)!r} is not a site of {self.name}")
-        return text_program(self, self.make_network(), TEXTS[self.dataset], supported, devices, data_dir)
+        return text_program(self, self.make_network(), TEXTS[self.dataset], supported, devices, data_dir, reductions)
 
     def make_network(self) -> Layer:
         """The network that it trains."""
         tied = self.tied == "yes"
-        return transformer(self.vocabulary, self.width, self.blocks, self.heads, self.kv_heads, tied)
+        network = transformer(self.vocabulary, self.width, self.blocks, self.heads, self.kv_heads, tied)
+        return in_precision(network, PRECISIONS[self.precision])
 
     def sources(self) -> tuple[pathlib.Path, ...]:
         """Files whose code determines the bits: the network's, the text's, and the program's."""
@@ -128,8 +135,9 @@ class TextWorkload(Workload):
     def details(self) -> str:
         """How large it is."""
         return (
-            f"width {self.width}, {self.blocks} blocks, batches of {self.batch_size} × {self.context} tokens on "
-            f"{self.workers} workers, {self.epochs} epochs of {self.steps_per_epoch} steps"
+            f"{narrower(self.precision)}width {self.width}, {self.blocks} blocks, "
+            f"batches of {self.batch_size} × {self.context} tokens on {self.workers} workers, "
+            f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
 
 

@@ -7,9 +7,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
+from models.precision import PRECISIONS
 from models.site import Site
 
-from ..machine.reading import Kind, number, whole
+from ..machine.reading import Kind, number, one_of, whole
 from .program import Program
 
 
@@ -26,6 +27,10 @@ class Option(NamedTuple):
     kind: Kind[Any]
     meaning: str
     scales: tuple[str, ...] = ()
+
+
+# Of every workload whose network is written out here.
+PRECISION = Option(one_of(PRECISIONS), "number format of activations, their gradients and what operations read")
 
 
 class Contradiction(NamedTuple):
@@ -90,6 +95,7 @@ class Workload(abc.ABC):
         supported: frozenset[str] | None = None,
         devices: int | None = None,
         data_dir: pathlib.Path | None = None,
+        reductions: frozenset[str] = frozenset(),
     ) -> Program:
         """What runs of this workload need; data are read, and functions compiled, when they are first needed.
 
@@ -97,6 +103,8 @@ class Workload(abc.ABC):
           supported: sites that `Program.faulty_step` can strike; None for all.
           devices: how many to use; by default as many as divide the workers.
           data_dir: where the dataset is; by default where its reader looks.
+          reductions: of `models.reductions.CHOICES`: what every step reports of tensors, where the
+            program has such tensors.
 
         Raises:
           ValueError: something supported is not a site.
@@ -144,6 +152,15 @@ class Workload(abc.ABC):
     def options(self) -> dict[str, Any]:
         """The values of all its options by name."""
         return {name: getattr(self, name) for name in (*self.REQUIRED, *self.OPTIONS)}
+
+
+def narrower(precision: str) -> str:
+    """How a description of a workload begins: its format, where that is narrower than usual.
+
+    >>> narrower("bfloat16"), narrower("float32")
+    ('bfloat16, ', '')
+    """
+    return "" if precision == "float32" else f"{precision}, "
 
 
 def format_option(value: object) -> object:

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from ..combinators import in_float32
 from ..layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Stats, stateless
 
 
@@ -47,7 +48,7 @@ def sigmoid() -> Layer:
         y = cache
         return dy * (y * (1 - y)), {}, Observations()
 
-    return Layer(stateless, forward, backward)
+    return in_float32(Layer(stateless, forward, backward))
 
 
 def swish() -> Layer:
@@ -68,4 +69,4 @@ def swish() -> Layer:
         s = jax.nn.sigmoid(x)
         return dy * (s * (1 + x * (1 - s))), {}, Observations()
 
-    return Layer(stateless, forward, backward)
+    return in_float32(Layer(stateless, forward, backward))

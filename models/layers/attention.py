@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from ..combinators import added
 from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
 from ..operations import Product, ProductGradIn, ProductGradWt
+from ..precision import wide
 from ..strike import perform
 from .heads import joined_heads
 
@@ -56,7 +57,8 @@ def causal_attention(name: str, query: Layer, key: Layer, value: Layer) -> Layer
         q, k, v = tensors  # [R,b,H,T,D]
         transposed = k.mT  # [R,b,H,D,T]
         scores, at_scores = perform(Product(), f"{name}_scores", q, transposed, ctx)  # [R,b,H,T,T]
-        p = _softmax(jnp.where(_seen(scores), scores * q.shape[-1] ** -0.5, float(jnp.finfo(q.dtype).min)))
+        weights = wide(scores) * q.shape[-1] ** -0.5
+        p = _softmax(jnp.where(_seen(scores), weights, float(jnp.finfo(weights.dtype).min))).astype(v.dtype)
         mixed, at_mix = perform(Product(), f"{name}_mix", p, v, ctx)  # [R,b,H,T,D]
         seen = merge([*observations, at_scores, at_mix])
         return joined_heads(mixed), new_stats, (q, transposed, v, p, caches), seen
@@ -67,8 +69,8 @@ def causal_attention(name: str, query: Layer, key: Layer, value: Layer) -> Layer
         dmixed = dy.reshape(*dy.shape[:-1], q.shape[2], -1).swapaxes(2, 3)  # [R,b,H,T,D]
         dp, mix_in = perform(ProductGradIn(), f"{name}_mix_grad_in", dmixed, v, ctx)
         dv, mix_wt = perform(ProductGradWt(), f"{name}_mix_grad_wt", p, dmixed, ctx)
-        dmasked = p * (dp - jnp.sum(p * dp, -1, keepdims=True))
-        dscores = jnp.where(_seen(dmasked), dmasked * q.shape[-1] ** -0.5, 0)
+        dmasked = wide(p) * (wide(dp) - jnp.sum(wide(p) * wide(dp), -1, keepdims=True))
+        dscores = jnp.where(_seen(dmasked), dmasked * q.shape[-1] ** -0.5, 0).astype(dp.dtype)
         dq, scores_in = perform(ProductGradIn(), f"{name}_scores_grad_in", dscores, transposed, ctx)
         dtransposed, scores_wt = perform(ProductGradWt(), f"{name}_scores_grad_wt", q, dscores, ctx)
 

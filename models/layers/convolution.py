@@ -90,7 +90,7 @@ def _layer(
         _check_shape(name, x.shape[2:4], size, stride)
         y, observations = perform(operation(stride), name, x, params[name]["kernel"], ctx)
         if bias:
-            y = y + params[name]["bias"]
+            y = y + params[name]["bias"].astype(y.dtype)
         return y, {}, x, observations
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
@@ -100,9 +100,9 @@ def _layer(
         operation_in = grad_in(stride, (height, width))
         dx, at_in = perform(operation_in, f"{name}_grad_in", dy, kernel, ctx, used=ctx.input_gradient)
         dkernel, at_wt = perform(grad_wt(stride, size), f"{name}_grad_wt", x, dy, ctx)
-        dparams = {"kernel": dkernel}
+        dparams = {"kernel": dkernel.astype(kernel.dtype)}
         if bias:
-            dparams["bias"] = jnp.sum(dy, axis=(0, 1, 2, 3))
+            dparams["bias"] = jnp.sum(dy, axis=(0, 1, 2, 3), dtype=kernel.dtype)
         return dx, {name: dparams}, merge([at_in, at_wt])
 
     return Layer(init, forward, backward)

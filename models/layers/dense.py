@@ -32,16 +32,16 @@ def dense(name: str, features: int, *, bias: bool = True) -> Layer:
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y, observations = perform(Dense(), name, x, params[name]["kernel"], ctx)
-        return y + params[name]["bias"] if bias else y, {}, x, observations
+        return y + params[name]["bias"].astype(y.dtype) if bias else y, {}, x, observations
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         x = cache  # [R,b,…,I]
         kernel = params[name]["kernel"]
         dx, at_in = perform(DenseGradIn(), f"{name}_grad_in", dy, kernel, ctx, used=ctx.input_gradient)
         dkernel, at_wt = perform(DenseGradWt(), f"{name}_grad_wt", x, dy, ctx)
-        dparams = {"kernel": dkernel}
+        dparams = {"kernel": dkernel.astype(kernel.dtype)}
         if bias:
-            dparams["bias"] = jnp.sum(dy, axis=tuple(range(dy.ndim - 1)))
+            dparams["bias"] = jnp.sum(dy, axis=tuple(range(dy.ndim - 1)), dtype=kernel.dtype)
         return dx, {name: dparams}, merge([at_in, at_wt])
 
     return Layer(init, forward, backward)

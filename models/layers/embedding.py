@@ -15,6 +15,7 @@ from ..layer import (
     Shape,
     Stats,
     merge,
+    observed,
     stateless,
 )
 from ..operations import Dense, DenseGradIn, DenseGradWt, Lookup, LookupGradWt
@@ -47,7 +48,9 @@ def embedding(name: str, vocabulary: int, features: int) -> Layer:
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         tokens = cache  # [R,b,…]
         dtable, observations = perform(LookupGradWt(vocabulary), f"{name}_grad_wt", tokens, dy, ctx)
-        return jnp.full(tokens.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, observations
+        seen = merge([observations, observed(ctx, "gradients", name, dy)])
+        dtable = dtable.astype(params[name]["table"].dtype)
+        return jnp.full(tokens.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, seen
 
     return Layer(init, forward, backward, "int32")
 
@@ -75,6 +78,6 @@ def tied_head(name: str, table: str) -> Layer:
         kernel = params[table]["table"].T  # [C,V]
         dx, at_in = perform(DenseGradIn(), f"{name}_grad_in", dy, kernel, ctx, used=ctx.input_gradient)
         dkernel, at_wt = perform(DenseGradWt(), f"{name}_grad_wt", x, dy, ctx)
-        return dx, {table: {"table": dkernel.T}}, merge([at_in, at_wt])
+        return dx, {table: {"table": dkernel.T.astype(kernel.dtype)}}, merge([at_in, at_wt])
 
     return Layer(stateless, forward, backward)

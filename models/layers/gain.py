@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..combinators import in_float32
 from ..layer import (
     BackwardResult,
     Cache,
@@ -38,4 +39,4 @@ def skip_gain(name: str) -> Layer:
         x = cache
         return dy * params[name]["skip_gain"], {name: {"skip_gain": jnp.sum(dy * x)}}, Observations()
 
-    return Layer(init, forward, backward)
+    return in_float32(Layer(init, forward, backward))

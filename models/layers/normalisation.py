@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..combinators import in_float32
 from ..layer import (
     BackwardResult,
     Cache,
@@ -67,7 +68,7 @@ def batch_norm(name: str, momentum: float = MOMENTUM) -> Layer:
         dx, dgamma, dbeta = _backward(cache, params[name]["gamma"], dy)
         return dx, {name: {"gamma": dgamma, "beta": dbeta}}, observed(ctx, "gradients", name, dx)
 
-    return Layer(init, forward, backward)
+    return in_float32(Layer(init, forward, backward))
 
 
 def _normalise(x: jax.Array, mean: jax.Array, var: jax.Array, gamma: jax.Array, beta: jax.Array) -> jax.Array:

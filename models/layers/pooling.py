@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 
+from ..combinators import in_float32
 from ..layer import (
     BackwardResult,
     Cache,
@@ -37,4 +38,4 @@ def global_average(name: str, *, keep_map: bool = False) -> Layer:
         dx = jnp.broadcast_to(dy.reshape(workers, examples, 1, 1, channels) / (height * width), cache)
         return dx, {}, observed(ctx, "gradients", name, dx)
 
-    return Layer(stateless, forward, backward)
+    return in_float32(Layer(stateless, forward, backward))

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..combinators import in_float32
 from ..layer import (
     BackwardResult,
     Cache,
@@ -53,4 +54,4 @@ def rms_norm(name: str, epsilon: float = EPSILON) -> Layer:
         dscale = jnp.sum(dy * normalised, axis=tuple(range(dy.ndim - 1)))
         return dx, {name: {"scale": dscale}}, observed(ctx, "gradients", name, dx)
 
-    return Layer(init, forward, backward)
+    return in_float32(Layer(init, forward, backward))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..combinators import in_float32
 from ..layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Stats, stateless
 
 THETA = 10_000.0
@@ -33,7 +34,7 @@ def rotary(theta: float = THETA) -> Layer:
         cos, sin = _angles(dy.shape[-2:], theta, dy.dtype)
         return _turned(dy, cos, -sin), {}, Observations()  # the transpose of a rotation turns back
 
-    return Layer(stateless, forward, backward)
+    return in_float32(Layer(stateless, forward, backward))
 
 
 def _turned(x: jax.Array, cos: np.ndarray, sin: np.ndarray) -> jax.Array:

@@ -8,6 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from models.fault import Operand
+
+from ...faults.formats import Format, format_of
 from ...machine.errors import InputError
 from ...runs.outcome import MASKED, UNDECIDED
 from ...training.program import Measure
@@ -107,6 +110,26 @@ class Facts:
     def groups(self, query: str) -> list[Group]:
         """The same with each group's rate, the group named as text."""
         return [Group(str(name), counts, self.not_masked(counts)) for name, counts in self.outcomes_by(query).items()]
+
+    def bits(self) -> dict[Format, dict[int, Counts]]:
+        """Outcomes of the experiments that inverted one bit, by the operand's format and by bit, the highest first."""
+        sites = self.plan.workload.sites()
+        found: dict[Format, dict[int, Counts]] = {}
+        for row in sorted(self.rows("bits"), key=lambda row: -row["bit"]):
+            struck = sites[row["site"]].operands[Operand[row["operand"].upper()]]
+            of = found.setdefault(format_of(struck.dtype), {}).setdefault(row["bit"], collections.Counter())
+            of[row["outcome"]] += row["n"]
+        return found
+
+    def bit_groups(self) -> list[Group]:
+        """The same as groups: each bit of each format."""
+        found = self.bits()
+        of = {format: f" of {format.name}" if len(found) > 1 else "" for format in found}
+        return [
+            Group(f"bit {bit}{of[format]}", counts, self.not_masked(counts))
+            for format, bits in found.items()
+            for bit, counts in sorted(bits.items())
+        ]
 
     def depths(self) -> dict[str, dict[str, Counts]]:
         """Outcomes by layer, in the order of the forward pass, and by stage; layers that were not struck have none."""

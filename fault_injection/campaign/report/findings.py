@@ -164,22 +164,28 @@ def depth(facts: Facts) -> Section:
 
 
 def inverted_bits(facts: Facts) -> Section:
-    """Rates by the bit that was inverted."""
+    """Rates by the bit that was inverted, and by what it is for."""
     text = (
-        "Experiments that inverted one bit of one element. In a float32, bit 31 is the sign, bits 30 to 23 are the "
-        "exponent, and bits 22 to 0 are the fraction."
+        "Experiments that inverted one bit of one element. Bit 0 is the lowest. Bits of the exponent and of the "
+        "mantissa are counted from the top: the first of the exponent changes a value most."
     )
-    rates = {bit: facts.not_masked(counts) for bit, counts in facts.outcomes_by("bits").items()}
-    if not rates:
+    series: dict[str, dict[int, Rate]] = {}
+    rows: list[dict[str, Cell]] = []
+    for format, bits in facts.bits().items():
+        rates = {bit: facts.not_masked(counts) for bit, counts in bits.items()}
+        rows += [
+            {"format": format.name, "bit": bit, "role": format.role(bit), "experiments": rate.total, "not masked": rate}
+            for bit, rate in rates.items()
+        ]
+        if drawn := {bit: rate for bit, rate in rates.items() if rate.total}:
+            series[format.name] = drawn
+    if not rows:
         return Section("bits", "Bits", [text, "This campaign has no such experiment."])
-    rows: list[dict[str, Cell]] = [
-        {"bit": str(bit), "experiments": rate.total, "not masked": rate} for bit, rate in rates.items()
-    ]
     parts: list[Part] = [Table("bits", "Share not masked by bit.", rows)]
-    if drawn := {bit: rate for bit, rate in rates.items() if rate.total}:
-        paint = functools.partial(figures.rates, series={"": drawn}, label="bit that was inverted, 0 the lowest")
+    if series:
+        paint = functools.partial(figures.rates, series=series, label="bit that was inverted, 0 the lowest")
         caption = "Share not masked by the bit that was inverted, with its interval."
-        alt = "Points with intervals over the number of the bit."
+        alt = "Points with intervals over the number of the bit, one colour per format."
         parts.insert(0, Picture("bits", caption, alt, figures.picture(paint)))
     return Section("bits", "Bits", [text], parts)
 

@@ -15,7 +15,8 @@ QUERIES = {
     "operands": "SELECT operand, outcome, count(*) AS n FROM experiments GROUP BY operand, outcome",
     "epochs": "SELECT epoch, outcome, count(*) AS n FROM experiments GROUP BY epoch, outcome",
     "sites": "SELECT site, outcome, count(*) AS n FROM experiments GROUP BY site, outcome",
-    "bits": "SELECT bit, outcome, count(*) AS n FROM experiments WHERE bit IS NOT NULL GROUP BY bit, outcome",
+    "bits": "SELECT site, operand, bit, outcome, count(*) AS n FROM experiments WHERE bit IS NOT NULL "
+    "GROUP BY 1, 2, 3, 4",
     "cells": "SELECT model, stage, site, bit, outcome, count(*) AS n FROM experiments GROUP BY 1, 2, 3, 4, 5",
     "latency": "SELECT first_nonfinite AS steps, count(*) AS n FROM experiments "
     "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' GROUP BY first_nonfinite ORDER BY first_nonfinite",

@@ -7,7 +7,12 @@ from ...runs.outcome import MASKED, UNDECIDED
 from ..rates import Rate, at_most, wilson
 from .facts import Facts, Group
 
-FACTORS = {"fault model": "models", "operand": "operands", "bit": "bits"}  # what a rate may depend on, and its query
+# What a rate may depend on.
+FACTORS: dict[str, Callable[[Facts], list[Group]]] = {
+    "fault model": lambda facts: facts.groups("models"),
+    "operand": lambda facts: facts.groups("operands"),
+    "bit": lambda facts: facts.bit_groups(),
+}
 
 
 class Cost(NamedTuple):
@@ -121,7 +126,7 @@ class Contrast(NamedTuple):
 
 def contrast(facts: Facts, factor: str) -> Contrast | None:
     """The extremes of a factor of `FACTORS`; None where there are no two groups to compare."""
-    groups = [group for group in facts.groups(FACTORS[factor]) if group.rate.total]
+    groups = [group for group in FACTORS[factor](facts) if group.rate.total]
     if len(groups) < 2:
         return None
     lowest = min(groups, key=lambda group: (group.rate.share, -group.rate.total))
@@ -193,16 +198,15 @@ def _factors(facts: Facts) -> str:
     for i, c in enumerate(found):
         goes = " the rate goes" if i == 0 else ""
         chance = "" if c.gap > 0 else ", which may be chance"
-        lowest, highest = _group(c.factor, c.lowest, c.equals[0]), _group(c.factor, c.highest, c.equals[1])
+        lowest, highest = _group(c.lowest, c.equals[0]), _group(c.highest, c.equals[1])
         clauses.append(f"by {c.factor}{goes} from {lowest} to {highest}{chance}")
     begun = f"The {found[0].factor} matters most" if found[0].gap > 0 else "No difference is certain"
     return f"{begun}: {'; '.join(clauses)}."
 
 
-def _group(factor: str, group: Group, equals: int) -> str:
-    name = f"bit {group.name}" if factor == "bit" else group.name
+def _group(group: Group, equals: int) -> str:
     others = f" and {equals} more" if equals else ""
-    return f"{_percent(group.rate)} ({name}{others})"
+    return f"{_percent(group.rate)} ({group.name}{others})"
 
 
 def _percent(rate: Rate) -> str:

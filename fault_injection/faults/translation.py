@@ -1,0 +1,67 @@
+"""The same logical fault in another number format."""
+
+import dataclasses
+
+from models.precision import PRECISIONS
+
+from ..machine.errors import InputError
+from .formats import Format, format_of
+from .injection import Injection
+from .new_bits import NewBits
+
+
+def translate(injection: Injection, precision: str) -> Injection:
+    """The injection in its workload with another `precision`: the same elements, and the same change of each.
+
+    Inverted bits keep their roles: the sign, the k-th bit of the exponent from the top, the k-th of
+    the mantissa from the top.  Values, and bits that replace an element's own, become the nearest
+    number of the new format, which may be infinite or NaN.  Copies stay copies.  An operand of
+    integers stays as it is.
+
+    Args:
+      precision: key of `models.precision.PRECISIONS`.
+
+    Raises:
+      InputError: the new format has no bit of a role.
+
+    >>> from fault_injection.faults.injection_file import read_injection
+    >>> old = read_injection("injections/published/resnet18_nobn-slow_degrade.csv")
+    >>> old.values, translate(old, "bfloat16").values
+    ((-198089785442304.0,), (-197912092999680.0,))
+    """
+    moved = dataclasses.replace(injection, workload=injection.workload.changed(precision=precision))
+    old, new = (format_of(each.tensor.dtype) for each in (injection, moved))
+    values = tuple(new.values(new.bits(injection.values)).astype(float).tolist())
+    return dataclasses.replace(moved, values=values, bits=tuple(_moved(each, old, new) for each in injection.bits))
+
+
+def translations(injection: Injection, precisions: tuple[str, ...] = tuple(PRECISIONS)) -> dict[str, Injection | str]:
+    """The injection in several formats by their names; where it cannot be said in one, the reason.
+
+    Raises:
+      InputError: the workload has no option `precision`.
+    """
+    if "precision" not in injection.workload.OPTIONS:
+        raise InputError(f"{injection.workload.name} has no option 'precision'; expected a workload that has one")
+    found: dict[str, Injection | str] = {}
+    for precision in precisions:
+        try:
+            found[precision] = translate(injection, precision)
+        except InputError as error:
+            found[precision] = str(error)
+    return found
+
+
+def _moved(each: NewBits, old: Format, new: Format) -> NewBits:
+    if each.source is not None or old == new:
+        return each
+    if not each.keep:
+        return NewBits(int(new.bits(old.values([each.flip]).astype(float))[0]))
+    flip = 0
+    for bit in range(old.width):
+        if each.flip >> bit & 1:
+            role = old.role(bit)
+            if (moved := new.bit(role)) is None:
+                raise InputError(f"a {new.name} has no bit '{role}', which is bit {bit} of a {old.name}")
+            flip |= 1 << moved
+    return NewBits(flip, keep=True)

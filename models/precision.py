@@ -1,0 +1,87 @@
+"""The number formats of a step: what is narrower than float32, and where it is rounded.
+
+Parameters, running statistics and the optimizer's state are float32 throughout.  An operation reads
+and gives numbers of the format, and sums in float32.  Norms, softmax, activations and the loss are
+computed in float32 and rounded once; sums of two activations are rounded as they are.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+MAXIMA = "maxima"  # the statistic that holds them, see `combinators.in_precision`
+HISTORY = 16  # steps whose largest value gives the scale of an operand of 8 bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Precision:
+    """The formats of a step, by their names in NumPy and `ml_dtypes`.
+
+    Attributes:
+      held: of activations, of their gradients, and of what an operation gives.
+      forward, backward: what a product reads, where that is narrower: activations and parameters,
+        and gradients.  Each operand is divided by a scale of its own, see `scale`.
+      loss_scale: the gradients of the backward pass are so many times as large, and those of the
+        parameters are divided by it.
+    """
+
+    held: str
+    forward: str | None = None
+    backward: str | None = None
+    loss_scale: float = 1.0
+
+
+PRECISIONS = {
+    "float32": Precision("float32"),
+    "bfloat16": Precision("bfloat16"),
+    "float16": Precision("float16", loss_scale=1024.0),
+    "float8": Precision("bfloat16", "float8_e4m3fn", "float8_e5m2"),
+}
+
+
+def wide(tensor: jax.Array) -> jax.Array:
+    """A tensor in float32, if it has a narrower floating-point type; else as it is.
+
+    >>> wide(jnp.ones(2, jnp.bfloat16)).dtype, wide(jnp.ones(2, jnp.int8)).dtype
+    (dtype('float32'), dtype('int8'))
+    """
+    if not jnp.issubdtype(tensor.dtype, jnp.floating) or tensor.dtype.itemsize >= 4:
+        return tensor
+    return tensor.astype(jnp.float32)
+
+
+def largest(a: jax.Array, b: jax.Array) -> jax.Array:
+    """float32 [2], the largest absolute value of each; NaN where one is in it."""
+    return jnp.stack([jnp.max(jnp.abs(wide(tensor))) for tensor in (a, b)])
+
+
+def scale(history: jax.Array, formats: tuple[str, str]) -> jax.Array:
+    """float32 [2]: what each operand is divided by, so that the largest value of the last steps just fits.
+
+    Args:
+      history: float32 [2, steps], the largest absolute value of each operand in the last steps; one
+        that is not finite is passed over.
+      formats: of the operands.
+
+    >>> scale(jnp.array([[448.0, 896.0], [jnp.nan, 0.0]]), ("float8_e4m3fn", "float8_e5m2")).tolist()
+    [2.0, 1.0]
+    """
+    top = jnp.max(jnp.where(jnp.isfinite(history), history, 0), axis=1)
+    return jnp.where(top > 0, top / jnp.array([float(jnp.finfo(name).max) for name in formats], top.dtype), 1)
+
+
+def narrowed(tensor: jax.Array, by: jax.Array, name: str) -> jax.Array:
+    """A tensor divided by its scale and rounded to a format; what lies beyond its largest number becomes that.
+
+    >>> narrowed(jnp.array([3.14, 1e9, -1e9]), jnp.float32(1), "float8_e4m3fn").tolist()
+    [3.25, 448.0, -448.0]
+    """
+    most = float(jnp.finfo(name).max)
+    scaled = wide(tensor) / by
+    return jnp.where(jnp.isnan(scaled), scaled, jnp.clip(scaled, -most, most)).astype(name)
+
+
+def remembered(history: jax.Array, now: jax.Array) -> jax.Array:
+    """The history [2, steps] with the largest values of another step [2]; the oldest are forgotten."""
+    return jnp.concatenate([now[:, None], history[:, :-1]], axis=1)

@@ -1,0 +1,87 @@
+"""Reductions: what a step tells of a tensor that is too large to be returned (norms, maxima, moments, histograms).
+
+A reduction of a tensor that is divided among devices is computed of each part, and the parts are
+put together: `of` a part, then `across` the parts, then `finish`.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from .precision import wide
+
+LOWEST, HIGHEST = -40, 40  # binary exponents that a histogram tells apart
+
+
+class Reduction(NamedTuple):
+    """One way to reduce a tensor.
+
+    Attributes:
+      of: the tensor's, or of a part of it; float32 or int32.
+      across: what puts parts together: `sum` or `max`.
+      finish: makes the result of what was put together.
+    """
+
+    of: Callable[[jax.Array], jax.Array]
+    across: str
+    finish: Callable[[jax.Array], jax.Array]
+
+
+def _moments(tensor: jax.Array) -> jax.Array:
+    """Number of elements, then the sums of x, x², x³ and x⁴."""
+    return jnp.stack([jnp.float32(tensor.size), *(jnp.sum(tensor**power) for power in (1, 2, 3, 4))])
+
+
+def _histogram(tensor: jax.Array) -> jax.Array:
+    """Counts of zeros, of binary exponents from below `LOWEST` to above `HIGHEST`, and of what is not finite."""
+    exponent = jnp.clip(jnp.frexp(tensor)[1] - 1, LOWEST - 1, HIGHEST + 1) - LOWEST + 2
+    bins = HIGHEST - LOWEST + 5
+    bin = jnp.where(tensor == 0, 0, jnp.where(jnp.isfinite(tensor), exponent, bins - 1))
+    return jnp.sum(bin.reshape(-1, 1) == jnp.arange(bins), axis=0, dtype=jnp.int32)
+
+
+# By name.  `norm` is the Euclidean norm, `largest` the largest absolute value; `moments` are the means of x, x², x³
+# and x⁴; `histogram` counts binary exponents, see `_histogram`.  A NaN makes all of them NaN but the histogram.
+REDUCTIONS = {
+    "norm": Reduction(lambda tensor: jnp.sum(tensor * tensor), "sum", jnp.sqrt),
+    "largest": Reduction(lambda tensor: jnp.max(jnp.abs(tensor)), "max", lambda found: found),
+    "moments": Reduction(_moments, "sum", lambda found: found[1:] / found[0]),
+    "histogram": Reduction(_histogram, "sum", lambda found: found),
+}
+# Results of the operations of the forward pass; gradients with respect to the inputs of norms and of the head, and
+# to the outputs of embeddings; gradients of parameters, summed over the workers.
+KINDS = ("activations", "gradients", "parameter_gradients")
+CHOICES = tuple(f"{reduction}/{kind}" for reduction in REDUCTIONS for kind in KINDS)
+
+
+def reduced(wanted: frozenset[str], kind: str, name: str, tensor: jax.Array) -> dict[str, jax.Array]:
+    """What was asked for of a tensor, or of this device's part of it, by `REDUCTION/KIND/NAME`.
+
+    >>> reduced(frozenset({"largest/gradients"}), "gradients", "norm", jnp.array([3.0, -4.0]))
+    {'largest/gradients/norm': Array(4., dtype=float32)}
+    """
+    names = [reduction for reduction in REDUCTIONS if f"{reduction}/{kind}" in wanted]
+    return {f"{reduction}/{kind}/{name}": REDUCTIONS[reduction].of(wide(tensor)) for reduction in names}
+
+
+def together(parts: dict[str, jax.Array], axis: str | None = None) -> dict[str, jax.Array]:
+    """The reductions of whole tensors from those of their parts.
+
+    Args:
+      parts: what `reduced` gave.
+      axis: of the devices that have the parts; None where each has the whole.
+
+    >>> parts = reduced(frozenset({"moments/gradients"}), "gradients", "norm", jnp.array([3.0, -4.0]))
+    >>> together(parts)["moments/gradients/norm"].tolist()
+    [-0.5, 12.5, -18.5, 168.5]
+    """
+    found = {}
+    for name, part in parts.items():
+        reduction = REDUCTIONS[name.partition("/")[0]]
+        if axis is not None:
+            part = (lax.psum if reduction.across == "sum" else lax.pmax)(part, axis)
+        found[name] = reduction.finish(part)
+    return found
