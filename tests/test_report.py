@@ -208,7 +208,7 @@ def test_the_page_of_the_shipped_campaign(shipped):
         assert row in text
     assert f"python -m fault_injection replay {shipped.parent} --id {worst[0]}\n" in text
     assert {path.stem for path in shipped.parent.glob("figures/*.png")} == {
-        *("worst", "models", "stages", "operands", "epochs", "sites", "bits", "latency", "conditions")
+        *("worst", "models", "stages", "kinds", "operands", "epochs", "depth", "bits", "latency", "necessary")
     }
 
 
@@ -393,10 +393,10 @@ def test_the_strict_parser_sees(right, wrong, message):
 
 
 def test_the_strict_parser_sees_the_caption_that_swallowed_the_table_after_it(shipped):
-    """A formatter had cut the caption off after `<a href="`, nine times."""
+    """A formatter had cut the caption off after `<a href="`, at every figure."""
     text = shipped.read_text()
     broken, times = re.subn(r'(<figcaption>[^<]*<a href=)"[^"]*">[^<]*</a>[^<]*</figcaption></figure>', r'\1"', text)
-    assert times == 9
+    assert times == 10
     with pytest.raises(NotStrict):
         check_html(broken)
     broken, times = re.subn(r"</a>[^<]*</figcaption></figure>", "", text, count=1)

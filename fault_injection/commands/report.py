@@ -4,22 +4,33 @@ import argparse
 import pathlib
 
 from ..campaign.standing import standing
+from ..machine.errors import InputError
 from .arguments import CommandLine, json_option, tell, tell_json
 
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("report", run, "write the report of a campaign")
-    sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
+    sub = commands.add("report", run, "write the report of a campaign, or compare several")
+    sub.add_argument("campaigns", type=pathlib.Path, nargs="+", metavar="DIR", help="folder of a campaign")
+    sub.add_argument("--out", type=pathlib.Path, help="folder of the comparison of several (default: comparison)")
     json_option(sub)
 
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
-    from ..campaign.report.sections import write_report  # Matplotlib is slow to import
+    if len(options.campaigns) == 1 and options.out is not None:
+        raise InputError("--out belongs to a comparison; the report of a campaign is written to its folder")
+    if len(options.campaigns) > 1:
+        from ..campaign.report.comparison import write_comparison  # Matplotlib is slow to import
 
-    page = write_report(options.campaign)
+        page = write_comparison(options.campaigns, options.out or pathlib.Path("comparison"))
+        stated = {"campaigns": [standing(folder).as_dict() for folder in options.campaigns]}
+    else:
+        from ..campaign.report.sections import write_report
+
+        page = write_report(options.campaigns[0])
+        stated = standing(options.campaigns[0]).as_dict()
     if options.json:
-        tell_json({"report": str(page), **standing(options.campaign).as_dict()})
+        tell_json({"report": str(page), **stated})
         return
     tell(f"written to {page}")

@@ -12,6 +12,7 @@ import jax
 import optax
 
 from models.combinators import in_precision
+from models.fault import Operand
 from models.layer import Layer
 from models.networks import NETWORKS
 from models.precision import PRECISIONS
@@ -116,6 +117,10 @@ class ImageWorkload(Workload):
     def make_optimizer(self) -> optax.GradientTransformation:
         """The optimizer with its schedule."""
         return scheduled(self, OPTIMIZERS[self.optimizer])
+
+    def kind(self, site: Site) -> str:
+        """Convolution or dense."""
+        return "convolution" if len(self.sites()[site.layer].shapes[Operand.WEIGHT]) == 4 else "dense"
 
     def sources(self) -> tuple[pathlib.Path, ...]:
         """Files whose code determines the bits: the network's, the optimizer's, the dataset's, and the program's."""

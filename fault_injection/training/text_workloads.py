@@ -91,6 +91,12 @@ class TextWorkload(Workload):
         network = transformer(self.vocabulary, self.width, self.blocks, self.heads, self.kv_heads, tied)
         return in_precision(network, PRECISIONS[self.precision])
 
+    def kind(self, site: Site) -> str:
+        """Embedding, head, attention product or projection."""
+        if site.layer in (named := {"embed_tokens": "embedding", "lm_head": "head"}):
+            return named[site.layer]
+        return "attention product" if site.layer.endswith(("_scores", "_mix")) else "projection"
+
     def sources(self) -> tuple[pathlib.Path, ...]:
         """Files whose code determines the bits: the network's, the text's, and the program's."""
         return tuple(

@@ -114,6 +114,10 @@ class Workload(abc.ABC):
     def sources(self) -> tuple[pathlib.Path, ...]:
         """Files whose code, with what they import, determines the bits of this workload's runs."""
 
+    def kind(self, site: Site) -> str:
+        """What kind of operation a site is, in a word or two; sites of one kind are counted together."""
+        return "operation"
+
     def changed(self, **options: Any) -> Self:
         """This workload with some options replaced, and what those imply for others that were not given."""
         return dataclasses.replace(self, **options)

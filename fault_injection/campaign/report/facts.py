@@ -121,6 +121,28 @@ class Facts:
             of[row["outcome"]] += row["n"]
         return found
 
+    def role_groups(self) -> list[Group]:
+        """Experiments that inverted one bit, by its role in whatever format: sign, exponent, mantissa, from the top."""
+        found: dict[str, Counts] = {}
+        for format, bits in self.bits().items():
+            for bit, counts in bits.items():
+                found.setdefault(format.role(bit), collections.Counter()).update(counts)
+        order = {"sign": 0, "exponent": 1, "mantissa": 2}
+
+        def place(role: str) -> tuple[int, int]:
+            part, _, number = role.partition(" ")
+            return order.get(part, len(order)), int(number or 0)
+
+        return [Group(role, found[role], self.not_masked(found[role])) for role in sorted(found, key=place)]
+
+    def kind_groups(self) -> list[Group]:
+        """Experiments by what kind of operation they struck, as the workload calls it."""
+        sites = self.plan.workload.sites()
+        found: dict[str, Counts] = {}
+        for site, counts in self.outcomes_by("sites").items():
+            found.setdefault(self.plan.workload.kind(sites[site]), collections.Counter()).update(counts)
+        return [Group(kind, counts, self.not_masked(counts)) for kind, counts in sorted(found.items())]
+
     def bit_groups(self) -> list[Group]:
         """The same as groups: each bit of each format."""
         found = self.bits()

@@ -1,7 +1,9 @@
 """The figures of a campaign's report.  A painter draws on axes that it is given; `draw` makes a PNG of it."""
 
 import io
+import pathlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import IO
 
 import matplotlib
 import numpy as np
@@ -9,11 +11,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
+from ...machine.files import write_atomically
 from ...runs.curves import FAULTY
 from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
 from ...training.program import Measure
 from ..rates import Rate
 from .facts import Group
+from .page import Picture, Section
 
 # Told apart by the colour-blind; masked is pale, so that what is not stands out.
 COLOURS = {
@@ -95,6 +99,37 @@ def rates(axes: Axes, series: Mapping[str, Mapping[int, Rate]], label: str) -> N
     axes.set_ylabel("not masked")
     axes.set_xlabel(label)
     axes.grid(alpha=0.25, lw=0.5)
+
+
+def side_by_side(axes: Axes, names: Sequence[str], series: Mapping[str, Mapping[str, Rate]]) -> None:
+    """Rates with their intervals: one row per name, series in their colours."""
+    for i, (label, found) in enumerate(series.items()):
+        rows = [names.index(name) + 0.2 * (i - (len(series) - 1) / 2) for name in found]
+        share = np.array([rate.share for rate in found.values()])
+        error = np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found.values()]).T
+        colour = SERIES[i % len(SERIES)]
+        if found:
+            axes.errorbar(
+                share, rows, xerr=np.maximum(error, 0), fmt="o", ms=3.5, lw=0.9, capsize=1.5, color=colour, label=label
+            )
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.45, -0.55)  # the first at the top
+    axes.set_xlim(left=0)
+    axes.xaxis.set_major_formatter(PercentFormatter(1))
+    axes.set_xlabel("not masked")
+    axes.grid(axis="x", alpha=0.25, lw=0.5)
+    _legend(axes)
+
+
+def write(folder: pathlib.Path, sections: Sequence[Section]) -> None:
+    """Write the figures of a page as PNG files, called as their sections, of which each has one at most."""
+    for section in sections:
+        for picture in (part for part in section.parts if isinstance(part, Picture)):
+
+            def put(file: IO[bytes], png: bytes = picture.png) -> None:
+                file.write(png)
+
+            write_atomically(folder / f"{section.key}.png", put)
 
 
 def latencies(axes: Axes, counts: Mapping[int, int]) -> None:

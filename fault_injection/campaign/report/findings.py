@@ -9,7 +9,7 @@ import numpy as np
 from ...runs.outcome import OUTCOMES, UNDECIDED
 from ..rates import Rate
 from . import figures
-from .facts import Facts, decode, total
+from .facts import Facts, Group, decode, total
 from .page import Cell, Commands, Part, Picture, Section, Table
 
 
@@ -97,21 +97,32 @@ def outcomes(facts: Facts) -> Section:
     return Section("outcomes", "Outcomes", text, [Table("outcomes", "Experiments by outcome.", rows)])
 
 
-def grouped(query: str, title: str, group: str, text: str, worst_first: bool = False) -> Callable[[Facts], Section]:
+def grouped(
+    key: str,
+    title: str,
+    group: str,
+    text: str,
+    worst_first: bool = False,
+    groups_of: Callable[[Facts], list[Group]] | None = None,
+    query: str | None = None,
+) -> Callable[[Facts], Section]:
     """A section on groups of experiments, with the outcomes of each.
 
     Args:
-      query: counts outcomes by group, in this order: group, outcome, n.
+      key: address of the section.
       title: heading of the section.
       group: what a group is called.
       text: what a reader should know first.
       worst_first: whether groups stand in the order of their rates, and not of their names.
+      groups_of: the groups; by default those of the query.
+      query: counts outcomes by group, in this order: group, outcome, n; by default the one called `key`.
     """
+    query = query or key
 
     def section(facts: Facts) -> Section:
-        groups = facts.groups(query)
+        groups = groups_of(facts) if groups_of else facts.groups(query)
         if not groups:
-            return Section(query, title, [text, "No experiment is done yet."])
+            return Section(key, title, [text, "No experiment is done yet."])
         if worst_first:
             groups.sort(key=lambda g: -g.rate.share if g.rate.total else 1)
         seen = [outcome for outcome in OUTCOMES if any(g.counts[outcome] for g in groups)]
@@ -123,7 +134,7 @@ def grouped(query: str, title: str, group: str, text: str, worst_first: bool = F
         alt = f"Bars, one per {group}, divided into the shares of its outcomes."
         picture = figures.picture(paint, height=1.05 + 0.22 * len(groups))
         return Section(
-            query,
+            key,
             title,
             [text],
             [

@@ -37,7 +37,7 @@ class Picture:
     """A figure of a page.
 
     Attributes:
-      query: name of the query that it shows; the file of its PNG has this name too.
+      query: name of the query that it shows.
       caption: what it shows.
       alt: what a reader who cannot see it is told.
       png: content of the file.

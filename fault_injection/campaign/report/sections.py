@@ -2,14 +2,14 @@
 
 import pathlib
 from collections.abc import Callable, Sequence
-from typing import IO
 
-from ...machine.files import write_atomically, write_text
+from ...machine.files import write_text
 from ..store import Store
+from . import figures
 from .conduct import accounting, all_counts, audited, environment, not_modelled
 from .facts import Facts
 from .findings import depth, grouped, inverted_bits, latency, necessary_condition, outcomes, worst
-from .page import Picture, Section, page
+from .page import Section, page
 from .queries import QUERIES
 from .summary import summary
 
@@ -18,6 +18,7 @@ SECTIONS: Sequence[Callable[[Facts], Section]] = (
     outcomes,
     grouped("models", "Fault models", "fault model", "A fault model says which elements become what.", True),
     grouped("stages", "Stages", "stage", "The pass, forward or backward, that the struck operation belongs to."),
+    grouped("kinds", "Operations", "operation", "What kind of operation was struck.", True, Facts.kind_groups, "sites"),
     grouped("operands", "Operands", "operand", "The tensor of the operation that was struck.", True),
     grouped("epochs", "Epochs", "epoch", "The epoch of the fault, counted from 0."),
     depth,
@@ -46,11 +47,6 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
         title = f"Campaign: {facts.plan.workload.title}"
         sections = [section(facts) for section in SECTIONS]
         whole = page(title, summary(facts), sections, QUERIES)
-    for picture in (part for section in sections for part in section.parts if isinstance(part, Picture)):
-
-        def put(file: IO[bytes], png: bytes = picture.png) -> None:
-            file.write(png)
-
-        write_atomically(folder / "figures" / f"{picture.query}.png", put)
+    figures.write(folder / "figures", sections)
     write_text(folder / "report.html", whole)
     return folder / "report.html"

@@ -1,0 +1,158 @@
+"""Several campaigns side by side: `comparison.html`, which needs nothing beside it, and its figures."""
+
+import contextlib
+import functools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ...machine.errors import InputError
+from ...machine.files import write_text
+from ...training.workload import Workload, format_option
+from ..store import Store
+from . import figures
+from .facts import Facts, Group
+from .page import Cell, Part, Picture, Section, Table, page
+from .page import percent as shown
+from .queries import QUERIES
+
+Compared = Mapping[str, Facts]  # campaigns by their names
+
+
+def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> pathlib.Path:
+    """Write `comparison.html` and its figures to the folder `out`.
+
+    Args:
+      folders: of the campaigns; they are called as these are.
+
+    Returns:
+      the path of `comparison.html`.
+
+    Raises:
+      InputError: one is no campaign, has not begun, or two are called alike.
+    """
+    with contextlib.ExitStack() as opened:
+        campaigns: dict[str, Facts] = {}
+        for folder in folders:
+            name = folder.resolve().name
+            if name in campaigns:
+                raise InputError(f"two campaigns are called {name!r}; rename a folder", folder)
+            campaigns[name] = Facts(opened.enter_context(Store(folder)))
+        sections = [_differing(campaigns), *(_section(campaigns, *dimension) for dimension in DIMENSIONS)]
+        whole = page(f"Campaigns compared: {', '.join(campaigns)}", _summary(campaigns), sections, QUERIES)
+    figures.write(out / "figures", sections)
+    write_text(out / "comparison.html", whole)
+    return out / "comparison.html"
+
+
+# Query, title, what a group is called, what a reader should know first, and the groups of a campaign.
+DIMENSIONS: Sequence[tuple[str, str, str, str, Callable[[Facts], list[Group]]]] = (
+    ("sites", "Operations", "operation", "What kind of operation was struck.", lambda facts: facts.kind_groups()),
+    (
+        "stages",
+        "Passes",
+        "pass",
+        "The pass that the struck operation belongs to.",
+        lambda facts: facts.groups("stages"),
+    ),
+    (
+        "operands",
+        "Operands",
+        "operand",
+        "The tensor of the operation that was struck.",
+        lambda facts: facts.groups("operands"),
+    ),
+    (
+        "bits",
+        "Bits",
+        "role",
+        "Experiments that inverted one bit, by what it is for. Bits of the exponent and of the mantissa are counted "
+        "from the top. A narrower format has fewer of them.",
+        lambda facts: facts.role_groups(),
+    ),
+    (
+        "models",
+        "Fault models",
+        "fault model",
+        "A fault model says which elements become what.",
+        lambda facts: facts.groups("models"),
+    ),
+)
+
+
+def _summary(campaigns: Compared) -> list[str]:
+    said = []
+    for name, facts in campaigns.items():
+        rate = facts.not_masked(facts.counts)
+        worst = ", ".join(f"{n} {outcome}" for outcome, n in facts.counts.most_common() if outcome != "Masked")
+        said.append(
+            f"{name}: {facts.total:,} experiments on {facts.plan.workload.title} ({facts.plan.workload.details}); "
+            f"not masked {shown(rate)}: {worst or 'none'}."
+        )
+    said.append(
+        "Rates are shares of the decided experiments, with intervals at the confidence of each plan. Where two "
+        "intervals overlap, the difference may be chance."
+    )
+    return said
+
+
+def _differing(campaigns: Compared) -> Section:
+    """What the campaigns' workloads and plans do not share."""
+    every = {name: _description(facts) for name, facts in campaigns.items()}
+    keys = list(dict.fromkeys(key for description in every.values() for key in description))
+    rows: list[dict[str, Cell]] = [
+        {"option": key, **{name: every[name].get(key, "") for name in every}}
+        for key in keys
+        if len({description.get(key) for description in every.values()}) > 1
+    ]
+    text = "All other options of workload and plan are the same in all of them."
+    groups = [Group(name, facts.counts, facts.not_masked(facts.counts)) for name, facts in campaigns.items()]
+    height = 1.05 + 0.3 * len(groups)
+    picture = figures.picture(functools.partial(figures.bars, groups=groups), height=height)
+    parts: list[Part] = [
+        Picture("outcomes", "Shares of the outcomes.", "Bars, one per campaign, divided into outcomes.", picture)
+    ]
+    if rows:
+        parts.append(Table("outcomes", "What the campaigns do not share.", rows))
+    return Section("campaigns", "Campaigns", [text], parts)
+
+
+def _description(facts: Facts) -> dict[str, str]:
+    workload: Workload = facts.plan.workload
+    options: dict[str, Any] = {"workload": workload.name, **workload.options()}
+    plan = {name: getattr(facts.plan, name) for name in ("experiments", "exit", "horizon", "nonfinite", "twins")}
+    return {name: str(format_option(value)) for name, value in (options | plan).items()}
+
+
+def _section(
+    campaigns: Compared, query: str, title: str, called: str, text: str, groups: Callable[[Facts], list[Group]]
+) -> Section:
+    found = {name: {group.name: group for group in groups(facts)} for name, facts in campaigns.items()}
+    names = list(dict.fromkeys(name for by_name in found.values() for name in by_name))
+    if not names:
+        return Section(query, title, [text, "No campaign has such an experiment."])
+    rows: list[dict[str, Cell]] = []
+    for name in names:
+        row: dict[str, Cell] = {called: name}
+        for campaign, by_name in found.items():
+            group = by_name.get(name)
+            row[f"{campaign}: experiments"] = group.counts.total() if group else 0
+            row[f"{campaign}: not masked"] = group.rate if group else None
+        rows.append(row)
+    series = {
+        campaign: {name: group.rate for name, group in by_name.items() if group.rate.total}
+        for campaign, by_name in found.items()
+    }
+    picture = figures.picture(
+        functools.partial(figures.side_by_side, names=names, series=series), height=1.0 + 0.3 * len(names)
+    )
+    alt = f"Points with intervals, one row per {called}, one colour per campaign."
+    return Section(
+        query,
+        title,
+        [text],
+        [
+            Picture(query, f"Share not masked by {called}, with its interval.", alt, picture),
+            Table(query, f"Rates by {called}.", rows),
+        ],
+    )
