@@ -11,7 +11,6 @@ much memory they need.
 
 import collections
 import contextlib
-import inspect
 import re
 import sys
 from unittest import mock
@@ -50,16 +49,6 @@ def without_fault_support():
         yield
 
 
-def lowered(contestant):
-    """The fault-free step before compilation."""
-    held = inspect.getclosurevars(contestant.program.step).nonlocals
-    try:
-        step, numbers, address = held["plain"], held["numbers"], held["address"]
-    except KeyError:
-        raise SystemExit("Program.step no longer wraps a jitted `plain`; update benchmarks/fault_support.py") from None
-    return step.lower(ours.start(contestant), contestant.program.batch(0, 0), address(0, 0), numbers)
-
-
 def opcodes(compiled):
     """How many instructions of each opcode a compiled program has, including those inside fusions."""
     return collections.Counter(INSTRUCTION.findall(compiled.as_text()))
@@ -78,9 +67,9 @@ def main():
 
     shipped, bare = ours.make(options), ours.make(options)
     contestants = {"as shipped": ours.training(shipped), "no fault support": ours.training(bare)}
-    programs = {"as shipped": lowered(shipped)}
+    programs = {"as shipped": ours.lowered(shipped)}
     with without_fault_support():  # tracing happens in the first call
-        programs["no fault support"] = lowered(bare)
+        programs["no fault support"] = ours.lowered(bare)
         _, first = jax.block_until_ready(contestants["no fault support"]())
     remains = [word for word in KEPT_APART if word in programs["no fault support"].as_text()]
     if remains:

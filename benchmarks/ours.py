@@ -1,6 +1,7 @@
-"""Our contestant: the whole explicit training step of a workload on the embedded digits."""
+"""Our contestant: the whole explicit training step of a workload on its embedded data."""
 
 import argparse
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,10 +12,13 @@ import pairs  # noqa: F401  (puts this checkout on the path)
 
 from fault_injection.data import DATASETS
 from fault_injection.data.batches import Batches
+from fault_injection.data.texts import TEXTS
+from fault_injection.data.tokens import TokenBatches
 from fault_injection.machine.errors import did_you_mean
 from fault_injection.training.explicit import forward_and_backward
 from fault_injection.training.image_workloads import ImageWorkload
 from fault_injection.training.program import Program
+from fault_injection.training.text_workloads import TextWorkload
 from fault_injection.training.workloads import WORKLOADS, make_workload
 from models.layer import Context, Layer, Params
 
@@ -24,14 +28,14 @@ Found = tuple[float, dict[str, dict[str, np.ndarray]]]  # loss, gradients by lay
 class Ours(NamedTuple):
     """Our contestant: a workload, its program, its network and its batches."""
 
-    workload: ImageWorkload
+    workload: ImageWorkload | TextWorkload
     program: Program
     network: Layer
-    batches: Batches
+    batches: Batches | TokenBatches
 
 
 def make(options: argparse.Namespace, supported: frozenset[str] | None = None) -> Ours:
-    """The workload with 8 workers, dropout 0 and the embedded digits, on one device.
+    """An image workload with 8 workers, dropout 0 and the embedded digits, or a text workload; on one device.
 
     Args:
       supported: sites that its faulty step can strike; None for all.
@@ -39,13 +43,19 @@ def make(options: argparse.Namespace, supported: frozenset[str] | None = None) -
     if options.workload not in WORKLOADS:
         raise SystemExit(f"--workload {options.workload} is unknown{did_you_mean(options.workload, WORKLOADS)}")
     width = {} if options.width is None else {"width": options.width}
-    workload = make_workload(options.workload, dataset="digits", batch_size=options.batch_size, **width)
-    return of(workload, supported)
+    more = {name: vars(options)[name] for name in ("blocks", "context") if name in options}
+    if isinstance(WORKLOADS[options.workload], ImageWorkload):
+        more = {"dataset": "digits"}
+    return of(make_workload(options.workload, batch_size=options.batch_size, **width, **more), supported)
 
 
-def of(workload: ImageWorkload, supported: frozenset[str] | None = None, data_dir: Any = None) -> Ours:
+def of(workload: ImageWorkload | TextWorkload, supported: frozenset[str] | None = None, data_dir: Any = None) -> Ours:
     """The contestant of a workload."""
     w = workload
+    if isinstance(w, TextWorkload):
+        tokens = TEXTS[w.dataset].load(data_dir, w.vocabulary, w.context)
+        text = TokenBatches(tokens, w.seed, w.workers, w.batch_size, w.context)
+        return Ours(w, w.program(supported, devices=1, data_dir=data_dir), w.make_network(), text)
     images = DATASETS[w.dataset].load(data_dir)
     batches = Batches(images, w.seed, w.workers, w.batch_size, w.augmentation)
     return Ours(w, w.program(supported, devices=1, data_dir=data_dir), w.make_network(), batches)
@@ -84,6 +94,16 @@ def training(contestant: Ours) -> Callable[[], object]:
     return step
 
 
+def lowered(contestant: Ours) -> Any:
+    """The fault-free step before compilation."""
+    held = inspect.getclosurevars(contestant.program.step).nonlocals
+    try:
+        step, numbers, address = held["plain"], held["numbers"], held["address"]
+    except KeyError:
+        raise SystemExit("Program.step no longer wraps a jitted `plain`; update benchmarks/ours.py") from None
+    return step.lower(start(contestant), contestant.program.batch(0, 0), address(0, 0), numbers)
+
+
 def batch_to_compare() -> tuple[np.ndarray, np.ndarray]:
     """A batch on which two networks are compared: 16 random images [N,H,W,C] and labels [N].
 
@@ -109,8 +129,8 @@ def reference_gradients(
 
     Args:
       params: the parameters at which to differentiate.
-      image: [N,H,W,C].
-      label: int [N].
+      image: [N,H,W,C], or tokens [N,T].
+      label: int [N], or the next tokens [N,T].
       dtype: the type in which everything is computed: float64, or float32 as in training.
     """
     network, stats = contestant.network, start(contestant).stats
@@ -118,7 +138,7 @@ def reference_gradients(
     @jax.jit
     def passes(params, stats, batch):
         ctx = Context(key=jax.random.key(0), workers=jax.numpy.arange(1))
-        found = forward_and_backward(network, params, stats, batch, ctx, len(label))
+        found = forward_and_backward(network, params, stats, batch, ctx, label.size)
         return found.loss, found.grads
 
     with jax.enable_x64(dtype == np.float64):
@@ -128,8 +148,8 @@ def reference_gradients(
 
 
 def as_dtype(tree: Any, dtype: type[np.floating]) -> Any:
-    """The arrays of a pytree as NumPy arrays of `dtype`."""
-    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype), tree)
+    """The floating-point arrays of a pytree as NumPy arrays of `dtype`."""
+    return jax.tree.map(lambda leaf: np.asarray(leaf, dtype if np.asarray(leaf).dtype.kind == "f" else None), tree)
 
 
 def difference(reference: Found, found: Found) -> tuple[float, str]:
