@@ -35,6 +35,10 @@ from models.strike import perform
 FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")]
 STRUCK = "layers_0_mlp_up_proj_grad_in"
 NARROW = [name for name in PRECISIONS if name != "float32"]
+# One of the image network is enough for every change: it compiles longest.
+CASES = [("transformer", name) for name in NARROW] + [
+    pytest.param("resnet18", name, marks=[] if name == "bfloat16" else pytest.mark.slow) for name in NARROW
+]
 SMALL = {"transformer": (small_transformer, STRUCK), "resnet18": (small_resnet, SITE)}
 
 
@@ -91,8 +95,7 @@ def ones():
     return jnp.array([[448.0 * 2], [448.0 * 4]]) * jnp.ones((2, HISTORY))
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("precision", NARROW)
+@pytest.mark.parametrize(("name", "precision"), CASES)
 def test_gradients_in_a_format_are_about_those_in_float32(name, precision):
     """In direction and in size: a loss scale, and the scales of eight bits, are taken out again."""
     gradients = []
@@ -111,8 +114,7 @@ def test_gradients_in_a_format_are_about_those_in_float32(name, precision):
     assert not np.array_equal(*gradients)
 
 
-@pytest.mark.parametrize("name", SMALL)
-@pytest.mark.parametrize("precision", NARROW)
+@pytest.mark.parametrize(("name", "precision"), CASES)
 def test_an_inactive_fault_changes_no_bit_in_any_format(name, precision):
     _, trained = program(name, precision)
     plain, faulty = (first_steps(trained, fault)[1].digest for fault in (None, inactive_fault()))

@@ -3,6 +3,9 @@
 import dataclasses
 import functools
 import json
+import subprocess
+import sys
+import time
 
 import jax
 import numpy as np
@@ -12,7 +15,7 @@ from fault_injection.commands.main import main
 from fault_injection.data.shakespeare import load_shakespeare
 from fault_injection.data.token_folder import load_token_folder
 from fault_injection.data.tokens import TokenBatches, checked_tokens
-from fault_injection.faults.injection_file import parse_injection
+from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.training.workloads import make_workload, restore_workload
 from models.fault import Operand, inactive_fault, make_fault
@@ -321,3 +324,58 @@ def test_a_token_that_is_no_integer_is_refused(tmp_path, value):
 def test_a_workload_is_restored_from_json():
     workload = small(tied="no", dataset="folder")
     assert restore_workload(json.loads(json.dumps(dataclasses.asdict(workload)))) == workload
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "float8"])
+def test_a_training_that_was_killed_goes_on_with_the_same_bits(repository, tmp_path, precision):
+    """With the largest values that the scales of eight bits follow."""
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]
+    command = [sys.executable, "-m", "fault_injection", "golden", "transformer", f"--precision={precision}", *flags]
+
+    def records(cache):
+        return sorted(cache.glob("golden/*/records/[0-9]*.npz"))
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    with subprocess.Popen([*command, "--cache", one], cwd=repository, stderr=subprocess.DEVNULL) as process:
+        while not records(one) and process.poll() is None:
+            time.sleep(0.02)
+        process.kill()
+    for cache in (one, two):
+        subprocess.run([*command, "--cache", cache], cwd=repository, check=True, capture_output=True)
+    assert len(records(one)) == len(records(two)) == OPTIONS["epochs"]
+    for a, b in zip(records(one), records(two), strict=True):
+        np.testing.assert_array_equal(np.load(a)["digest"], np.load(b)["digest"])
+
+
+# ---- The shipped injections ---------------------------------------------------------------
+
+VERDICTS = {
+    "exactly_masked": "Masked",
+    "masked": "Masked",
+    "immediate_infs_nans": "Immediate INFs/NaNs",
+    "short_term_infs_nans": "Short-term INFs/NaNs",
+    "slow_degrade": "SlowDegrade",
+}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", VERDICTS)
+def test_a_shipped_injection_has_a_reference_result_with_its_verdict(repository, name, precision):
+    name, verdict = name if precision == "float32" else f"{precision}_{name}", VERDICTS[name]
+    injection = read_injection(repository / "injections" / "transformer" / f"{name}.csv")
+    assert injection.workload.precision == precision
+    stated = json.loads((repository / "results" / "transformer" / name / "outcome.json").read_text())
+    assert stated["outcome"] == verdict
+    assert (stated["exactly_masked_after"] == 0) == name.endswith("exactly_masked")
+    provenance = json.loads((repository / "results" / "transformer" / name / "provenance.json").read_text())
+    assert provenance["injection"] == format_injection(injection).splitlines()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["slow_degrade", "bfloat16_slow_degrade"])
+def test_a_shipped_injection_ends_as_its_reference_result(repository, tmp_path, capsys, name):
+    """Those of the shortest training, two epochs; the others were replayed when their results were made."""
+    file = repository / "injections" / "transformer" / f"{name}.csv"
+    assert main(["replay", str(file), "--out", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["outcome"] == VERDICTS["slow_degrade"]
