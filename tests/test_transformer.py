@@ -17,6 +17,7 @@ from fault_injection.data.token_folder import load_token_folder
 from fault_injection.data.tokens import TokenBatches, checked_tokens
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.machine.errors import InputError
+from fault_injection.runs.golden_run import Golden
 from fault_injection.training.workloads import make_workload, restore_workload
 from models.fault import Operand, inactive_fault, make_fault
 
@@ -324,6 +325,18 @@ def test_a_token_that_is_no_integer_is_refused(tmp_path, value):
 def test_a_workload_is_restored_from_json():
     workload = small(tied="no", dataset="folder")
     assert restore_workload(json.loads(json.dumps(dataclasses.asdict(workload)))) == workload
+
+
+def test_trainings_of_two_lengths_are_two_golden_runs(tmp_path):
+    """The learning rate of a step depends on the length; where it does not, a longer run continues a shorter one."""
+
+    def keys(name, options):
+        workloads = [make_workload(name, **options, epochs=epochs) for epochs in (2, 3)]
+        return {Golden(w, w.program(frozenset()), tmp_path).key for w in workloads}
+
+    options = {name: value for name, value in OPTIONS.items() if name != "epochs"}
+    assert len(keys("transformer", options)) == 2
+    assert len(keys("resnet18", {"dataset": "digits", "width": 2, "batch_size": 128})) == 1
 
 
 @pytest.mark.slow

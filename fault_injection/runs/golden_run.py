@@ -62,8 +62,8 @@ class Golden:
     """The golden run of a workload, on disk, made as far as it is asked for.
 
     It is filed under a hash of what determines its bits: the workload, the data, the code,
-    the libraries, the machine's arithmetic.  How many epochs were asked for is not part of
-    it: a longer run continues a shorter one.  Of several processes only the leader reads and
+    the libraries, the machine's arithmetic.  How many epochs were asked for is not part of it: a
+    longer run continues a shorter one, unless the workload says otherwise (`identity`).  Of several processes only the leader reads and
     writes; methods named `fetch_…` and `make` are for all of them to call at once.
 
     Attributes:
@@ -89,8 +89,7 @@ class Golden:
     @functools.cached_property
     def determined_by(self) -> dict[str, Any]:
         """What determines the run's bits, readable."""
-        workload = dataclasses.asdict(self.workload)
-        del workload["epochs"]  # a longer run continues a shorter one
+        workload = self.workload.identity()
         machine = arithmetic(self.program.devices)
         source = source_of_bits(self.workload)
         known = {

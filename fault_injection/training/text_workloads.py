@@ -5,7 +5,7 @@ import functools
 import inspect
 import pathlib
 from collections.abc import Mapping
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -90,6 +90,10 @@ class TextWorkload(Workload):
         tied = self.tied == "yes"
         network = transformer(self.vocabulary, self.width, self.blocks, self.heads, self.kv_heads, tied)
         return in_precision(network, PRECISIONS[self.precision])
+
+    def identity(self) -> dict[str, Any]:
+        """All fields: the learning rate rises and falls within the length of the training."""
+        return dataclasses.asdict(self)
 
     def kind(self, site: Site) -> str:
         """Embedding, head, attention product or projection."""

@@ -114,6 +114,14 @@ class Workload(abc.ABC):
     def sources(self) -> tuple[pathlib.Path, ...]:
         """Files whose code, with what they import, determines the bits of this workload's runs."""
 
+    def identity(self) -> dict[str, Any]:
+        """What determines the bits of its runs, by name.
+
+        Here these are all fields but the length: a longer run continues a shorter one.  A workload in which a
+        step depends on the length, as by its learning rate, has that too.
+        """
+        return {name: value for name, value in dataclasses.asdict(self).items() if name != "epochs"}
+
     def kind(self, site: Site) -> str:
         """What kind of operation a site is, in a word or two; sites of one kind are counted together."""
         return "operation"
