@@ -62,9 +62,10 @@ class Golden:
     """The golden run of a workload, on disk, made as far as it is asked for.
 
     It is filed under a hash of what determines its bits: the workload, the data, the code,
-    the libraries, the machine's arithmetic.  How many epochs were asked for is not part of it: a
-    longer run continues a shorter one, unless the workload says otherwise (`identity`).  Of several processes only the leader reads and
-    writes; methods named `fetch_…` and `make` are for all of them to call at once.
+    the libraries, the machine's arithmetic.  How many epochs were asked for is not part of
+    it: a longer run continues a shorter one, unless the workload says otherwise (`identity`).
+    Of several processes only the leader reads and writes; methods named `fetch_…` and `make`
+    are for all of them to call at once.
 
     Attributes:
       workload, program: what is trained.
