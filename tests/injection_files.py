@@ -11,6 +11,7 @@ from own_workload import NAME
 from fault_injection.data import DATASETS
 from fault_injection.data.texts import TEXTS
 from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.formats import format_of
 from fault_injection.faults.injection import STAGES, Injection
 from fault_injection.faults.new_bits import NewBits, digits_of
 from fault_injection.training.image_workloads import AUGMENTATIONS
@@ -60,6 +61,17 @@ FLOAT32 = st.one_of(
     st.floats(-3.4028234e38, 3.4028234e38).filter(lambda value: value == 0 or abs(value) > 1e-45),
     st.sampled_from([-0.0, math.nan, math.inf, -math.inf, 1e-45, 3.4028235e38]),
 )
+
+
+def values_of(format):
+    """What a file may say that elements of this format become; the narrower ones have few enough to draw their bits."""
+    if not format.exponent:
+        return st.integers(-(2**31), 2**31 - 1).map(float)
+    if format.width == 32:
+        return FLOAT32
+    return st.integers(0, (1 << format.width) - 1).map(lambda word: float(format.values([word])[0]))
+
+
 # Sites are traced anew for each network at each of these: width, most blocks of a stage, examples of a worker.
 TRACED = [(4, 2, 1), (64, 1, 128)]
 
@@ -126,8 +138,7 @@ def injections(draw, workloads=ANY_WORKLOAD):
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
     masks = st.integers(0, 16 ** digits_of(tensor.dtype) - 1)
     bits = st.builds(NewBits, masks, st.booleans()) | st.builds(NewBits, st.just(0), st.just(True), places)
-    values = st.integers(-(2**31), 2**31 - 1).map(float) if tensor.dtype.kind == "i" else FLOAT32
-    become, each = draw(st.sampled_from([("values", values), ("bits", bits)]))
+    become, each = draw(st.sampled_from([("values", values_of(format_of(tensor.dtype))), ("bits", bits)]))
     return Injection(
         workload=workload,
         stage=next(stage for stage, name in STAGES.items() if name == site.stage),
