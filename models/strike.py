@@ -176,12 +176,14 @@ def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: 
     An operation with an operand of integers is a lookup: it multiplies nothing, and nothing is rounded.
 
     Args:
-      held: format of the result; None leaves it as it is.
+      held: format of the result; None is that of the second operand.
       scales: of the operands; the result is multiplied by both.
     """
     # Accelerators sum products of 16 bits in float32 by themselves; XLA for CPUs does not everywhere.
     if held is not None and a.dtype == b.dtype == held and jax.default_backend() != "cpu":
         return multiply(a, b)
+    if held is None and jnp.issubdtype(b.dtype, jnp.floating):
+        held = b.dtype.name
     a, b = wide(a), wide(b)
     digits = MANTISSA.get(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
     if digits is not None and jnp.issubdtype(a.dtype, jnp.floating):

@@ -49,10 +49,12 @@ twins = 2
 
 def test_every_shipped_plan_is_one(repository):
     plans = {path.stem: read_plan(path) for path in (repository / "injections" / "plans").glob("*.toml")}
-    assert plans.keys() == {"quick", "reference", "lean", "latent"}
+    assert plans.keys() == {"quick", "reference", "lean", "latent", "transformer_float32", "transformer_bfloat16"}
     reference = plans["reference"]
     same = dataclasses.replace(plans["lean"], audit=reference.audit, audit_near=reference.audit_near)
     assert same == reference  # the same experiments, with fewer audits
+    one, other = (plans[f"transformer_{precision}"] for precision in ("float32", "bfloat16"))
+    assert dataclasses.replace(one, workload=other.workload) == other
 
 
 def test_a_shipped_plan_is_checked_as_its_jobs_compute(repository, tmp_path):

@@ -367,7 +367,6 @@ VERDICTS = {
     "exactly_masked": "Masked",
     "masked": "Masked",
     "immediate_infs_nans": "Immediate INFs/NaNs",
-    "short_term_infs_nans": "Short-term INFs/NaNs",
     "slow_degrade": "SlowDegrade",
 }
 

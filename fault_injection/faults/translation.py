@@ -27,7 +27,7 @@ def translate(injection: Injection, precision: str) -> Injection:
     >>> from fault_injection.faults.injection_file import read_injection
     >>> old = read_injection("injections/published/resnet18_nobn-slow_degrade.csv")
     >>> old.values, translate(old, "bfloat16").values
-    ((-198089785442304.0,), (-197912092999680.0,))
+    ((1.57807140340843e+17,), (1.5762598695796736e+17,))
     """
     moved = dataclasses.replace(injection, workload=injection.workload.changed(precision=precision))
     old, new = (format_of(each.tensor.dtype) for each in (injection, moved))
