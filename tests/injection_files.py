@@ -11,9 +11,9 @@ from own_workload import NAME
 from fault_injection.data import DATASETS
 from fault_injection.data.texts import TEXTS
 from fault_injection.faults.fault_models import FAULT_MODELS
-from fault_injection.faults.formats import format_of
 from fault_injection.faults.injection import STAGES, Injection
 from fault_injection.faults.new_bits import NewBits, digits_of
+from fault_injection.faults.number_formats import format_of
 from fault_injection.training.image_workloads import AUGMENTATIONS
 from fault_injection.training.image_workloads import PUBLISHED as IMAGE_WORKLOADS
 from fault_injection.training.workloads import make_workload

@@ -31,6 +31,7 @@ def test_the_page_has_the_counts_of_both_campaigns(compared, repository):
                 assert f'<th scope="row">{stage}</th>' in text and f'<td class="number">{count:,}</td>' in text
         store.close()
     assert '<th scope="row">exponent 1</th>' in text  # bit 30 of a float32, by its role
+    assert '<th scope="row">models</th>' in text  # the two plans do not share them
 
 
 def test_one_campaign_has_a_report_and_several_a_comparison(capsys, repository, tmp_path):

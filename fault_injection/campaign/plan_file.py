@@ -10,8 +10,8 @@ from typing import Any
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, VALUES, read_histogram
-from ..faults.formats import Format, format_of
 from ..faults.injection import STAGES, too_large
+from ..faults.number_formats import Format, format_of
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
 from ..machine.reading import SHOWN

@@ -10,8 +10,8 @@ from models.fault import Fault, Operand, make_fault
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, Bits
-from ..faults.formats import format_of
 from ..faults.injection import Injection
+from ..faults.number_formats import format_of
 from ..machine.errors import InputError
 from ..runs.follow import Address
 from .plan import Model, Plan

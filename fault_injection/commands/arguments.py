@@ -4,7 +4,7 @@ import argparse
 import json
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..machine.environment import MATRIX_PRECISIONS, cache_folder
@@ -152,6 +152,16 @@ def flag(name: str) -> str:
     '--batch-size'
     """
     return f"--{name.replace('_', '-')}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The rows of a table as lines, their cells in columns.
+
+    >>> aligned([("format", "bits"), ("float32", "32")])
+    ['format   bits', 'float32  32']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def tell(line: str) -> None:

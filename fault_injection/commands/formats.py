@@ -6,10 +6,10 @@ from typing import Any
 
 from models.precision import PRECISIONS
 
-from ..faults.formats import format_of
 from ..faults.injection import Injection
 from ..faults.injection_file import read_injection, write_injection
 from ..faults.new_bits import format_new_bits
+from ..faults.number_formats import format_of
 from ..faults.translation import translations
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import write_json
@@ -17,7 +17,7 @@ from ..machine.processes import from_leader
 from ..runs.records import columns
 from ..runs.replay_files import struck_values, write_replay
 from ..runs.replay_run import Replay, golden_for, replay
-from .arguments import CommandLine, json_option, machine_options, tell, tell_json
+from .arguments import CommandLine, aligned, json_option, machine_options, tell, tell_json
 
 COLUMNS = ("format", "operand", "new bits", "from", "to", "outcome", "worse train", "worse test")
 
@@ -121,5 +121,4 @@ def _table(rows: list[dict[str, Any]]) -> list[str]:
 
     used = [name for name in COLUMNS if any(name in row for row in rows)]
     cells = [used, *([shown(row.get(name)) for name in used] for row in rows)]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(used))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
+    return aligned(cells)

@@ -4,8 +4,8 @@ import argparse
 import pathlib
 
 from ..machine.errors import InputError
-from ..runs.finished import Finished, draw_together, find_finished
-from .arguments import CommandLine, json_option, tell, tell_json
+from ..runs.finished import draw_together, find_finished
+from .arguments import CommandLine, aligned, json_option, tell, tell_json
 
 
 def add(commands: CommandLine) -> None:
@@ -36,13 +36,7 @@ def run(options: argparse.Namespace) -> None:
         return
     if not found:
         tell(f"no finished replay in {', '.join(map(str, options.folders))}")
-    for line in _table(found):
+    for line in aligned([(str(entry.folder), entry.outcome, entry.summary) for entry in found]):
         tell(line)
     if options.curves is not None:
         tell(f"written to {options.curves}")
-
-
-def _table(found: list[Finished]) -> list[str]:
-    rows = [(str(entry.folder), entry.outcome, entry.summary) for entry in found]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

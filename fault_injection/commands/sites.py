@@ -3,7 +3,7 @@
 import argparse
 import json
 
-from .arguments import CommandLine, chosen_workload, tell, workload_options
+from .arguments import CommandLine, aligned, chosen_workload, tell, workload_options
 
 
 def add(commands: CommandLine) -> None:
@@ -37,6 +37,5 @@ def run(options: argparse.Namespace) -> None:
         for operand, tensor in site.operands.items():
             shape = "/".join(map(str, tensor.shape))
             rows.append((site.name, site.stage, operand.name.lower(), shape, tensor.dtype.name))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        tell("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in aligned(rows):
+        tell(line)

@@ -19,7 +19,7 @@ from models.fault import ALL_ONES, Operand
 from ..machine.errors import InputError
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
-from .formats import FLOAT32, Format
+from .number_formats import FLOAT32, Format
 
 Indices = np.ndarray
 

@@ -13,8 +13,8 @@ from models.site import Site
 from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload
 from .fault_models import FAULT_MODELS, Bits, Indices
-from .formats import format_of
 from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
+from .number_formats import format_of
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
 

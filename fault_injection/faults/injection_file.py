@@ -30,9 +30,9 @@ from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
-from .formats import Format, format_of
 from .injection import STAGES, Injection, too_large
 from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
+from .number_formats import Format, format_of
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 
 # Rows of the fault in the published order; two options of every workload follow them.

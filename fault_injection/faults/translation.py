@@ -1,13 +1,12 @@
 """The same logical fault in another number format."""
 
 import dataclasses
-
-from models.precision import PRECISIONS
+from collections.abc import Sequence
 
 from ..machine.errors import InputError
-from .formats import Format, format_of
 from .injection import Injection
 from .new_bits import NewBits
+from .number_formats import Format, format_of
 
 
 def translate(injection: Injection, precision: str) -> Injection:
@@ -35,7 +34,7 @@ def translate(injection: Injection, precision: str) -> Injection:
     return dataclasses.replace(moved, values=values, bits=tuple(_moved(each, old, new) for each in injection.bits))
 
 
-def translations(injection: Injection, precisions: tuple[str, ...] = tuple(PRECISIONS)) -> dict[str, Injection | str]:
+def translations(injection: Injection, precisions: Sequence[str]) -> dict[str, Injection | str]:
     """The injection in several formats by their names; where it cannot be said in one, the reason.
 
     Raises:

@@ -10,9 +10,9 @@ import numpy as np
 
 from models.fault import Struck
 
-from ..faults.formats import format_of
 from ..faults.injection import Injection
 from ..faults.injection_file import format_injection
+from ..faults.number_formats import format_of
 from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader

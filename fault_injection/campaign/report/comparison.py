@@ -1,6 +1,7 @@
 """Several campaigns side by side: `comparison.html`, which needs nothing beside it, and its figures."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,13 +9,16 @@ from typing import Any
 
 from ...machine.errors import InputError
 from ...machine.files import write_text
-from ...training.workload import Workload, format_option
+from ...runs.outcome import MASKED
+from ...training.workload import format_option
 from ..store import Store
 from . import figures
 from .facts import Facts, Group
 from .page import Cell, Part, Picture, Section, Table, page
 from .page import percent as shown
 from .queries import QUERIES
+
+ROOM = 200  # characters of a cell
 
 Compared = Mapping[str, Facts]  # campaigns by their names
 
@@ -84,7 +88,7 @@ def _summary(campaigns: Compared) -> list[str]:
     said = []
     for name, facts in campaigns.items():
         rate = facts.not_masked(facts.counts)
-        worst = ", ".join(f"{n} {outcome}" for outcome, n in facts.counts.most_common() if outcome != "Masked")
+        worst = ", ".join(f"{n} {outcome}" for outcome, n in facts.counts.most_common() if outcome != MASKED)
         said.append(
             f"{name}: {facts.total:,} experiments on {facts.plan.workload.title} ({facts.plan.workload.details}); "
             f"not masked {shown(rate)}: {worst or 'none'}."
@@ -101,7 +105,7 @@ def _differing(campaigns: Compared) -> Section:
     every = {name: _description(facts) for name, facts in campaigns.items()}
     keys = list(dict.fromkeys(key for description in every.values() for key in description))
     rows: list[dict[str, Cell]] = [
-        {"option": key, **{name: every[name].get(key, "") for name in every}}
+        {"option": key, **{name: every[name].get(key, "")[:ROOM] for name in every}}
         for key in keys
         if len({description.get(key) for description in every.values()}) > 1
     ]
@@ -118,10 +122,15 @@ def _differing(campaigns: Compared) -> Section:
 
 
 def _description(facts: Facts) -> dict[str, str]:
-    workload: Workload = facts.plan.workload
+    """Workload and plan in full; lists of which a table has no room for more begin with their length."""
+    plan, workload = facts.plan, facts.plan.workload
     options: dict[str, Any] = {"workload": workload.name, **workload.options()}
-    plan = {name: getattr(facts.plan, name) for name in ("experiments", "exit", "horizon", "nonfinite", "twins")}
-    return {name: str(format_option(value)) for name, value in (options | plan).items()}
+    rest = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan) if field.name != "workload"}
+    rest["seed of the plan"] = rest.pop("seed")
+    rest["epochs struck"] = f"{len(plan.epochs)}: {', '.join(map(str, rest.pop('epochs')))}"
+    rest["sites"] = f"{len(plan.sites)}: {', '.join(plan.sites)}"
+    rest["models"] = ", ".join(f"{model.name} {model.weight:g} ({model.values})" for model in plan.models)
+    return {name: str(format_option(value)) for name, value in (options | rest).items()}
 
 
 def _section(

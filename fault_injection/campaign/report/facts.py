@@ -10,7 +10,7 @@ import numpy as np
 
 from models.fault import Operand
 
-from ...faults.formats import Format, format_of
+from ...faults.number_formats import Format, format_of
 from ...machine.errors import InputError
 from ...runs.outcome import MASKED, UNDECIDED
 from ...training.program import Measure
