@@ -1,0 +1,99 @@
+"""What a detector is: a pure function of what steps report, which raises alarms.
+
+A detector keeps a memory and updates it with the values of one step.  It works on NumPy arrays
+beside a run, on a log in float64, and on traced JAX arrays inside a compiled step: it takes the
+functions that it needs from the values' own array namespace.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+Array = np.ndarray | jax.Array
+Memory = Any  # a pytree of arrays, most of them with one element per tensor
+
+STOP, WARN = 1, 2  # levels of alarms: stop the run or recover, and only say so
+
+
+class Alarms(NamedTuple):
+    """What a detector says of one step: arrays with one element per tensor.
+
+    Attributes:
+      level: int32 [N]: 0 for no alarm, `STOP` or `WARN`.
+      threshold: [N], what the value was compared with, in its unit; infinite where there is none yet.
+        It is that of the level raised, of `STOP` where none is.
+      excess: [N], how large the value is in units of what `STOP` needs: above 1 exactly where the
+        level is `STOP`, infinite for what is not finite.  Sweeping a threshold means to compare
+        this with other numbers than 1.
+    """
+
+    level: Array
+    threshold: Array
+    excess: Array
+
+
+class Detector(Protocol):
+    """A detector, with its settings as fields: a frozen dataclass.
+
+    Attributes:
+      signals: kinds of tensors that it watches in a run, keys of `signals.KINDS`.
+      logged: what a log's values are to it, such as `the L2 norm of the gradient`; empty where a log
+        cannot hold what it needs.
+    """
+
+    signals: ClassVar[tuple[str, ...]]
+    logged: ClassVar[str]
+
+    def init(self, names: Sequence[str], /) -> Memory:
+        """The memory before the first step.
+
+        Args:
+          names: of the tensors watched, N of them.
+        """
+
+    def update(self, memory: Memory, values: Array, /) -> tuple[Memory, Alarms]:
+        """What one step gives.
+
+        Args:
+          memory: before the step.
+          values: floating point [N], one value per tensor.  NaN and infinities are legal, and never
+            poison the memory.
+
+        Returns:
+          The memory after the step, and its alarms.
+        """
+
+
+class Alarm(NamedTuple):
+    """One alarm, as it is told.
+
+    Attributes:
+      step: number of the step, as the run or the log counts.
+      tensor: its name.
+      value, threshold: in the value's unit.
+      level: `STOP` or `WARN`.
+    """
+
+    step: int
+    tensor: str
+    value: float
+    level: int
+    threshold: float
+
+
+def namespace(values: Array) -> ModuleType:
+    """NumPy or `jax.numpy`, whichever the array is of, traced or not."""
+    found: ModuleType = values.__array_namespace__()
+    return found
+
+
+def told(step: int, names: Sequence[str], values: Array, alarms: Alarms) -> list[Alarm]:
+    """The alarms of one step as records, in the order of the tensors."""
+    at = np.flatnonzero(alarms.level)
+    return [
+        Alarm(step, names[i], float(values[i]), int(alarms.level[i]), float(alarms.threshold[i]))
+        for i in at.tolist()
+    ]

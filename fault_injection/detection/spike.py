@@ -1,0 +1,68 @@
+"""What `loss_spike` and `gradient_norm` share: a value far above the exponential mean of those before it."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from .detector import STOP, Alarms, Array, namespace
+
+
+class SpikeMemory(NamedTuple):
+    """Exponential mean and variance, and how many values they are of; each [N]."""
+
+    mean: Array
+    variance: Array
+    count: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Spike:
+    """Raises an alarm where a value exceeds the exponential mean by some deviations.
+
+    .. math::
+      T = μ + k \\max(σ, f |μ|), \\quad μ ← μ + (1 - β)(x - μ), \\quad σ² ← β (σ² + (1 - β)(x - μ)²)
+
+    The practice is common, the numbers are ours.  The first values count alike: with n values
+    before it, a value enters with the weight max(1 − β, 1/(n + 1)).  A value above the threshold
+    enters as if it were the threshold, so that one spike does not hide the next, and a lasting
+    change is accepted in the end.  What is not finite does not enter.
+
+    Attributes:
+      decay: β, of mean and variance.
+      deviations: k.
+      floor: f, the least deviation in units of the mean.
+      warm_up: number of values before the first alarm; what is not finite raises one at once.
+    """
+
+    decay: float = 0.98
+    deviations: float = 6.0
+    floor: float = 0.01
+    warm_up: int = 20
+
+    def init(self, names: Sequence[str]) -> SpikeMemory:
+        """No values yet."""
+        zeros = np.zeros(len(names))
+        return SpikeMemory(zeros, zeros, np.zeros(len(names), np.int32))
+
+    def update(self, memory: SpikeMemory, values: Array) -> tuple[SpikeMemory, Alarms]:
+        """Alarms where a value is a spike."""
+        xp = namespace(values)
+        mean, variance, count = (xp.asarray(part) for part in memory)
+        finite, warm = xp.isfinite(values), count >= self.warm_up
+        spread = self.deviations * xp.maximum(xp.sqrt(variance), self.floor * xp.abs(mean))
+        threshold = xp.where(warm, mean + spread, xp.inf)
+        # The share of the way from the mean to the threshold.
+        excess = xp.where(warm & (spread > 0), (values - mean) / xp.where(spread > 0, spread, 1), 0.0)
+        excess = xp.where(warm & (spread == 0) & (values > mean), xp.inf, excess)
+        excess = xp.where(finite, xp.maximum(excess, 0.0), xp.inf)
+
+        weight = xp.maximum(1 - self.decay, 1 / (count + 1))
+        distance = xp.where(finite, xp.minimum(values, threshold) - mean, 0.0)
+        new = SpikeMemory(
+            mean + weight * distance,
+            xp.where(finite, (1 - weight) * (variance + weight * distance * distance), variance),
+            count + finite.astype(count.dtype),
+        )
+        return new, Alarms(xp.where(excess > 1, STOP, 0).astype("int32"), threshold, excess)
