@@ -78,7 +78,20 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: str) -> argparse.ArgumentParser:
-    from . import campaign, export, fetch_checkpoints, formats, golden, replay, report, results, scale, sites, status
+    from . import (
+        campaign,
+        detect,
+        export,
+        fetch_checkpoints,
+        formats,
+        golden,
+        replay,
+        report,
+        results,
+        scale,
+        sites,
+        status,
+    )
     from .arguments import CommandLine
 
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
@@ -90,6 +103,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         golden,
         sites,
         scale,
+        detect,
         campaign,
         status,
         report,

@@ -7,7 +7,7 @@ functions that it needs from the values' own array namespace.
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -44,8 +44,13 @@ class Detector(Protocol):
         cannot hold what it needs.
     """
 
-    signals: ClassVar[tuple[str, ...]]
-    logged: ClassVar[str]
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """See above."""
+
+    @property
+    def logged(self) -> str:
+        """See above."""
 
     def init(self, names: Sequence[str], /) -> Memory:
         """The memory before the first step.
@@ -90,10 +95,18 @@ def namespace(values: Array) -> ModuleType:
     return found
 
 
+def in_units(value: Array, unit: Array, stop: Array, finite: Array) -> Array:
+    """`Alarms.excess`: `value / unit`, kept on the side of 1 where `stop` is; infinite for what is not finite.
+
+    A quotient may round to 1 where the value itself is above its threshold.
+    """
+    xp = namespace(value)
+    ratio = xp.where(unit > 0, value / xp.where(unit > 0, unit, 1.0), 0.0)
+    above = 1 + float(xp.finfo(ratio.dtype).eps)
+    return xp.where(finite, xp.where(stop, xp.maximum(ratio, above), xp.minimum(ratio, 1.0)), xp.inf)
+
+
 def told(step: int, names: Sequence[str], values: Array, alarms: Alarms) -> list[Alarm]:
     """The alarms of one step as records, in the order of the tensors."""
-    at = np.flatnonzero(alarms.level)
-    return [
-        Alarm(step, names[i], float(values[i]), int(alarms.level[i]), float(alarms.threshold[i]))
-        for i in at.tolist()
-    ]
+    at = np.flatnonzero(alarms.level).tolist()
+    return [Alarm(step, names[i], float(values[i]), int(alarms.level[i]), float(alarms.threshold[i])) for i in at]

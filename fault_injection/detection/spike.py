@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .detector import STOP, Alarms, Array, namespace
+from .detector import STOP, Alarms, Array, in_units, namespace
 
 
 class SpikeMemory(NamedTuple):
@@ -14,7 +14,7 @@ class SpikeMemory(NamedTuple):
 
     mean: Array
     variance: Array
-    count: Array
+    seen: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,20 +49,20 @@ class Spike:
     def update(self, memory: SpikeMemory, values: Array) -> tuple[SpikeMemory, Alarms]:
         """Alarms where a value is a spike."""
         xp = namespace(values)
-        mean, variance, count = (xp.asarray(part) for part in memory)
-        finite, warm = xp.isfinite(values), count >= self.warm_up
+        mean, variance, seen = (xp.asarray(part) for part in memory)
+        finite, warm = xp.isfinite(values), seen >= self.warm_up
         spread = self.deviations * xp.maximum(xp.sqrt(variance), self.floor * xp.abs(mean))
         threshold = xp.where(warm, mean + spread, xp.inf)
-        # The share of the way from the mean to the threshold.
-        excess = xp.where(warm & (spread > 0), (values - mean) / xp.where(spread > 0, spread, 1), 0.0)
-        excess = xp.where(warm & (spread == 0) & (values > mean), xp.inf, excess)
-        excess = xp.where(finite, xp.maximum(excess, 0.0), xp.inf)
+        stop = (warm & (values > threshold)) | ~finite
 
-        weight = xp.maximum(1 - self.decay, 1 / (count + 1))
+        weight = xp.maximum(1 - self.decay, 1 / (seen + 1))
         distance = xp.where(finite, xp.minimum(values, threshold) - mean, 0.0)
         new = SpikeMemory(
             mean + weight * distance,
             xp.where(finite, (1 - weight) * (variance + weight * distance * distance), variance),
-            count + finite.astype(count.dtype),
+            seen + finite.astype(seen.dtype),
         )
-        return new, Alarms(xp.where(excess > 1, STOP, 0).astype("int32"), threshold, excess)
+        # The share of the way from the mean to the threshold.
+        reached = xp.where(warm & finite, xp.maximum(values - mean, 0.0), 0.0)
+        level = xp.where(stop, STOP, 0).astype("int32")
+        return new, Alarms(level, threshold, in_units(reached, spread, stop, finite))

@@ -164,6 +164,8 @@ class Program:
       faulty_step: `(state, batch, epoch, step, fault) -> state, report`; the state survives, so
         that the control can start from it.  It can strike the sites that the program was made for.
       evaluate: loss and metric of a state on the test data.
+      gradient_scale: √(n / B²) of parameters by name, with n the number of partial sums in one of a
+        parameter's gradients and B the examples of the global batch; empty where that is not known.
     """
 
     steps_per_epoch: int
@@ -179,6 +181,7 @@ class Program:
     step: Callable[[State, Batch, int, int], tuple[State, StepReport]]
     faulty_step: Callable[[State, Batch, int, int, Fault], tuple[State, StepReport]]
     evaluate: Callable[[State], Evaluation]
+    gradient_scale: Callable[[], Mapping[str, float]] = dict
 
     @functools.cached_property
     def watched(self) -> tuple[Leaf, ...]:

@@ -1,0 +1,73 @@
+"""`asd`: accuracy-sensitive anomaly detection, the algorithm of torch_npu since 7.1 and MindSpore since 2.7.1.
+
+Reference: Ascend Extension for PyTorch, `NPU_ASD_CONFIG`; MindSpore, *Feature value detection* (docs/detection.md).
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from .detector import STOP, Alarms, Array, in_units, namespace
+
+DECAY = 0.99
+WARM_UP = 10  # values that enter the average before the first comparison
+
+
+class AsdMemory(NamedTuple):
+    """Average of squares, square of the value before, and how many values the average is of; each [N]."""
+
+    average: Array
+    previous: Array
+    seen: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Asd:
+    """Raises an alarm where the square of the largest absolute gradient jumps far above its average.
+
+    .. math::
+      T_i = c_i \\, a / (1 - 0.99^n), \\qquad x > T_1 \\text{ and } |x - x_{before}| > T_1
+
+    with x the square.  A value up to T₂ enters the average, `a ← 0.99 a + 0.01 x`.  A zero changes
+    nothing.  What is not finite raises an alarm and changes nothing: the vendors' code keeps it as
+    the value before, and then cannot see the next jump.
+
+    Attributes:
+      upper: c₁, for an alarm.
+      accepted: c₂, for a value to enter the average.
+    """
+
+    signals: ClassVar[tuple[str, ...]] = ("largest/gradients",)
+    logged: ClassVar[str] = "the largest absolute value of the gradient"
+
+    upper: float = 1e6
+    accepted: float = 1e2
+
+    def init(self, names: Sequence[str]) -> AsdMemory:
+        """No values yet."""
+        zeros = np.zeros(len(names))
+        return AsdMemory(zeros, zeros, np.zeros(len(names), np.int32))
+
+    def update(self, memory: AsdMemory, values: Array) -> tuple[AsdMemory, Alarms]:
+        """Alarms where a value jumps."""
+        xp = namespace(values)
+        average, previous, seen = (xp.asarray(part) for part in memory)
+        square = values * values
+        counts = xp.isfinite(square) & (square != 0)
+        warm = (seen >= WARM_UP) & (average != 0)
+        weight = xp.where(warm, 1 - DECAY ** seen.astype(average.dtype), 1.0)
+        threshold = xp.where(warm, self.upper * average / weight, xp.inf)
+        accepted = xp.where(warm, self.accepted * average / weight, xp.inf)
+        over = xp.where(counts, xp.minimum(square, xp.abs(square - previous)), 0.0)
+        stop = (over > threshold) | ~xp.isfinite(square)
+        enters = counts & ~stop & (square <= accepted)
+        new = AsdMemory(
+            xp.where(enters, DECAY * average + 0.01 * square, average),
+            xp.where(counts, square, previous),
+            seen + enters.astype(seen.dtype),
+        )
+        root = xp.sqrt(threshold)
+        level = xp.where(stop, STOP, 0).astype("int32")
+        return new, Alarms(level, root, in_units(xp.sqrt(over), root, stop, xp.isfinite(square)))

@@ -1,0 +1,149 @@
+"""The environment variables of accuracy-sensitive anomaly detection, read as the vendors read them.
+
+A wrong value falls back to its default, and a note says so.  Who names a detector wants it: a
+variable that is not set does not switch it off, as it does at the vendors; one that says off does.
+
+Reference: Ascend Extension for PyTorch, environment variables; MindSpore, `MS_NPU_ASD_CONFIG` (docs/detection.md).
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from .asd import Asd
+from .asd_v1 import AsdV1
+from .asd_v3 import AsdV3
+from .strikes import Strikes
+
+CONFIGS = ("NPU_ASD_CONFIG", "MS_NPU_ASD_CONFIG")  # of torch_npu and of MindSpore: the same keys
+LEAST = 3  # of every threshold
+MINUTES = {"cooldown": 5, "strikes_window": 480, "checksum_cooldown": 180}
+SHOWN = 40  # characters of a wrong value that a note repeats
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """What `NPU_ASD_CONFIG` or `MS_NPU_ASD_CONFIG` says.
+
+    Attributes:
+      enable: whether the detector runs.
+      with_checksum: whether a raised alarm switches on the checksum of products for `cooldown` minutes.
+      cooldown, strikes_window, checksum_cooldown: in minutes.
+      strikes_num: see `Strikes`.
+      upper_thresh1, upper_thresh2: `Asd.upper` and `Asd.accepted`.
+      grad_sample_interval: of so many gradients one is watched; here 1 unless it is said.
+    """
+
+    enable: bool = True
+    with_checksum: bool = False
+    cooldown: int = MINUTES["cooldown"]
+    strikes_num: int = 3
+    strikes_window: int = MINUTES["strikes_window"]
+    checksum_cooldown: int = MINUTES["checksum_cooldown"]
+    upper_thresh1: int = 1_000_000
+    upper_thresh2: int = 100
+    grad_sample_interval: int = 1
+
+    @property
+    def detector(self) -> Asd:
+        """The detector."""
+        return Asd(float(self.upper_thresh1), float(self.upper_thresh2))
+
+    @property
+    def strikes(self) -> Strikes:
+        """When its alarms are raised."""
+        return Strikes(self.strikes_num, float(self.cooldown), float(self.strikes_window))
+
+
+def read_config(environment: Mapping[str, str]) -> tuple[Config, list[str]]:
+    """The settings of `asd`, and a note for every value that was not used.
+
+    >>> read_config({"NPU_ASD_CONFIG": "enable:true,cooldown:10,upper_thresh1:2"})[0].cooldown
+    10
+    >>> print(read_config({"NPU_ASD_CONFIG": "enable:true,cooldown:10,upper_thresh1:2"})[1][0])
+    NPU_ASD_CONFIG: upper_thresh1:2; expected a whole number from 3; the default 1000000 holds
+    """
+    given = [name for name in CONFIGS if environment.get(name)]
+    if not given:
+        return Config(), []
+    name = given[-1]
+    notes = [f"{CONFIGS[0]} is not used: {CONFIGS[1]} is set too"] if len(given) > 1 else []
+    defaults: dict[str, int] = dataclasses.asdict(Config())
+    values: dict[str, int] = {}
+    for part in environment[name].split(","):
+        key, colon, text = (piece.strip() for piece in part.partition(":"))
+        if not colon or key not in defaults:
+            notes.append(
+                f"{name}: {part.strip()[:SHOWN]!r} is not used; expected KEY:VALUE with one of {', '.join(defaults)}"
+            )
+            continue
+        default = defaults[key]
+        if isinstance(default, bool):
+            if text in ("true", "false"):
+                values[key] = text == "true"
+            else:
+                notes.append(
+                    f"{name}: {key}:{text[:SHOWN]}; expected true or false; the default {str(default).lower()} holds"
+                )
+            continue
+        least = LEAST if key.startswith("upper") else 1
+        if text.isascii() and text.isdecimal() and len(text) < 16 and int(text) >= least:
+            values[key] = int(text)
+        else:
+            notes.append(
+                f"{name}: {key}:{text[:SHOWN]}; expected a whole number from {least}; the default {default} holds"
+            )
+    return dataclasses.replace(Config(), **values), notes
+
+
+@dataclasses.dataclass(frozen=True)
+class Thresholds:
+    """What the variables of `asd_v1` and `asd_v3` say.
+
+    Attributes:
+      enable: 0 off; 1 alarms are written and none is raised; 2 an alarm that stops is raised; 3 the same, and
+        every value is written.
+      upper, sigma: the first stops, the second warns.
+    """
+
+    enable: int = 2
+    upper: tuple[int, int] = (1_000_000, 10_000)
+    sigma: tuple[int, int] = (100_000, 5_000)
+
+    @property
+    def v1(self) -> AsdV1:
+        """The detector `asd_v1`."""
+        return AsdV1(self.upper, self.sigma)
+
+    @property
+    def v3(self) -> AsdV3:
+        """The detector `asd_v3`."""
+        return AsdV3(self.upper)
+
+
+def read_thresholds(environment: Mapping[str, str]) -> tuple[Thresholds, list[str]]:
+    """The settings of `asd_v1` and `asd_v3`, and a note for every value that was not used.
+
+    >>> read_thresholds({"NPU_ASD_UPPER_THRESH": "1000,10"})[0].upper
+    (1000, 10)
+    """
+    defaults, notes = Thresholds(), []
+    enable, text = defaults.enable, environment.get("NPU_ASD_ENABLE", "")
+    if text in ("0", "1", "2", "3"):
+        enable = int(text)
+    elif text:
+        notes.append(f"NPU_ASD_ENABLE={text[:SHOWN]!r}; expected 0, 1, 2 or 3; the default {enable} holds")
+
+    def pair(name: str, default: tuple[int, int]) -> tuple[int, int]:
+        text = environment.get(name, "")
+        parts = [part.strip() for part in text.split(",")]
+        if len(parts) == 2 and all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
+            first, second = map(int, parts)
+            if first > second >= LEAST:
+                return first, second
+        if text:
+            expected = f"two whole numbers from {LEAST}, the first larger than the second"
+            notes.append(f"{name}={text[:SHOWN]!r}; expected {expected}; the default {default[0]},{default[1]} holds")
+        return default
+
+    upper, sigma = pair("NPU_ASD_UPPER_THRESH", defaults.upper), pair("NPU_ASD_SIGMA_THRESH", defaults.sigma)
+    return Thresholds(enable, upper, sigma), notes

@@ -1,0 +1,108 @@
+"""`history_bound`: the optimizer's history, or a running variance, is larger than a fault-free step can make it.
+
+Reference: He et al., ISCA 2023, and its artifact (docs/science.md; derivation in docs/detection.md).
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ..training.program import Program, Role
+from .detector import STOP, Alarms, Array, in_units, namespace
+
+DEVIATIONS = 20.0  # a fault-free sum beyond has a probability of 3e-89
+FIRST, SECOND, MOMENTUM = ("m", "mu"), ("v", "nu"), ("trace",)  # moments, as optimizers call them
+
+
+class HistoryMemory(NamedTuple):
+    """What a value may be, NaN where that is learned, and the largest so far; each [N]."""
+
+    bound: Array
+    largest: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class HistoryBound:
+    """Raises an alarm where a moment exceeds its bound, or a running variance what it has been.
+
+    .. math::
+      |m| ≤ 20 \\sqrt{n_l / B²}, \\qquad v ≤ (20 \\sqrt{n_l / B²})²
+
+    with n_l the number of partial sums in one gradient of layer l and B the global batch.  Plain
+    momentum has the first divided by 1 − μ.  An optimizer without history has its gradients looked
+    at.  A running variance may be `margin` times the largest so far; one value has to be there.
+
+    Attributes:
+      bounds: by the name of the array.
+      of: `history`, or `gradients_of_parameters` of an optimizer without history.
+      margin: of running variances (ours).
+
+    >>> from fault_injection.training.workloads import make_workload
+    >>> resnet = make_workload("resnet18", dataset="cifar10", width=64, batch_size=1024)
+    >>> bounds = dict(history_bound(resnet.program()).bounds)
+    >>> bounds["opt_state/m/basicblock_1_basic_0_conv1/kernel"]  # at 16x16 positions; 20 at 32x32
+    10.0
+    """
+
+    logged: ClassVar[str] = ""
+
+    bounds: tuple[tuple[str, float], ...]
+    of: str = "history"
+    margin: float = 10.0
+
+    @property
+    def signals(self) -> tuple[str, ...]:
+        """What it watches."""
+        return (f"largest/{self.of}", "largest/running_variance")
+
+    def init(self, names: Sequence[str]) -> HistoryMemory:
+        """The bounds of these arrays; one without a bound is learned."""
+        known = dict(self.bounds)
+        bound = np.array([known.get(name, math.nan) for name in names])
+        return HistoryMemory(bound, np.full(len(names), math.nan))
+
+    def update(self, memory: HistoryMemory, values: Array) -> tuple[HistoryMemory, Alarms]:
+        """Alarms where a value is too large."""
+        xp = namespace(values)
+        bound, largest = (xp.asarray(part) for part in memory)
+        learned = xp.where(xp.isnan(largest), xp.inf, self.margin * largest)
+        threshold = xp.where(xp.isnan(bound), learned, bound)
+        finite = xp.isfinite(values)
+        stop = (values > threshold) | ~finite
+        seen = xp.where(xp.isnan(largest), values, xp.maximum(largest, values))
+        level = xp.where(stop, STOP, 0).astype("int32")
+        known = xp.isfinite(threshold)
+        reached = xp.where(known & finite, values, 0.0)
+        new = HistoryMemory(bound, xp.where(stop, largest, seen))
+        return new, Alarms(level, threshold, in_units(reached, xp.where(known, threshold, 1.0), stop, finite))
+
+
+def history_bound(program: Program, momentum: float = 0.9) -> HistoryBound:
+    """The detector of a program.
+
+    Args:
+      momentum: μ of an optimizer with plain momentum.
+    """
+    scale, bounds = program.gradient_scale(), {}
+    watched = Role.HISTORY if program.moments else Role.GRADIENT
+    for leaf in program.watched:
+        parameter = _parameter(leaf.name, scale)
+        if parameter is None or leaf.role != watched:
+            continue
+        first, kind = DEVIATIONS * scale[parameter], leaf.moment.rpartition(".")[2]
+        if leaf.role == Role.GRADIENT or kind in FIRST:
+            bounds[leaf.name] = first
+        elif kind in SECOND:
+            bounds[leaf.name] = first**2
+        elif kind in MOMENTUM:
+            bounds[leaf.name] = first / (1 - momentum)
+    return HistoryBound(tuple(bounds.items()), "history" if program.moments else "gradients_of_parameters")
+
+
+def _parameter(name: str, scale: Mapping[str, float]) -> str | None:
+    """The parameter that an array of a state or of gradients belongs to: the longest name that ends its own."""
+    fitting = [parameter for parameter in scale if name.endswith(f"/{parameter}")]
+    return max(fitting, key=len, default=None)
