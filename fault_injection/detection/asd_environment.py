@@ -8,6 +8,7 @@ Reference: Ascend Extension for PyTorch, environment variables; MindSpore, `MS_N
 
 import dataclasses
 from collections.abc import Mapping
+from typing import Any
 
 from .asd import Asd
 from .asd_v1 import AsdV1
@@ -68,7 +69,7 @@ def read_config(environment: Mapping[str, str]) -> tuple[Config, list[str]]:
     name = given[-1]
     notes = [f"{CONFIGS[0]} is not used: {CONFIGS[1]} is set too"] if len(given) > 1 else []
     defaults: dict[str, int] = dataclasses.asdict(Config())
-    values: dict[str, int] = {}
+    values: dict[str, Any] = {}
     for part in environment[name].split(","):
         key, colon, text = (piece.strip() for piece in part.partition(":"))
         if not colon or key not in defaults:

@@ -43,27 +43,57 @@ def reductions_of(kinds: Iterable[str]) -> frozenset[str]:
     return frozenset().union(*(KINDS[kind].reductions for kind in kinds))
 
 
-def signals(program: Program, report: StepReport, kinds: Iterable[str]) -> dict[str, float]:
-    """The signals of a step by name, in an order that is the same for all its program's steps.
+class Reader:
+    """Reads the signals of some kinds from the reports of one program's steps.
 
     Names are those of the report: `loss`, `gradient_norm`, `largest/gradients/NORM`, and for
     largest values of arrays their own names.
 
     Args:
-      report: on the host, of a program made with `reductions_of(kinds)`.
+      program: made with `reductions_of(kinds)`.
     """
-    found: dict[str, float] = {}
-    for kind in kinds:
-        if kind == "loss":
-            found["loss"] = float(report.loss)
-        elif KINDS[kind].roles:
-            at = [i for i, leaf in enumerate(program.watched) if leaf.role in KINDS[kind].roles]
-            found |= {program.watched[i].name: float(report.magnitude[i]) for i in at}
-        else:
-            names = sorted(n for n in report.reductions if any(n.startswith(f"{r}/") for r in KINDS[kind].reductions))
-            numbers = {name: float(report.reductions[name]) for name in names}
-            if kind == "gradient_norm":
-                norms = np.fromiter(numbers.values(), np.float64)
-                numbers = {"gradient_norm": float(np.sqrt(np.sum(norms * norms)))}
-            found |= numbers
-    return found
+
+    def __init__(self, program: Program, kinds: Iterable[str]):
+        self._kinds = tuple(kinds)
+        self._leaves = {
+            kind: [i for i, leaf in enumerate(program.watched) if leaf.role in KINDS[kind].roles]
+            for kind in self._kinds
+        }
+        self._program = program
+        self._reported: dict[str, list[str]] = {}
+
+    def names(self, report: StepReport) -> tuple[str, ...]:
+        """Names of the signals, the same for every step."""
+        found: list[str] = []
+        for kind in self._kinds:
+            if kind in ("loss", "gradient_norm"):
+                found.append(kind)
+            elif KINDS[kind].roles:
+                found += [self._program.watched[i].name for i in self._leaves[kind]]
+            else:
+                found += self._of(kind, report)
+        return tuple(found)
+
+    def read(self, report: StepReport) -> np.ndarray:
+        """float64 [N], the signals of a step, in the order of `names`.
+
+        Args:
+          report: on the host.
+        """
+        parts = []
+        for kind in self._kinds:
+            if kind == "loss":
+                parts.append(np.asarray([report.loss], np.float64))
+            elif KINDS[kind].roles:
+                parts.append(np.asarray(report.magnitude, np.float64)[self._leaves[kind]])
+            else:
+                values = np.array([report.reductions[name] for name in self._of(kind, report)], np.float64)
+                parts.append(np.sqrt(np.sum(values * values, keepdims=True)) if kind == "gradient_norm" else values)
+        return np.concatenate(parts)
+
+    def _of(self, kind: str, report: StepReport) -> list[str]:
+        """Names of the reductions that a kind is made of."""
+        if kind not in self._reported:
+            wanted = tuple(f"{reduction}/" for reduction in KINDS[kind].reductions)
+            self._reported[kind] = sorted(name for name in report.reductions if name.startswith(wanted))
+        return self._reported[kind]

@@ -1,11 +1,14 @@
 """The engine: one function that moves a run forward, and asks its observers after each step."""
 
+import collections
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from models.fault import Fault
 
@@ -20,13 +23,25 @@ class Address(NamedTuple):
     step: int
 
 
-class Observer:
-    """Looks at a run as it goes on, and may end it by giving a reason.
+class Back(NamedTuple):
+    """What an observer gives to have steps undone, the one just done and those right before it.
 
-    An observer keeps its own memory and changes nothing else.  The two methods here do nothing.
+    Attributes:
+      steps: how many.
+      again: whether they are executed again; otherwise the run goes on without their updates.
     """
 
-    def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
+    steps: int
+    again: bool
+
+
+class Observer:
+    """Looks at a run as it goes on, and may end it by giving a reason, or have steps undone.
+
+    An observer keeps its own memory and changes nothing else.  The methods here do nothing.
+    """
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> "str | Back | None":
         """After each step.
 
         Args:
@@ -35,8 +50,11 @@ class Observer:
           report: what the step said of itself, on the host.
 
         Returns:
-          Why the run ends here, or None to go on.
+          Why the run ends here, which steps are undone, or None to go on.
         """
+
+    def undone(self, at: Address) -> None:
+        """The steps from `at` on are undone, and executed again.  An epoch among them ends again, too."""
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> str | None:
         """After the last step of an epoch.
@@ -71,6 +89,7 @@ def follow(
     steps: Iterable[Address],
     faults: Mapping[Address, Fault] | None = None,
     observers: Sequence[Observer] = (),
+    keep: int = 0,
 ) -> Followed:
     """Move a run forward until its steps are done, or an observer gives a reason to end it.
 
@@ -81,16 +100,22 @@ def follow(
       state: the state before the first step, on the devices.  A step without a fault consumes its
         buffers; after a first step with a fault it can still be used.
       steps: addresses in the order of the training.
-      faults: what strikes at which step.  A fault that lasts stands at several.
+      faults: what strikes at which step.  A fault that lasts stands at several.  A step that is
+        executed again has none: what was transient is over.
       observers: see `Observer`.
+      keep: how many steps can be undone.  The states before them are copied, because a step
+        consumes the buffers of its state.
     """
-    faults, spent, ended = faults or {}, 0.0, None
+    faults, spent, ended = dict(faults or {}), 0.0, None
+    kept: collections.deque[tuple[Address, State]] = collections.deque(maxlen=keep)
     upcoming = iter(steps)
     at = next(upcoming, None)
     batch = None if at is None else program.batch(*at)
     while at is not None and ended is None:
         heed()
         begun = time.perf_counter()
+        if keep:
+            kept.append((at, jax.tree.map(jnp.copy, state)))
         fault = faults.get(at)
         if fault is None:
             state, report = program.step(state, batch, *at)
@@ -100,7 +125,19 @@ def follow(
         batch = None if at is None else program.batch(*at)  # prepared while the device computes
         report = jax.device_get(report)
         spent += time.perf_counter() - begun
-        ended = _first(observer.after_step(here, state, report) for observer in observers)
+        asked = _first(observer.after_step(here, state, report) for observer in observers)
+        ended = asked if isinstance(asked, str) else None
+        if isinstance(asked, Back):
+            undone = [kept.pop() for _ in range(min(asked.steps, len(kept)))]
+            first, state = undone[-1]
+            faults = {address: fault for address, fault in faults.items() if address not in dict(undone)}
+            if asked.again:
+                for observer in observers:
+                    observer.undone(first)
+                upcoming = itertools.chain([a for a, _ in reversed(undone)], [] if at is None else [at], upcoming)
+                at = next(upcoming)
+                batch = program.batch(*at)
+                continue
         if ended is None and here.step == program.steps_per_epoch - 1:
             evaluate = _Timed(functools.partial(program.evaluate, state))
             ended = _first(observer.after_epoch(here.epoch, state, evaluate) for observer in observers)
@@ -142,6 +179,9 @@ def horizon_or_end(epochs: int, steps_per_epoch: int, fault: Address, horizon: i
     return Address(*divmod(last, steps_per_epoch))
 
 
+Reason = TypeVar("Reason")
+
+
 class _Timed:
     """A function of no arguments, called once when it is first asked for, with the time that took."""
 
@@ -158,6 +198,6 @@ class _Timed:
         return self._value
 
 
-def _first(reasons: Iterable[str | None]) -> str | None:
+def _first(reasons: "Iterable[Reason | None]") -> "Reason | None":
     """The first reason given; what follows it is not asked for."""
     return next((reason for reason in reasons if reason is not None), None)

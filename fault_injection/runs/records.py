@@ -101,6 +101,14 @@ class Recorder(Observer):
         self._epochs.append(epoch_record(self._rows, evaluate()))
         self._rows = []
 
+    def undone(self, at: Address) -> None:
+        """Forget the steps from `at` on."""
+        first = self._before.first + len(self._before.epochs)
+        while self._epochs and first + len(self._epochs) > at.epoch:
+            record = self._epochs.pop()
+            self._rows = rows_of(record, len(record["step"]))
+        self._rows = self._rows[: at.step]
+
     @property
     def run(self) -> Run:
         """The run so far."""
