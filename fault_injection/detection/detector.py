@@ -94,6 +94,5 @@ def told(step: int, names: Sequence[str], values: Array, alarms: Alarms) -> list
     """The alarms of one step as records, in the order of the tensors."""
     at = np.flatnonzero(alarms.level)
     return [
-        Alarm(step, names[i], float(values[i]), int(alarms.level[i]), float(alarms.threshold[i]))
-        for i in at.tolist()
+        Alarm(step, names[i], float(values[i]), int(alarms.level[i]), float(alarms.threshold[i])) for i in at.tolist()
     ]

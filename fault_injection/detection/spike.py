@@ -14,7 +14,7 @@ class SpikeMemory(NamedTuple):
 
     mean: Array
     variance: Array
-    count: Array
+    seen: Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Spike:
     The practice is common, the numbers are ours.  The first values count alike: with n values
     before it, a value enters with the weight max(1 − β, 1/(n + 1)).  A value above the threshold
     enters as if it were the threshold, so that one spike does not hide the next, and a lasting
-    change is accepted in the end.  What is not finite does not enter.
+    change is accepted in the end.  What is not finite, or whose square is not, does not enter.
 
     Attributes:
       decay: β, of mean and variance.
@@ -49,8 +49,8 @@ class Spike:
     def update(self, memory: SpikeMemory, values: Array) -> tuple[SpikeMemory, Alarms]:
         """Alarms where a value is a spike."""
         xp = namespace(values)
-        mean, variance, count = (xp.asarray(part) for part in memory)
-        finite, warm = xp.isfinite(values), count >= self.warm_up
+        mean, variance, seen = (xp.asarray(part) for part in memory)
+        finite, warm = xp.isfinite(values), seen >= self.warm_up
         spread = self.deviations * xp.maximum(xp.sqrt(variance), self.floor * xp.abs(mean))
         threshold = xp.where(warm, mean + spread, xp.inf)
         # The share of the way from the mean to the threshold.
@@ -58,11 +58,14 @@ class Spike:
         excess = xp.where(warm & (spread == 0) & (values > mean), xp.inf, excess)
         excess = xp.where(finite, xp.maximum(excess, 0.0), xp.inf)
 
-        weight = xp.maximum(1 - self.decay, 1 / (count + 1))
-        distance = xp.where(finite, xp.minimum(values, threshold) - mean, 0.0)
+        weight = xp.maximum(1 - self.decay, 1 / (seen + 1).astype(values.dtype))
+        entering = xp.minimum(values, threshold)
+        # What has no square does not enter either, in float32 from 5e18: an infinite variance would never go.
+        enters = finite & (xp.abs(entering) < float(xp.finfo(values.dtype).max) ** 0.5 / 4)
+        distance = xp.where(enters, entering, mean) - mean
         new = SpikeMemory(
             mean + weight * distance,
-            xp.where(finite, (1 - weight) * (variance + weight * distance * distance), variance),
-            count + finite.astype(count.dtype),
+            xp.where(enters, (1 - weight) * (variance + weight * distance * distance), variance),
+            seen + enters.astype(seen.dtype),
         )
         return new, Alarms(xp.where(excess > 1, STOP, 0).astype("int32"), threshold, excess)
