@@ -27,5 +27,5 @@ class NonFinite:
         """Alarms where a value is not finite."""
         xp = namespace(values)
         bad = ~xp.isfinite(values)
-        excess = xp.where(bad, xp.inf, 0.0)
+        excess = xp.where(bad, xp.inf, 0.0).astype(values.dtype)
         return (), Alarms(xp.where(bad, STOP, 0).astype("int32"), xp.full_like(excess, xp.inf), excess)

@@ -27,7 +27,7 @@ class Spike:
     The practice is common, the numbers are ours.  The first values count alike: with n values
     before it, a value enters with the weight max(1 − β, 1/(n + 1)).  A value above the threshold
     enters as if it were the threshold, so that one spike does not hide the next, and a lasting
-    change is accepted in the end.  What is not finite does not enter.
+    change is accepted in the end.  What is not finite, or whose square is not, does not enter.
 
     Attributes:
       decay: β, of mean and variance.
@@ -55,12 +55,15 @@ class Spike:
         threshold = xp.where(warm, mean + spread, xp.inf)
         stop = (warm & (values > threshold)) | ~finite
 
-        weight = xp.maximum(1 - self.decay, 1 / (seen + 1))
-        distance = xp.where(finite, xp.minimum(values, threshold) - mean, 0.0)
+        weight = xp.maximum(1 - self.decay, 1 / (seen + 1).astype(values.dtype))
+        entering = xp.minimum(values, threshold)
+        # What has no square does not enter either, in float32 from 5e18: an infinite variance would never go.
+        enters = finite & (xp.abs(entering) < float(xp.finfo(values.dtype).max) ** 0.5 / 4)
+        distance = xp.where(enters, entering, mean) - mean
         new = SpikeMemory(
             mean + weight * distance,
-            xp.where(finite, (1 - weight) * (variance + weight * distance * distance), variance),
-            seen + finite.astype(seen.dtype),
+            xp.where(enters, (1 - weight) * (variance + weight * distance * distance), variance),
+            seen + enters.astype(seen.dtype),
         )
         # The share of the way from the mean to the threshold.
         reached = xp.where(warm & finite, xp.maximum(values - mean, 0.0), 0.0)

@@ -1,7 +1,6 @@
 """An observer that runs a detector beside a run."""
 
 import collections
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,12 +16,12 @@ class Action(NamedTuple):
 
     Attributes:
       step: the one with the alarm.
-      undone: how many steps were undone, that one the last.
-      again: whether they were executed again.
+      first: the first step that was undone.
+      again: whether it and those after it were executed again.
     """
 
     step: Address
-    undone: int
+    first: Address
     again: bool
 
 
@@ -72,11 +71,13 @@ class Watch(Observer):
         if self._recovery is None or not stops or (self._tried is not None and at <= self._tried):
             return None
         self._tried = at
-        self.actions.append(Action(at, len(self._before), self._recovery.again))
         if not self._recovery.again:  # what it saw has not happened
+            self.actions.append(Action(at, at, False))
             self.memory = self._before[-1][1]
         return self._recovery
 
     def undone(self, at: Address) -> None:
         """Remember what it did before that step."""
+        assert self._tried is not None  # it has asked for it
+        self.actions.append(Action(self._tried, at, True))
         self.memory = next(memory for address, memory in self._before if address == at)

@@ -130,7 +130,8 @@ def follow(
         if isinstance(asked, Back):
             undone = [kept.pop() for _ in range(min(asked.steps, len(kept)))]
             first, state = undone[-1]
-            faults = {address: fault for address, fault in faults.items() if address not in dict(undone)}
+            for address, _ in undone:
+                faults.pop(address, None)
             if asked.again:
                 for observer in observers:
                     observer.undone(first)

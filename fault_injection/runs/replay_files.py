@@ -23,38 +23,61 @@ from .replay_run import Replay
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
 
 
-def write_replay(replay: Replay, name: str, out: pathlib.Path, command: Sequence[str] | None = None) -> None:
+def write_replay(
+    replay: Replay,
+    name: str,
+    out: pathlib.Path,
+    command: Sequence[str] | None = None,
+    recovered: Replay | None = None,
+    detection: Mapping[str, Any] | None = None,
+) -> None:
     """Write everything of one replay to the folder `out`; `outcome.json` last: where it is, all is.
 
     Args:
       name: of the injection, in file names and titles.
       command: what to type to repeat it, for the provenance.
+      recovered: the same with a recovery, for the picture and the record.
+      detection: what a detector saw and a recovery did, for `detection.json`.
     """
-    from_leader(lambda: _write(replay, name, out, command))
+    from_leader(lambda: _write(replay, name, out, command, recovered, detection))
 
 
-def _write(replay: Replay, name: str, out: pathlib.Path, command: Sequence[str] | None) -> None:
+def _write(
+    replay: Replay,
+    name: str,
+    out: pathlib.Path,
+    command: Sequence[str] | None,
+    recovered: Replay | None,
+    detection: Mapping[str, Any] | None,
+) -> None:
     from .curves import draw_curves  # Matplotlib is slow to import
 
     program, injection = replay.source.program, replay.injection
     measure = program.measure()
     tables = {run: columns(getattr(replay, run), program, measure.name) for run in ("golden", "faulty")}
+    title, faulty = f"{name}: {replay.outcome.outcome}", {"faulty": tables["faulty"]}
+    if recovered is not None:
+        tables["recovered"] = faulty["recovered"] = columns(recovered.faulty, program, measure.name)
+        title += f"; recovered: {recovered.outcome.outcome}"
     outcome: dict[str, Any] = dataclasses.asdict(replay.outcome)
     outcome["largest_from_the_faulty_step_on"] = {run: _watched(table, injection) for run, table in tables.items()}
 
-    (out / "outcome.json").unlink(missing_ok=True)
+    for known in ("outcome.json", "detection.json"):
+        (out / known).unlink(missing_ok=True)
     write_text(out / f"replay_{name}.txt", published_log(replay))
     write_arrays(out / "record.npz", {f"{run}/{k}": v for run, table in tables.items() for k, v in table.items()})
     write_json(out / "provenance.json", provenance(replay, command))
     draw_curves(
         out / "curves.png",
-        f"{name}: {replay.outcome.outcome}",
+        title,
         tables["golden"],
-        {"faulty": tables["faulty"]},
-        {"faulty": injection.epoch + injection.step / program.steps_per_epoch},
+        faulty,
+        dict.fromkeys(faulty, injection.epoch + injection.step / program.steps_per_epoch),
         program.steps_per_epoch,
         measure,
     )
+    if detection is not None:
+        write_json(out / "detection.json", detection)
     write_json(out / "outcome.json", outcome)
 
 

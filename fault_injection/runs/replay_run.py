@@ -7,7 +7,7 @@ import itertools
 import pathlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -58,12 +58,21 @@ class Replay:
     seconds: float
 
 
-def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], object] = lambda result: None) -> Replay:
+def replay(
+    injection: Injection,
+    golden: Golden,
+    finish: Callable[[Replay], object] = lambda result: None,
+    watching: Sequence[Observer] = (),
+    keep: int = 0,
+) -> Replay:
     """Replay `injection`, making as much of its golden run as is missing.
 
     Args:
       golden: of the injection's workload, by a program that can strike its site; see `golden_for`.
       finish: called with the result before what was kept for going on is removed, such as to write it.
+      watching: further observers of the run, from the start of the fault's epoch on.  With them a
+        replay that was interrupted begins again, because nobody keeps what they have seen.
+      keep: how many steps they may have undone, see `follow`.
 
     Raises:
       InputError, OSError: the dataset cannot be read, or a file not written.
@@ -80,17 +89,17 @@ def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], obje
         return numbered(at, steps_per_epoch) - numbered(struck_at, steps_per_epoch)
 
     # 1. The fault-free run, as far as the faulty one will go.
-    _announce(golden, epochs)
-    golden.make(epochs)
+    make_golden(golden, epochs)
     measure, record = program.measure(), functools.cache(golden.fetch_record)
 
-    key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY)])
+    watched = ["watched"] if watching else []
+    key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY), *watched])
     store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
     with contextlib.ExitStack() as held:
         from_leader(lambda: held.enter_context(store.alone()))
         total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
         progress = held.enter_context(Progress("replay", total, measure.name, record))
-        kept = from_leader(lambda: _kept(store, first.epoch, injection.site, fault))
+        kept = None if watching else from_leader(lambda: _kept(store, first.epoch, injection.site, fault))
         nonfinite = NonFinite(since, injection.nonfinite)
         witness = Witness(injection.site, fault, kept.struck if kept else None)
         control: State = None
@@ -99,7 +108,7 @@ def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], obje
             recorder = Recorder(Run(first.epoch, (), 0))
             before = itertools.takewhile(lambda at: at != struck_at, addresses(first, struck_at, steps_per_epoch))
             state = golden.fetch_state_before(first.epoch)
-            state = follow(program, state, before, observers=[progress, Repeats(golden), recorder]).state
+            state = follow(program, state, before, observers=[progress, Repeats(golden), recorder, *watching]).state
 
             # 3. The control: the faulty step with an inactive fault, which must be the golden step.
             progress.compiling("the step with the fault")
@@ -115,9 +124,9 @@ def replay(injection: Injection, golden: Golden, finish: Callable[[Replay], obje
 
         # 4. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
         masked = ExactlyMasked(since, record, lambda at: control if at == struck_at else golden.fetch_state_after(at))
-        keeper = _Keeper(store, recorder, witness)
-        watching = [progress, recorder, witness, nonfinite, masked, keeper]
-        ended = follow(program, state, steps, faults, watching).ended
+        keeper = [] if watching else [_Keeper(store, recorder, witness)]
+        observers = [progress, recorder, witness, *watching, nonfinite, masked, *keeper]
+        ended = follow(program, state, steps, faults, observers, keep).ended
         faulty = recorder.run
         if ended == EXACT:
             faulty = _continued(faulty, record, last, steps_per_epoch)
@@ -149,6 +158,7 @@ def golden_for(
     data_dir: pathlib.Path | None = None,
     devices: int | None = None,
     start: Callable[[Golden], Start] | None = None,
+    reductions: frozenset[str] = frozenset(),
 ) -> Golden:
     """The golden run that a replay needs, by a program that can strike the injection's site; nothing runs yet.
 
@@ -157,9 +167,11 @@ def golden_for(
       data_dir: where the dataset is; by default where its reader looks.
       devices: how many to use; by default as many as divide the workers.
       start: makes the state that the golden run starts from, of the golden run without one.
+      reductions: what the program's steps report, see `Workload.program`.
     """
     w = injection.workload
-    program = w.program(frozenset({injection.layer}), devices, data_dir)
+    telling = {"reductions": reductions} if reductions else {}
+    program = w.program(frozenset({injection.layer}), devices, data_dir, **telling)
     golden = Golden(w, program, cache, kept_epochs(program, w.epochs, {injection.epoch}))
     return golden if start is None else dataclasses.replace(golden, start=start(golden))
 
@@ -170,8 +182,8 @@ def last_step(injection: Injection) -> Address:
     return horizon_or_end(w.epochs, w.steps_per_epoch, fault, injection.horizon)
 
 
-def _announce(golden: Golden, epochs: int) -> None:
-    """Say that epochs of the golden run have to be made first, and why, where that is not plain."""
+def make_golden(golden: Golden, epochs: int) -> None:
+    """Make the golden run as far as it is missing, and say so first, and why, where that is not plain."""
     missing = epochs - golden.recorded()
     if missing <= 0:
         return
@@ -183,6 +195,7 @@ def _announce(golden: Golden, epochs: int) -> None:
         f"making {missing} epochs of {golden.program.steps_per_epoch} steps in {golden.folder}, "
         f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
     )
+    golden.make(epochs)
 
 
 class Witness(Observer):

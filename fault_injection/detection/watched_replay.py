@@ -1,0 +1,96 @@
+"""A replay with a detector beside it, and a second one in which a recovery acts on the detector's alarms."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from ..faults.injection import Injection
+from ..runs.follow import Back, numbered
+from ..runs.golden_run import Golden
+from ..runs.replay_run import Replay, last_step, make_golden, replay
+from .detector import STOP, Detector
+from .fault_free import memory_before
+from .watch import Watch
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """What a detector saw of an injection, and what a recovery did.
+
+    Attributes:
+      replay: the run that nothing interferes with.
+      watch: the detector beside it.
+      recovered: the run that recovers; None without a recovery, or where nothing was to be done.
+      recovering: the detector beside that run.
+    """
+
+    replay: Replay
+    watch: Watch
+    recovered: Replay | None = None
+    recovering: Watch | None = None
+
+
+def watched_replay(
+    injection: Injection,
+    golden: Golden,
+    detector: Detector,
+    recovery: Back | None = None,
+    finish: Callable[[Watched], object] = lambda result: None,
+) -> Watched:
+    """Replay an injection with a detector beside it and, where it stops the run, once more with a recovery.
+
+    The detector has seen the fault-free run up to the fault.  It never sees the golden run beside
+    the faulty one.
+
+    Args:
+      golden: by a program that reports what the detector watches.
+      finish: called with the result, such as to write it.
+
+    Raises:
+      As `replay`.
+    """
+    program = golden.program
+    make_golden(golden, last_step(injection).epoch + 1)
+    memory = memory_before(golden, detector, injection.epoch)
+    watch = Watch(program, detector, memory)
+    result = Watched(replay(injection, golden, watching=[watch]), watch)
+    if recovery is not None and any(alarm.level == STOP for alarm in watch.alarms):
+        again = Watch(program, detector, memory, recovery)
+        recovered = replay(injection, golden, watching=[again], keep=recovery.steps)
+        result = dataclasses.replace(result, recovered=recovered, recovering=again)
+    finish(result)
+    return result
+
+
+def summary(watched: Watched, detector: str, recovery: str | None) -> dict[str, Any]:
+    """What was detected, when, what was done, and what came of it."""
+    injection, steps_per_epoch = watched.replay.injection, watched.replay.source.program.steps_per_epoch
+    struck = injection.epoch * steps_per_epoch + injection.step
+    alarms = [alarm for alarm in watched.watch.alarms if alarm.step >= struck]
+    stops = [alarm for alarm in alarms if alarm.level == STOP]
+    found: dict[str, Any] = {
+        "detector": detector,
+        "detected": bool(stops),
+        "steps_from_fault_to_alarm": stops[0].step - struck if stops else None,
+        "alarms": [alarm._asdict() for alarm in alarms[:MOST]],
+        "alarms_in_all": len(alarms),
+        "alarms_before_the_fault": len(watched.watch.alarms) - len(alarms),
+        "outcome": watched.replay.outcome.outcome,
+        "recovery": recovery,
+    }
+    if watched.recovered is not None and watched.recovering is not None:
+        found["actions"] = [
+            {
+                "at": tuple(a.step),
+                "undone_from": tuple(a.first),
+                "executed_again": a.again,
+                "steps_undone": numbered(a.step, steps_per_epoch) - numbered(a.first, steps_per_epoch) + 1,
+            }
+            for a in watched.recovering.actions
+        ]
+        outcome = watched.recovered.outcome
+        found["after_recovery"] = dataclasses.asdict(outcome)
+    return found
+
+
+MOST = 100  # alarms that are listed
