@@ -145,6 +145,21 @@ def chosen_workload(options: argparse.Namespace, embedded: bool = False) -> Work
     return workload
 
 
+def setting_pairs(texts: Sequence[str]) -> dict[str, str]:
+    """What `--set NAME=VALUE` was given, by name.
+
+    >>> setting_pairs(["deviations=8"])
+    {'deviations': '8'}
+
+    Raises:
+      InputError: one has no equals sign.
+    """
+    for text in texts:
+        if "=" not in text:
+            raise InputError(f"--set {text[:60]!r}; expected SETTING=VALUE")
+    return dict(text.split("=", 1) for text in texts)  # type: ignore[misc]
+
+
 def flag(name: str) -> str:
     """How an option is written on a command line.
 

@@ -8,8 +8,8 @@ import sys
 from ..detection.detector import Alarm
 from ..detection.log import Log, detect, raised, read_log
 from ..detection.registry import VALUE_BASED, Chosen, value_based
-from ..machine.errors import InputError, printable
-from .arguments import CommandLine, aligned, json_option, tell, tell_json
+from ..machine.errors import printable
+from .arguments import CommandLine, aligned, json_option, setting_pairs, tell, tell_json
 
 
 def add(commands: CommandLine) -> None:
@@ -25,13 +25,7 @@ def add(commands: CommandLine) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
-    settings = {}
-    for text in options.set:
-        key, equals, value = text.partition("=")
-        if not equals:
-            raise InputError(f"--set {text[:60]!r}; expected SETTING=VALUE")
-        settings[key] = value
-    chosen = value_based(options.detector, os.environ, settings)
+    chosen = value_based(options.detector, os.environ, setting_pairs(options.set))
     log = read_log(options.log, signed=options.detector in ("loss_spike", "nonfinite"))
     notes = list(chosen.notes)
     if chosen.detector is None:

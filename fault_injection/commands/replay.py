@@ -3,21 +3,28 @@
 import argparse
 import dataclasses
 import functools
+import os
 import pathlib
+from typing import Any
 
 from ..campaign.sampling import injection_of
 from ..campaign.store import open_plan
+from ..detection.detector import Detector
+from ..detection.recovery import RECOVERIES
+from ..detection.registry import DETECTORS, beside_a_run
+from ..detection.signals import reductions_of
+from ..detection.watched_replay import sentences, summary, watched_replay
 from ..faults.injection import Injection
 from ..faults.injection_file import read_injection, write_injection
 from ..machine import environment
-from ..machine.errors import InputError
-from ..machine.processes import from_leader
+from ..machine.errors import InputError, did_you_mean
+from ..machine.processes import from_leader, say
 from ..published.checkpoints import imported_start
 from ..runs.follow import numbered
 from ..runs.golden_run import Golden
 from ..runs.replay_files import write_replay
 from ..runs.replay_run import golden_for, last_step, replay
-from .arguments import CommandLine, json_option, machine_options, natural, tell, tell_json
+from .arguments import CommandLine, json_option, machine_options, natural, setting_pairs, tell, tell_json
 from .estimates import golden_needed, shown, time_needed
 
 CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
@@ -46,6 +53,12 @@ def add(commands: CommandLine) -> None:
         help="where the golden run starts: initial weights, or the published checkpoint before the fault's epoch, "
         "once fetch-checkpoints has imported it (default: own)",
     )
+    watching = sub.add_argument_group("detection and recovery")
+    watching.add_argument("--detector", metavar="NAME", help=", ".join(DETECTORS))
+    watching.add_argument(
+        "--set", action="append", default=[], metavar="SETTING=VALUE", help="change a setting of the detector"
+    )
+    watching.add_argument("--recovery", metavar="NAME", help=f"what is done at an alarm: {', '.join(RECOVERIES)}")
     machine_options(sub)
 
 
@@ -65,7 +78,9 @@ def run(options: argparse.Namespace) -> None:
     start = None
     if options.checkpoints == "upstream":
         start = functools.partial(imported_start, epoch=injection.epoch, cache=options.cache)
-    golden = golden_for(injection, options.cache, options.data_dir, devices, start)
+    detector = _detector(injection, options, devices)
+    reductions = frozenset() if detector is None else reductions_of(detector.signals)
+    golden = golden_for(injection, options.cache, options.data_dir, devices, start, reductions)
     if options.check:
         _check(injection, golden, options)
         return
@@ -73,12 +88,39 @@ def run(options: argparse.Namespace) -> None:
         raise InputError("--out is a file, expected a folder", out)
     if options.id is not None:
         write_injection(out / f"{name}.csv", injection)
-    result = replay(injection, golden, lambda result: write_replay(result, name, out, command))
+    detection: dict[str, Any] | None = None
+    if detector is None:
+        result = replay(injection, golden, lambda result: write_replay(result, name, out, command))
+    else:
+        watched = watched_replay(injection, golden, detector, RECOVERIES.get(options.recovery))
+        result, detection = watched.replay, summary(watched, options.detector, options.recovery)
+        write_replay(result, name, out, command, watched.recovered, detection)
     if options.json:
-        tell_json({"name": name, **dataclasses.asdict(result.outcome), "folder": str(out)})
+        found = {} if detection is None else {"detection": detection}
+        tell_json({"name": name, **dataclasses.asdict(result.outcome), **found, "folder": str(out)})
         return
     tell(f"{result.outcome.outcome}: {result.outcome.rule}")
+    for line in [] if detection is None else sentences(detection):
+        tell(line)
     tell(f"written to {out}/")
+
+
+def _detector(injection: Injection, options: argparse.Namespace, devices: int | None) -> Detector | None:
+    """The detector asked for, with its settings; None without one."""
+    if options.detector is None:
+        for name in ("set", "recovery"):
+            if getattr(options, name):
+                raise InputError(f"--{name} needs --detector NAME")
+        return None
+    if options.recovery is not None and options.recovery not in RECOVERIES:
+        raise InputError(f"recovery {options.recovery[:60]!r} is unknown{did_you_mean(options.recovery, RECOVERIES)}")
+    program = injection.workload.program(frozenset(), devices, options.data_dir)
+    chosen = beside_a_run(options.detector, program, os.environ, setting_pairs(options.set))
+    for note in chosen.notes:
+        say(note)
+    if chosen.detector is None:
+        raise InputError(f"{options.detector} is switched off by the environment")
+    return chosen.detector
 
 
 def _place(options: argparse.Namespace) -> pathlib.Path:

@@ -5,9 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
+from ..training.program import Program
 from .asd_environment import read_config, read_thresholds
 from .detector import Detector
 from .gradient_norm import GradientNorm
+from .history_bound import history_bound
 from .loss_spike import LossSpike
 from .nonfinite import NonFinite
 from .strikes import Strikes
@@ -55,6 +57,31 @@ VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
     "asd_v3": _thresholded("v3"),
 }
 
+# Those that need to know the program that they watch.
+OF_A_PROGRAM: dict[str, Callable[[Program], Detector]] = {
+    "history_bound": history_bound,
+}
+DETECTORS = (*VALUE_BASED, *OF_A_PROGRAM)
+
+
+def beside_a_run(
+    name: str, program: Program, environment: Mapping[str, str], settings: Mapping[str, str] | None = None
+) -> Chosen:
+    """A detector that watches the steps of a program.
+
+    Args:
+      program: any of the workload; what its steps report does not matter.
+
+    Raises:
+      InputError: as `value_based`, or the program has nothing that the detector could watch.
+    """
+    if name not in DETECTORS:
+        raise InputError(f"detector {name[:60]!r} is unknown{did_you_mean(name, DETECTORS)}")
+    if name in VALUE_BASED:
+        return value_based(name, environment, settings)
+    detector = OF_A_PROGRAM[name](program)
+    return Chosen(_changed(name, detector, settings or {}))
+
 
 def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str, str] | None = None) -> Chosen:
     """A detector that runs over a log.
@@ -72,10 +99,17 @@ def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str
     return chosen if not settings else chosen._replace(detector=_changed(name, chosen.detector, settings))
 
 
+DERIVED = ("bounds", "of")  # fields that a program decides
+
+
 def _changed(name: str, detector: Detector | None, settings: Mapping[str, str]) -> Detector | None:
     if detector is None:
         return None
-    fields = {field.name: getattr(detector, field.name) for field in dataclasses.fields(detector)}  # type: ignore[arg-type]
+    fields = {
+        field.name: getattr(detector, field.name)
+        for field in dataclasses.fields(detector)  # type: ignore[arg-type]
+        if field.name not in DERIVED
+    }
     values = {}
     for key, text in settings.items():
         if key not in fields:

@@ -1,7 +1,7 @@
 """A replay with a detector beside it, and a second one in which a recovery acts on the detector's alarms."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..faults.injection import Injection
@@ -11,6 +11,8 @@ from ..runs.replay_run import Replay, last_step, make_golden, replay
 from .detector import STOP, Detector
 from .fault_free import memory_before
 from .watch import Watch
+
+MOST = 100  # alarms that are listed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,16 +83,29 @@ def summary(watched: Watched, detector: str, recovery: str | None) -> dict[str, 
     if watched.recovered is not None and watched.recovering is not None:
         found["actions"] = [
             {
-                "at": tuple(a.step),
-                "undone_from": tuple(a.first),
-                "executed_again": a.again,
+                "at": list(a.step),
                 "steps_undone": numbered(a.step, steps_per_epoch) - numbered(a.first, steps_per_epoch) + 1,
+                "executed_again": a.again,
             }
             for a in watched.recovering.actions
         ]
-        outcome = watched.recovered.outcome
-        found["after_recovery"] = dataclasses.asdict(outcome)
+        found["after_recovery"] = dataclasses.asdict(watched.recovered.outcome)
     return found
 
 
-MOST = 100  # alarms that are listed
+def sentences(found: Mapping[str, Any]) -> list[str]:
+    """A summary in words."""
+    if not found["detected"]:
+        return [f"{found['detector']}: not detected"]
+    first, after = found["alarms"][0], found["steps_from_fault_to_alarm"]
+    when = "in the faulty step" if after == 0 else f"{after} step(s) after the fault"
+    told = [
+        f"{found['detector']}: detected {when}: {first['tensor']} is {first['value']:.4g}, "
+        f"its threshold {first['threshold']:.4g}"
+    ]
+    if "after_recovery" in found:
+        undone = sum(action["steps_undone"] for action in found["actions"])
+        outcome = found["after_recovery"]
+        what = f"{len(found['actions'])} action(s), {undone} step(s) undone"
+        told.append(f"{found['recovery']}: {what}; then {outcome['outcome']}: {outcome['rule']}")
+    return told

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from models.fault import Fault, Operand, Struck, inactive_fault
@@ -101,20 +103,23 @@ def replay(
         progress = held.enter_context(Progress("replay", total, measure.name, record))
         kept = None if watching else from_leader(lambda: _kept(store, first.epoch, injection.site, fault))
         nonfinite = NonFinite(since, injection.nonfinite)
-        witness = Witness(injection.site, fault, kept.struck if kept else None)
+        witness = Witness(injection.site, fault, struck_at, kept.struck if kept else None)
         control: State = None
         if kept is None:
-            # 2. Up to the fault, every step as in the golden run.
+            # 2. Up to the fault, every step as in the golden run; those that may be undone wait.
             recorder = Recorder(Run(first.epoch, (), 0))
-            before = itertools.takewhile(lambda at: at != struck_at, addresses(first, struck_at, steps_per_epoch))
+            begin = Address(first.epoch, max(0, injection.step - max(0, keep - 1)))
+            before = itertools.takewhile(lambda at: at != begin, addresses(first, begin, steps_per_epoch))
             state = golden.fetch_state_before(first.epoch)
             state = follow(program, state, before, observers=[progress, Repeats(golden), recorder, *watching]).state
 
             # 3. The control: the faulty step with an inactive fault, which must be the golden step.
             progress.compiling("the step with the fault")
             nothing = {struck_at: inactive_fault(len(fault.index))}
-            control = follow(program, state, [struck_at], nothing, [Repeats(golden)]).state
-            steps, faults = addresses(struck_at, last, steps_per_epoch), {struck_at: fault}
+            waiting = addresses(begin, struck_at, steps_per_epoch)
+            alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
+            control = follow(program, alike, waiting, nothing, [Repeats(golden)]).state
+            steps, faults = addresses(begin, last, steps_per_epoch), {struck_at: fault}
         else:
             # An interrupted replay goes on after the epochs that it has finished.
             going_on, recorder = Address(first.epoch + kept.run.ended, 0), Recorder(kept.run)
@@ -205,13 +210,13 @@ class Witness(Observer):
       struck: what the fault did; None before the faulty step.
     """
 
-    def __init__(self, site: Site, fault: Fault, struck: Struck | None = None):
-        self._site, self._fault = site, fault
+    def __init__(self, site: Site, fault: Fault, at: Address, struck: Struck | None = None):
+        self._site, self._fault, self._at = site, fault, at
         self.struck = struck
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Look at the first step; raises FaultNotApplied where its observations contradict the fault."""
-        if self.struck is None:
+        """Look at the faulty step; raises FaultNotApplied where its observations contradict the fault."""
+        if self.struck is None and at == self._at:
             self.struck = check_struck(self._site.name, self._fault, report.struck)
 
 
