@@ -1,5 +1,6 @@
-"""An observer that runs a detector beside a run."""
+"""Observers that watch a run for alarms, and may have steps undone."""
 
+import abc
 import collections
 from typing import NamedTuple
 
@@ -25,13 +26,13 @@ class Action(NamedTuple):
     again: bool
 
 
-class Watch(Observer):
-    """Runs a detector beside a run, and may have steps undone where it stops.
+class Watcher(Observer, abc.ABC):
+    """Watches a run, and may have steps undone where it stops.
 
-    It reads the steps' reports and nothing else: no bit of a run depends on it unless it recovers.
+    No bit of a run depends on it unless it recovers.
 
     Attributes:
-      memory: of the detector, after the last step; None before the first step of a training.
+      memory: after the last step; None before the first step of a training.
       alarms: all so far, their steps counted over all epochs.
       peak: the largest `Alarms.excess` of each step.
       actions: what was done, in order.
@@ -42,11 +43,8 @@ class Watch(Observer):
         again is not undone again: an alarm that repeats is no transient fault.
     """
 
-    def __init__(
-        self, program: Program, detector: Detector, memory: Memory = None, recovery: Back | None = None
-    ) -> None:
-        self._reader, self._detector, self._recovery = Reader(program, detector.signals), detector, recovery
-        self._steps_per_epoch = program.steps_per_epoch
+    def __init__(self, program: Program, memory: Memory = None, recovery: Back | None = None) -> None:
+        self.program, self._recovery = program, recovery
         self._before: collections.deque[tuple[Address, Memory]] = collections.deque(
             maxlen=recovery.steps if recovery else 0
         )
@@ -56,24 +54,24 @@ class Watch(Observer):
         self.peak: list[float] = []
         self.actions: list[Action] = []
 
+    @abc.abstractmethod
+    def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
+        """The alarms of a step and its largest excess; keeps in `memory` what the next step needs."""
+
     def after_step(self, at: Address, state: State, report: StepReport) -> Back | None:
-        """Give the step to the detector."""
-        names, values = self._reader.names(report), self._reader.read(report)
-        if self.memory is None:
-            self.memory = self._detector.init(names)
-        self._before.append((at, self.memory))
-        with np.errstate(all="ignore"):
-            self.memory, alarms = self._detector.update(self.memory, values)
-        self.peak.append(float(np.max(alarms.excess, initial=0.0)))
-        found = told(numbered(at, self._steps_per_epoch), names, values, alarms)
+        """Look at the step."""
+        before = self.memory
+        found, peak = self.look(at, state, report)
+        self._before.append((at, before))
         self.alarms += found
+        self.peak.append(peak)
         stops = any(alarm.level == STOP for alarm in found)
         if self._recovery is None or not stops or (self._tried is not None and at <= self._tried):
             return None
         self._tried = at
         if not self._recovery.again:  # what it saw has not happened
             self.actions.append(Action(at, at, False))
-            self.memory = self._before[-1][1]
+            self.memory = before
         return self._recovery
 
     def undone(self, at: Address) -> None:
@@ -81,3 +79,26 @@ class Watch(Observer):
         assert self._tried is not None  # it has asked for it
         self.actions.append(Action(self._tried, at, True))
         self.memory = next(memory for address, memory in self._before if address == at)
+
+    def number(self, at: Address) -> int:
+        """The number of a step over all epochs."""
+        return numbered(at, self.program.steps_per_epoch)
+
+
+class Watch(Watcher):
+    """Runs a detector beside a run, on the steps' reports and nothing else."""
+
+    def __init__(
+        self, program: Program, detector: Detector, memory: Memory = None, recovery: Back | None = None
+    ) -> None:
+        super().__init__(program, memory, recovery)
+        self._reader, self._detector = Reader(program, detector.signals), detector
+
+    def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
+        """Give the step to the detector."""
+        names, values = self._reader.names(report), self._reader.read(report)
+        memory = self._detector.init(names) if self.memory is None else self.memory
+        with np.errstate(all="ignore"):
+            self.memory, alarms = self._detector.update(memory, values)
+        found = told(self.number(at), names, values, alarms) if alarms.level.any() else []
+        return found, float(np.max(alarms.excess, initial=0.0))

@@ -1,0 +1,65 @@
+"""`replay`: every n-th step is executed again, and the digests of the two states are compared.
+
+Reference: deterministic re-execution as in TorchTitan's replay detector and TPU's SDC checker (docs/detection.md).
+"""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..runs.follow import Address, Back
+from ..training.program import Program, State, StepReport
+from .detector import STOP, Alarm, Memory
+from .watch import Watcher
+
+
+@dataclasses.dataclass(frozen=True)
+class Replay:
+    """Settings of the detector.
+
+    Attributes:
+      every: n; steps are counted over all epochs, and number n − 1 is the first that is checked.
+    """
+
+    every: int = 10
+
+
+class ReExecution(Watcher):
+    """Executes every n-th step again, and raises an alarm where the digests differ.
+
+    The second execution has no fault: what struck the first was transient, or it was another device.
+
+    Args:
+      again: the program that executes the second time, such as one on another device; by default the same.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        settings: Replay,
+        memory: Memory = None,
+        recovery: Back | None = None,
+        again: Program | None = None,
+    ) -> None:
+        super().__init__(program, memory, recovery)
+        self._settings, self._again = settings, again or program
+
+    def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
+        """Compare the step, if it is one of those; keep the state if the next one is."""
+        number, every = self.number(at), self._settings.every
+        found: list[Alarm] = []
+        kept = self.memory
+        if (number + 1) % every == 0 and kept is not None:
+            again = self._again
+            start = again.place(jax.device_get(kept)) if again is not self.program else kept
+            _, second = again.step(jax.tree.map(jnp.copy, start), again.batch(*at), *at)
+            differing = np.flatnonzero(report.digest != jax.device_get(second.digest)).tolist()
+            found = [
+                Alarm(number, self.program.leaves[i].name, float(report.digest[i]), STOP, float(second.digest[i]))
+                for i in differing
+            ]
+        self.memory = jax.tree.map(jnp.copy, state) if (number + 2) % every == 0 else None
+        return found, math.inf if found else 0.0

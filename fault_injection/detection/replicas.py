@@ -1,0 +1,48 @@
+"""`replicas`: the digests of the parameters are compared across the devices that hold a copy each."""
+
+import dataclasses
+import math
+
+import jax
+import numpy as np
+
+from ..runs.follow import Address
+from ..training.digest import digest
+from ..training.program import Program, Role, State, StepReport
+from .detector import STOP, Alarm
+from .watch import Watcher
+
+
+@dataclasses.dataclass(frozen=True)
+class Replicas:
+    """The detector has no settings."""
+
+
+class ReplicaComparison(Watcher):
+    """Raises an alarm where a device's copy of a parameter differs from the first device's.
+
+    It sees nothing where the workers share one state, and nothing that reaches all copies alike: a
+    gradient that was summed over the workers does.
+    """
+
+    def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
+        """Compare the copies."""
+        chosen = [i for i, leaf in enumerate(self.program.leaves) if leaf.role == Role.PARAMETER]
+        leaves = jax.tree.leaves(state)
+        copies = [[shard.data for shard in leaves[i].addressable_shards] for i in chosen]
+        digests = [np.asarray(_digest([parts[device] for parts in copies])) for device in range(len(copies[0]))]
+        found = [
+            Alarm(self.number(at), self.program.leaves[i].name, float(other[k]), STOP, float(digests[0][k]))
+            for other in digests[1:]
+            for k, i in enumerate(chosen)
+            if other[k] != digests[0][k]
+        ]
+        return found, math.inf if found else 0.0
+
+
+_digest = jax.jit(digest)
+
+
+def comparable(program: Program) -> bool:
+    """Whether there are copies to compare."""
+    return program.devices > 1
