@@ -1,7 +1,6 @@
 """Our contestant: the whole explicit training step of a workload on its embedded data."""
 
 import argparse
-import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -96,12 +95,7 @@ def training(contestant: Ours) -> Callable[[], object]:
 
 def lowered(contestant: Ours) -> Any:
     """The fault-free step before compilation."""
-    held = inspect.getclosurevars(contestant.program.step).nonlocals
-    try:
-        step, numbers, address = held["plain"], held["numbers"], held["address"]
-    except KeyError:
-        raise SystemExit("Program.step no longer wraps a jitted `plain`; update benchmarks/ours.py") from None
-    return step.lower(start(contestant), contestant.program.batch(0, 0), address(0, 0), numbers)
+    return contestant.program.lower(start(contestant), contestant.program.batch(0, 0))
 
 
 def batch_to_compare() -> tuple[np.ndarray, np.ndarray]:

@@ -99,9 +99,15 @@ class Errand:
 
 
 class Driver:
-    """Hands out errands and takes in results; see `campaign`."""
+    """Hands out errands and takes in results; see `campaign`.
 
-    def __init__(self, task: jobs.Task, store: Store, slots: list[Slot], plan_file: str | None = None):
+    Attributes:
+      experiment: what is done for each experiment, a function of `jobs`.
+    """
+
+    experiment: Callable[..., Any] = staticmethod(jobs.experiment)
+
+    def __init__(self, task: jobs.Task, store: Any, slots: list[Slot], plan_file: str | None = None):
         self.task, self.store, self.slots, self.plan_file = task, store, slots, plan_file
         self.ready: collections.deque[Errand] = collections.deque()
         self.running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, Errand]] = {}
@@ -121,7 +127,7 @@ class Driver:
         missing.sort(key=lambda e: (e.epoch, e.step, e.number))
         self.walks = {epoch: list(group) for epoch, group in itertools.groupby(missing, key=lambda e: e.epoch)}
         self.left.update(e.epoch for e in missing)
-        with Display(self.store, plan) as table:
+        with self._display() as table:
             self._work(table.show)
         shutil.rmtree(self.golden.walks, ignore_errors=True)
         if self.given_up:
@@ -129,6 +135,9 @@ class Driver:
             raise JobLost(
                 f"{named}: {', '.join(self.given_up)}"[:300] + "; out of memory? The same command tries again"
             )
+
+    def _display(self) -> Display:
+        return Display(self.store, self.task.plan)
 
     def _begin(self, golden: jobs.Ready) -> None:
         self.golden = golden
@@ -155,7 +164,7 @@ class Driver:
         self.store.walked(epoch, *value)
         for e in experiments:
             arguments = (self.golden.golden_key, e.number)
-            self.ready.append(Errand(f"experiment {e.number}", jobs.experiment, arguments, self._keep))
+            self.ready.append(Errand(f"experiment {e.number}", self.experiment, arguments, self._keep))
 
     def _keep(self, value: tuple[Result, dict[str, Any]]) -> None:
         result, environment = value
@@ -222,7 +231,7 @@ class Driver:
         self.store.event(f"a process died during {errand.name}, attempt {self.lost[errand.name]}: {error}"[:300])
         if self.lost[errand.name] < ATTEMPTS:
             self.ready.appendleft(errand)
-        elif errand.function is jobs.experiment:
+        elif errand.function is self.experiment:
             self.given_up.append(errand.name)
         else:
             raise JobLost(f"{errand.name} has lost its process {ATTEMPTS} times; out of memory? the last: {error}")

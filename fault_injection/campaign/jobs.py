@@ -54,6 +54,10 @@ class Task:
     matrix_precision: str = "float32"
     name: str = dataclasses.field(default_factory=lambda: uuid.uuid4().hex)
 
+    def reductions(self) -> frozenset[str]:
+        """What the steps of its program report beside what every step does."""
+        return frozenset()
+
 
 @dataclasses.dataclass(frozen=True)
 class Ready:
@@ -104,7 +108,8 @@ def laboratory(task: Task) -> Laboratory:
 @functools.lru_cache(maxsize=1)
 def _laboratory(task: Task) -> Laboratory:
     plan = task.plan
-    program = plan.workload.program(frozenset(plan.sites), devices=1, data_dir=task.data_dir)
+    telling = {"reductions": reductions} if (reductions := task.reductions()) else {}
+    program = plan.workload.program(frozenset(plan.sites), devices=1, data_dir=task.data_dir, **telling)
     golden = Golden(plan.workload, program, task.cache, kept_epochs(program, plan.golden_epochs, plan.epochs))
     return Laboratory(plan, golden, Conditions(), golden.folder / "walks" / task.name)
 
@@ -138,17 +143,17 @@ def walk(task: Task, golden_key: str, epoch: int, steps: tuple[int, ...]) -> tup
     """Walk through an epoch for the experiments at `steps`; returns steps computed and seconds."""
     begun = time.perf_counter()
     states = {at for step in steps for at in (step, step + 1)}  # after it too, to be compared with
-    lab = _alike(task, golden_key)
+    lab = alike(task, golden_key)
     return Walk(lab.golden, lab.walks, epoch).go(states), time.perf_counter() - begun
 
 
 def experiment(task: Task, golden_key: str, number: int) -> tuple[Result, dict[str, Any]]:
     """One experiment to its verdict, and where it was made."""
-    lab = _alike(task, golden_key)
+    lab = alike(task, golden_key)
     return run_experiment(lab, number), described(lab.golden)
 
 
-def _alike(task: Task, golden_key: str) -> Laboratory:
+def alike(task: Task, golden_key: str) -> Laboratory:
     """The laboratory; raises InputError where this machine does not compute the golden run's bits."""
     lab = laboratory(task)
     if lab.golden.key != golden_key:

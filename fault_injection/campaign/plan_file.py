@@ -40,14 +40,8 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     """As `read_plan`, from the file's text; a histogram's path counts from the folder of `path`."""
     if INJECTION.match(text):
         raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
-    try:
-        document = tomllib.loads(text)
-    except RecursionError:
-        raise InputError("not a plan: it has tables or lists nested a thousand deep", path) from None
-    except ValueError as error:  # a number of thousands of digits is a ValueError too
-        raise InputError(f"not TOML: {str(error)[:SAID]}", path) from None
-    read = _Reader(text, path)
-    read.keys(document, ("workload", "options", "faults", "run"), "")
+    document, read = _document(text, path)
+    read.keys(document, ("workload", "options", "faults", "run", "score"), "")  # what is scored: `scoreboard.settings`
     workload = _workload(document, read)
     faults, run = read.table(document, "faults"), read.table(document, "run")
     read.keys(faults, FAULTS, "faults.")
@@ -93,7 +87,25 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     )
 
 
-class _Reader:
+def plan_tables(path: pathlib.Path) -> tuple[dict[str, Any], "Reader"]:
+    """The tables of a plan's file, and what reads values out of them.
+
+    Raises:
+      InputError: it is not TOML.
+    """
+    return _document(read_text(path), path)
+
+
+def _document(text: str, path: object) -> tuple[dict[str, Any], "Reader"]:
+    try:
+        return tomllib.loads(text), Reader(text, path)
+    except RecursionError:
+        raise InputError("not a plan: it has tables or lists nested a thousand deep", path) from None
+    except ValueError as error:  # a number of thousands of digits is a ValueError too
+        raise InputError(f"not TOML: {str(error)[:SAID]}", path) from None
+
+
+class Reader:
     """Values of a TOML document by their kinds, mistakes named with the line they stand in."""
 
     def __init__(self, text: str, path: object):
@@ -180,7 +192,7 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else _shown(value)
 
 
-def _workload(document: Mapping[str, Any], read: _Reader) -> Workload:
+def _workload(document: Mapping[str, Any], read: Reader) -> Workload:
     name = document.get("workload")
     if not isinstance(name, str):
         raise InputError("no workload = '…'", read.path)
@@ -204,7 +216,7 @@ def _workload(document: Mapping[str, Any], read: _Reader) -> Workload:
     return workload
 
 
-def _epochs(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tuple[int, ...]:
+def _epochs(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[int, ...]:
     epochs = read.list_of(faults, "faults.epochs", list(range(workload.epochs)), int, "epochs, counted from 0")
     for epoch in epochs:
         if not 0 <= epoch < workload.epochs:
@@ -217,7 +229,7 @@ def _epochs(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tup
     return tuple(sorted(epochs))
 
 
-def _sites(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tuple[str, ...]:
+def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[str, ...]:
     """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
     known = list(STAGES.values())
     stages = read.list_of(faults, "faults.stages", known, str, "stages")
@@ -243,7 +255,7 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: _Reader) -> tupl
     return found
 
 
-def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: _Reader) -> tuple[Model, ...]:
+def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> tuple[Model, ...]:
     given = faults.get("models", dict.fromkeys(PUBLISHED_MODELS, 1))
     if not isinstance(given, dict) or not given:
         raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
@@ -268,7 +280,7 @@ def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: _Reader) -> 
 
 
 def _value_options(
-    entry: Mapping[str, Any], values: str, narrowest: Format, key: str, read: _Reader
+    entry: Mapping[str, Any], values: str, narrowest: Format, key: str, read: Reader
 ) -> tuple[tuple[str, Any], ...]:
     """Options of a value source, where `narrowest` is the narrowest format of what it strikes."""
     width = narrowest.width

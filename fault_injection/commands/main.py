@@ -89,6 +89,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         report,
         results,
         scale,
+        score,
         sites,
         status,
     )
@@ -105,6 +106,7 @@ def _parser(program: str) -> argparse.ArgumentParser:
         scale,
         detect,
         campaign,
+        score,
         status,
         report,
         export,

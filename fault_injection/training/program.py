@@ -166,6 +166,7 @@ class Program:
       evaluate: loss and metric of a state on the test data.
       gradient_scale: √(n / B²) of parameters by name, with n the number of partial sums in one of a
         parameter's gradients and B the examples of the global batch; empty where that is not known.
+      lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
     """
 
     steps_per_epoch: int
@@ -182,6 +183,7 @@ class Program:
     faulty_step: Callable[[State, Batch, int, int, Fault], tuple[State, StepReport]]
     evaluate: Callable[[State], Evaluation]
     gradient_scale: Callable[[], Mapping[str, float]] = dict
+    lower: Callable[[State, Batch], Any] | None = None
 
     @functools.cached_property
     def watched(self) -> tuple[Leaf, ...]:

@@ -1,0 +1,137 @@
+"""The driver of a scoreboard: the campaign's, with detectors beside the experiments."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, Self
+
+from ..campaign import jobs
+from ..campaign.driver import Driver, Errand
+from ..campaign.executors import Slot
+from ..campaign.sampling import Experiment
+from ..campaign.standing import LOCK
+from ..machine.errors import InputError
+from ..machine.files import only_writer
+from ..runs.dependencies import content_hash
+from . import tasks
+from .store import ScoreStore
+
+EVERY = 10.0  # seconds between two lines about the progress
+PAIRS = 30  # rounds of the measurement of costs
+
+
+def watch_campaign(
+    task: tasks.Task, out: pathlib.Path, executors: contextlib.AbstractContextManager[list[Slot]]
+) -> None:
+    """Watch the experiments of a campaign whose verdicts are there, or those that are left.
+
+    Args:
+      task: with the campaign's plan.
+      out: the campaign's folder.
+      executors: where its jobs run.
+
+    Raises:
+      InputError: another process works in the folder, or what is there was made otherwise.
+      As the campaign's driver.
+    """
+
+    def taken() -> NoReturn:
+        raise InputError("another process is at work in this folder", out)
+
+    task = dataclasses.replace(task, name=content_hash([str(out.absolute()), "score"]))
+    with executors as slots, only_writer(out / LOCK, taken), ScoreStore(out, write=True) as store:
+        driver = ScoreDriver(task, store, slots)
+        driver.run()
+        driver.measure()
+
+
+class ScoreDriver(Driver):
+    """Hands out the watching of experiments and of fault-free runs."""
+
+    experiment: Callable[..., Any] = staticmethod(tasks.experiment)
+    task: tasks.Task
+
+    def _begin(self, golden: jobs.Ready) -> None:
+        settings = dataclasses.asdict(self.task.settings)
+        # How many are recovered, and with which seeds false alarms are counted, does not change what was seen.
+        key = content_hash([golden.plan_key, {k: v for k, v in settings.items() if k != "fault_free_seeds"}])
+        super()._begin(dataclasses.replace(golden, plan_key=key))
+        self.store.put("about", "settings", settings)
+        here = {name for name, _ in self.store.all("fault_free")}
+        wanted = [("golden", 0), *(("twin", n) for n in range(1, self.task.plan.twins + 1))]
+        wanted += [("seed", self._seed(n)) for n in range(self.task.settings.fault_free_seeds)]
+        for kind, number in wanted:
+            name = f"{kind} {number}"
+            if name not in here:
+                arguments = (self.golden.golden_key, kind, number)
+                take = functools.partial(self.store.put, "fault_free", name)
+                self.ready.append(Errand(f"the fault-free run {name}", tasks.fault_free, arguments, take))
+
+    def _seed(self, number: int) -> int:
+        """A seed that is not the plan's."""
+        first: int = self.task.plan.workload.seed + 1
+        return (first + number) % 2**31
+
+    def _walk(self) -> None:
+        epoch = next(iter(self.walks))
+        for e in list(self.walks[epoch]):  # a recovery goes back one step further
+            if e.step:
+                self.walks[epoch].append(dataclasses.replace(e, step=e.step - 1, number=-1))
+        super()._walk()
+
+    def _walked(self, epoch: int, experiments: list[Experiment], value: tuple[int, float]) -> None:
+        super()._walked(epoch, [e for e in experiments if e.number >= 0], value)
+
+    def measure(self) -> None:
+        """Measure what the detectors cost, when nothing else runs."""
+        if self.store.get("cost", "all") is None:
+            take = functools.partial(self.store.put, "cost", "all")
+            self.ready.append(Errand("the measurement of costs", tasks.cost, (self.golden.golden_key, PAIRS), take))
+            self._work(lambda: None)
+
+    def _display(self) -> Any:
+        return _Lines(self.store, self.task.plan.experiments)
+
+
+class _Lines:
+    """Says on standard error how far it is; a context that says it a last time."""
+
+    def __init__(self, store: ScoreStore, experiments: int):
+        self._store, self._experiments = store, experiments
+        self._shown = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._say()
+
+    def show(self) -> None:
+        """Say it, if it is time."""
+        if time.monotonic() - self._shown >= EVERY:
+            self._say()
+
+    def _say(self) -> None:
+        self._shown = time.monotonic()
+        runs = sum(1 for _ in self._store.all("fault_free"))
+        watched = f"{len(self._store.done())} of {self._experiments} experiments watched"
+        print(f"{watched}, {runs} fault-free runs", file=sys.stderr, flush=True)
+
+
+def plan_tasks(task: tasks.Task) -> Iterator[str]:
+    """What a scoreboard does, one sentence per line."""
+    s, plan = task.settings, task.plan
+    yield f"{len(s.detectors)} detectors watch {plan.experiments} experiments for at most {s.window} steps after the fault."
+    yield (
+        f"False alarms are counted in the golden run, {plan.twins} twins and the runs of {s.fault_free_seeds} other "
+        f"seeds: {(1 + plan.twins + s.fault_free_seeds) * (numbered_steps(task))} steps."
+    )
+
+
+def numbered_steps(task: tasks.Task) -> int:
+    """Steps of one fault-free run."""
+    return task.plan.workload.epochs * task.plan.steps_per_epoch
