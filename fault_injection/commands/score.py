@@ -60,7 +60,6 @@ def run(options: argparse.Namespace) -> None:
         lambda e: watch_campaign(task, options.out, e),
     ):
         work(on_a_scheduler(options.scheduler) if options.scheduler else on_this_machine(options.jobs))
-    return
     from ..scoreboard.board import read_board
     from ..scoreboard.page import write_page  # Matplotlib is slow to import
 

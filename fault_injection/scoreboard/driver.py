@@ -125,7 +125,8 @@ class _Lines:
 def plan_tasks(task: tasks.Task) -> Iterator[str]:
     """What a scoreboard does, one sentence per line."""
     s, plan = task.settings, task.plan
-    yield f"{len(s.detectors)} detectors watch {plan.experiments} experiments for at most {s.window} steps after the fault."
+    watched = f"{plan.experiments} experiments for at most {s.window} steps after the fault"
+    yield f"{len(s.detectors)} detectors watch {watched}: {', '.join(s.detectors)}."
     yield (
         f"False alarms are counted in the golden run, {plan.twins} twins and the runs of {s.fault_free_seeds} other "
         f"seeds: {(1 + plan.twins + s.fault_free_seeds) * (numbered_steps(task))} steps."

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import pathlib
 
-from ..campaign.plan import Plan
+from ..campaign.plan import LARGEST, Plan
 from ..campaign.plan_file import plan_tables, read_plan
 from ..detection.detector import Detector
 from ..detection.recovery import RECOVERIES
@@ -12,7 +12,7 @@ from ..detection.registry import DETECTORS, beside_a_run
 from ..training.program import Program
 from ..training.workload import Workload
 
-KEYS = ("detectors", "window", "fault_free_seeds", "recoveries", "recovered", "replay_every")
+KEYS = ("detectors", "window", "fault_free_seeds", "recovered", "replay_every")
 RE_EXECUTION = "replay"
 
 
@@ -24,16 +24,15 @@ class Settings:
       detectors: names of those that watch.
       window: steps after the faulty one that they watch, at most.
       fault_free_seeds: seeds beside the plan's whose fault-free runs are watched for false alarms.
-      recoveries: names of those that act on the alarms of each detector, in runs of their own.
-      recovered: how many experiments have such runs, the first ones of the plan.
+      recovered: by name of a recovery, how many experiments have a run of their own for each detector
+        that stops them, in which it acts on the alarms: the first ones of the plan.
       replay_every: n of the detector `replay`.
     """
 
     detectors: tuple[str, ...]
     window: int = 20
     fault_free_seeds: int = 4
-    recoveries: tuple[str, ...] = ("rewind",)
-    recovered: int = 50
+    recovered: tuple[tuple[str, int], ...] = (("rewind", 50),)
     replay_every: int = 10
 
 
@@ -49,18 +48,21 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
     read.keys(table, KEYS, "score.")
     default = Settings(available(plan.workload))
 
-    def names(key: str, known: tuple[str, ...], otherwise: tuple[str, ...]) -> tuple[str, ...]:
-        found = read.list_of(table, f"score.{key}", list(otherwise), str, key) if table.get(key) != [] else []
-        for name in found:
-            read.one_of({key: name}, f"score.{key}", None, known)
-        return tuple(dict.fromkeys(found))
+    known = available(plan.workload)
+    detectors = read.list_of(table, "score.detectors", list(known), str, "detectors")
+    for name in detectors:
+        read.one_of({"detectors": name}, "score.detectors", None, known)
+    given = table.get("recovered", dict(default.recovered))
+    if not isinstance(given, dict):
+        raise read.wrong("score.recovered", "expected a table of recoveries and numbers, such as { rewind = 50 }")
+    read.keys(given, RECOVERIES, "score.recovered.")
+    recovered = [(name, read.whole(given, f"score.recovered.{name}", None, 0, LARGEST)) for name in given]
 
     return plan, Settings(
-        detectors=names("detectors", (*DETECTORS, RE_EXECUTION), default.detectors),
+        detectors=tuple(dict.fromkeys(detectors)),
         window=read.whole(table, "score.window", default.window, 1, 10_000),
         fault_free_seeds=read.whole(table, "score.fault_free_seeds", default.fault_free_seeds, 0, 10_000),
-        recoveries=names("recoveries", tuple(RECOVERIES), default.recoveries),
-        recovered=read.whole(table, "score.recovered", default.recovered, 0, 10_000_000),
+        recovered=tuple(recovered),
         replay_every=read.whole(table, "score.replay_every", default.replay_every, 1, 10**9),
     )
 

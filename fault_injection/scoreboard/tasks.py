@@ -179,8 +179,8 @@ def experiment(task: Task, golden_key: str, number: int) -> tuple[Scored, dict[s
         "seen": {name: _seen(watcher, at_number(lab, at)) for name, watcher in watchers.items()},
         "recovered": {},
     }
-    if number < settings.recovered:
-        for recovery in settings.recoveries:
+    for recovery, most in settings.recovered:
+        if number < most:
             found["recovered"][recovery] = {
                 name: _recover(bench, choice, name, RECOVERIES[recovery])
                 for name, seen in found["seen"].items()

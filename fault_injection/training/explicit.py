@@ -219,7 +219,7 @@ def explicit_program(
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)
 
-    def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any, **jit_options: Any) -> Callable[..., Any]:
+    def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any, **jit_options: Any) -> Any:
         mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
         return jax.jit(mapped, compiler_options=compiler_options(), **jit_options)
 

@@ -142,14 +142,21 @@ summary { cursor: pointer }
 """
 
 
-def page(title: str, summary: Sequence[str], sections: Sequence[Section], queries: Mapping[str, str]) -> str:
+def page(
+    title: str,
+    summary: Sequence[str],
+    sections: Sequence[Section],
+    queries: Mapping[str, str],
+    file: str = "campaign.sqlite",
+) -> str:
     """The whole page: a summary, a table of contents, the sections, and the queries that they link to.
 
     Args:
       summary: its sentences.
       queries: SQL by name.
+      file: what they are queries on.
     """
-    known = Section("queries", "Queries", ("Every table and every figure links to its query on campaign.sqlite.",))
+    known = Section("queries", "Queries", (f"Every table and every figure links to its query on {file}.",))
     contents = [element("li", element("a", s.title, href=f"#{s.key}")) for s in (*sections, known)]
     said = [element("li", sentence) for sentence in summary]
     body = [
