@@ -1,0 +1,241 @@
+"""The value-based detectors decide as scalar code written from the published description does, and forget no NaN."""
+
+import dataclasses
+import math
+import statistics
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fault_injection.detection.asd import Asd
+from fault_injection.detection.asd_environment import Config, Thresholds, read_config, read_thresholds
+from fault_injection.detection.asd_v1 import AsdV1
+from fault_injection.detection.asd_v3 import AsdV3
+from fault_injection.detection.detector import STOP
+from fault_injection.detection.gradient_norm import GradientNorm
+from fault_injection.detection.history_bound import HistoryBound
+from fault_injection.detection.loss_spike import LossSpike
+from fault_injection.detection.nonfinite import NonFinite
+from fault_injection.detection.strikes import MINUTE, Strikes, Struck
+
+NAN, INF = math.nan, math.inf
+# Ordinary sizes, with what detectors are about among them.
+VALUES = st.one_of(
+    st.floats(0.5, 2.0),
+    st.sampled_from([0.0, NAN, INF, 1.0, 9.0, 11.0, 99.0, 101.0, 999.0, 1001.0, 1e4, 1.1e4, 9e5, 1.1e6, 1e30, 1e200]),
+    st.floats(0, 1e12),
+)
+SEQUENCES = st.one_of(st.lists(VALUES, max_size=40), st.lists(st.floats(0.5, 2.0), min_size=100, max_size=140)).flatmap(
+    lambda quiet: st.lists(VALUES, max_size=20).map(lambda loud: quiet + loud)
+)
+DETECTORS = [Asd(), AsdV1(), AsdV3(), GradientNorm(), LossSpike(), NonFinite(), HistoryBound((("x", 20.0),))]
+
+
+def decisions(detector, sequence):
+    """Level of each value, given one by one."""
+    memory, found = detector.init(["x"]), []
+    with np.errstate(all="ignore"):
+        for value in sequence:
+            memory, alarms = detector.update(memory, np.array([value]))
+            found.append(int(alarms.level[0]))
+    return found
+
+
+def asd(sequence):
+    """The current open algorithm, for one gradient."""
+    average, previous, n, found = 0.0, 0.0, 0, []
+    for value in sequence:
+        x = value * value
+        if x == 0:
+            found.append(0)
+            continue
+        if not math.isfinite(x):
+            found.append(1)
+            continue
+        first = second = x
+        if n >= 10 and average != 0:
+            c = 1 - 0.99**n
+            first, second = 1e6 * average / c, 1e2 * average / c
+        anomaly = x > first and abs(x - previous) > first
+        if not anomaly and x <= second:
+            n += 1
+            average = 0.99 * average + 0.01 * x
+        previous = x
+        found.append(int(anomaly))
+    return found
+
+
+def asd_v1(sequence):
+    """The first algorithm: two bounds of the norm, and two of its jump in units of the range."""
+    history, found = [], []
+    for x in sequence:
+        jump = 0.0
+        if len(history) >= 100 and max(history) != min(history):
+            jump = abs(x - history[-1]) / (max(history) - min(history))
+        level = 0
+        if x > 1e4 or jump > 5e3:
+            level = 2
+        if not math.isfinite(x) or x > 1e6 or jump > 1e5:
+            level = 1
+        if level != 1:
+            history.append(x)
+        found.append(level)
+    return found
+
+
+def asd_v3(sequence):
+    """The second algorithm, whose average is seeded with the first value that is not zero."""
+    average, n, found = 0.0, 0, []
+    for value in sequence:
+        x = value * value
+        if not math.isfinite(x):
+            found.append(1)
+            continue
+        if average == 0:
+            average, n = x, 0
+        if average == 0:
+            found.append(0)
+            continue
+        mean = average / (1 - 0.99**n) if n else average
+        level = 1 if x > 1e6 * mean else 2 if x > 1e4 * mean else 0
+        if level != 1:
+            average, n = 0.99 * average + 0.01 * x, n + 1
+        found.append(level)
+    return found
+
+
+@pytest.mark.parametrize(("detector", "oracle"), [(Asd(), asd), (AsdV1(), asd_v1), (AsdV3(), asd_v3)])
+@settings(max_examples=150, deadline=None)
+@given(SEQUENCES)
+@example([1.0] * 20 + [NAN, 2000.0, 1.0, 2000.0])  # a NaN must not hide the jump after it
+@example([1.0] * 120 + [NAN, 1e7, 1.0])
+@example([0.0] * 5 + [1.0] * 12 + [0.0, 1500.0])
+@example([3.0] * 130 + [2e4])  # constant: no range, so no jump
+@example([1.0] * 9 + [1e9])  # still warming up
+def test_decisions_are_those_of_the_published_description(detector, oracle, sequence):
+    assert decisions(detector, sequence) == oracle(sequence)
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: type(d).__name__)
+@settings(max_examples=60, deadline=None)
+@given(SEQUENCES)
+def test_what_is_not_finite_raises_an_alarm_and_is_not_remembered(detector, sequence):
+    """The excess is above 1 exactly where the level stops; after a NaN decisions are as if it had not been there."""
+    memory = detector.init(["x"])
+    with np.errstate(all="ignore"):
+        for value in sequence:
+            memory, alarms = detector.update(memory, np.array([value]))
+            assert (alarms.excess[0] > 1) == (alarms.level[0] == STOP)
+            if not math.isfinite(value):
+                assert alarms.level[0] == STOP and alarms.excess[0] == INF
+    finite = [value for value in sequence if math.isfinite(value)]
+    levels = [level for level, value in zip(decisions(detector, sequence), sequence, strict=True) if math.isfinite(value)]
+    assert levels == decisions(detector, finite)
+
+
+@pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: type(d).__name__)
+def test_decisions_inside_a_compiled_step_are_the_same(detector):
+    """Of several tensors at once, in float32."""
+    rng = np.random.default_rng(3)
+    steps = (rng.random((160, 3)) + 0.5).astype(np.float32)
+    steps[50, 0], steps[120, 1], steps[130], steps[140, 2] = NAN, 5e6, 3e5, INF
+    memories = [detector.init(["a", "b", "x"])] * 2
+    compiled = jax.jit(detector.update)
+    for values in steps:
+        with np.errstate(all="ignore"):
+            memories[0], beside = detector.update(memories[0], values)
+        with jax.numpy_dtype_promotion("strict"):
+            memories[1], inside = compiled(memories[1], jnp.asarray(values))
+        np.testing.assert_array_equal(beside.level, inside.level)
+
+
+def test_a_spike_is_what_lies_beyond_so_many_deviations():
+    """A value just below the threshold raises none, one just above does; a lasting change is accepted in the end."""
+    detector, rng = GradientNorm(deviations=5.0), np.random.default_rng(0)
+    quiet = list(10 + rng.standard_normal(200))
+    memory = detector.init(["x"])
+    for value in quiet:
+        memory, alarms = detector.update(memory, np.array([value]))
+    threshold = float(detector.update(memory, np.array([10.0]))[1].threshold[0])
+    assert threshold == pytest.approx(10 + 5 * statistics.stdev(quiet[-50:]), rel=0.2)
+    assert detector.update(memory, np.array([threshold * (1 - 1e-9)]))[1].level[0] == 0
+    assert detector.update(memory, np.array([threshold * (1 + 1e-9)]))[1].level[0] == STOP
+    lasting = decisions(detector, [*quiet, *[40.0] * 60])[200:]
+    assert lasting[0] == STOP and lasting[-1] == 0
+
+
+@given(st.lists(st.floats(0, 1000), max_size=30).map(sorted), st.integers(1, 4))
+def test_strikes_are_counted_on_a_clock(minutes, number):
+    """Independent: all of what was counted and not raised before, by their times."""
+    strikes, struck, counted, last = Strikes(number=number), Struck(), [], None
+    for minute in minutes:
+        struck, raised = strikes.update(struck, minute * MINUTE)
+        expected = False
+        if last is None or minute * MINUTE - last >= 5 * MINUTE:
+            last = minute * MINUTE
+            counted.append(last)
+            recent = counted[-number:]
+            expected = len(recent) == number and last - recent[0] <= 480 * MINUTE
+            if expected:
+                counted = []
+        assert raised == expected
+
+
+@pytest.mark.parametrize(
+    ("minutes", "raised"),
+    [
+        ((0, 5, 10), [False, False, True]),
+        ((0, 4.99, 5, 9.99, 10), [False, False, False, False, True]),
+        ((0, 240, 480), [False, False, True]),
+        ((0, 240, 480.01), [False, False, False]),
+        ((0, 300, 600, 700), [False, False, False, True]),
+    ],
+)
+def test_three_strikes(minutes, raised):
+    struck, found = Struck(), []
+    for minute in minutes:
+        struck, up = Strikes().update(struck, minute * MINUTE)
+        found.append(up)
+    assert found == raised
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected", "notes"),
+    [
+        ({}, Config(), 0),
+        ({"NPU_ASD_CONFIG": "enable:false"}, Config(enable=False), 0),
+        ({"MS_NPU_ASD_CONFIG": "enable:true, cooldown:1,upper_thresh1:60"}, Config(cooldown=1, upper_thresh1=60), 0),
+        ({"NPU_ASD_CONFIG": "upper_thresh1:2,upper_thresh2:3"}, Config(upper_thresh2=3), 1),
+        ({"NPU_ASD_CONFIG": "strikes_num:-1,strikes_window:x,enable:yes,foo,bar:1"}, Config(), 5),
+        ({"NPU_ASD_CONFIG": "cooldown:2", "MS_NPU_ASD_CONFIG": "cooldown:3"}, Config(cooldown=3), 1),
+    ],
+)
+def test_settings_of_asd_are_read_as_the_vendors_do(environment, expected, notes):
+    found, said = read_config(environment)
+    assert found == expected and len(said) == notes
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected", "notes"),
+    [
+        ({}, Thresholds(), 0),
+        ({"NPU_ASD_ENABLE": "3"}, Thresholds(enable=3), 0),
+        ({"NPU_ASD_ENABLE": "4"}, Thresholds(), 1),
+        ({"NPU_ASD_UPPER_THRESH": "100, 3"}, Thresholds(upper=(100, 3)), 0),
+        ({"NPU_ASD_SIGMA_THRESH": "4,3"}, Thresholds(sigma=(4, 3)), 0),
+        *(({"NPU_ASD_UPPER_THRESH": text}, Thresholds(), 1) for text in ("3,3", "3,4", "5,2", "5", "5,4,3", "5.0,3", "x")),
+    ],
+)
+def test_thresholds_of_asd_are_read_as_the_vendors_do(environment, expected, notes):
+    found, said = read_thresholds(environment)
+    assert found == expected and len(said) == notes
+
+
+def test_thresholds_are_those_of_the_settings():
+    assert decisions(Thresholds(upper=(100, 10)).v1, [9, 11, 101]) == [0, 2, 1]
+    assert decisions(Config(upper_thresh1=3, upper_thresh2=2).detector, [*[1] * 12, 1.7, 1.0, 2.2]) == [*[0] * 14, 1]
+    assert dataclasses.replace(Config(), strikes_num=1).strikes.update(Struck(), 0.0)[1]

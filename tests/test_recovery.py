@@ -1,0 +1,246 @@
+"""Steps that are undone: what the engine does, what a recovery makes of a fault, and that watching changes nothing."""
+
+import dataclasses
+import json
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import SITE, flags, small
+from toy import STEPS, linear
+
+from fault_injection.detection.detector import STOP, Alarm
+from fault_injection.detection.gradient_norm import GradientNorm
+from fault_injection.detection.history_bound import history_bound
+from fault_injection.detection.re_execution import ReExecution, Replay
+from fault_injection.detection.recovery import RECOVERIES
+from fault_injection.detection.replicas import ReplicaComparison
+from fault_injection.detection.signals import KINDS, Reader, reductions_of
+from fault_injection.detection.watch import Watch, Watcher
+from fault_injection.machine.files import read_arrays
+from fault_injection.runs.follow import Address, Back, addresses, follow, numbered
+from fault_injection.runs.records import Recorder, Run
+from fault_injection.training.program import same_bits
+from models.fault import Operand, make_fault
+
+WORKLOAD = linear()
+PROGRAM = WORKLOAD.program()
+LAST = Address(2, STEPS - 1)
+STRUCK = Address(1, 0)  # the step before it is in another epoch
+
+
+def fault(value=1e20):
+    site = WORKLOAD.sites()["fc_grad_wt"]
+    return make_fault(site, Operand.OUTPUT, 1, [1], flip=int(np.float32(value).view(np.uint32)))
+
+
+class Rings(Watcher):
+    """Stops at some steps, each as often as it is asked."""
+
+    def __init__(self, steps, **more):
+        super().__init__(PROGRAM, **more)
+        self.steps = steps
+
+    def look(self, at, state, report):
+        self.memory = (self.memory or 0) + 1  # how many steps it has seen that were not undone
+        return [Alarm(self.number(at), "loss", 0.0, STOP, 0.0)] if at in self.steps else [], 0.0
+
+
+def run(watchers=(), faults=None, keep=0):
+    recorder = Recorder(Run(0, (), 0))
+    start = PROGRAM.place(PROGRAM.init())
+    steps = addresses(Address(0, 0), LAST, STEPS)
+    return follow(PROGRAM, start, steps, faults, [recorder, *watchers], keep).state, recorder.run
+
+
+def assert_same_records(one, other):
+    for a, b in zip(one.epochs, other.epochs, strict=True):
+        for name in a:
+            np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("recovery", ["rewind", "recompute"])
+@pytest.mark.parametrize("latency", [0, 1])
+def test_a_transient_fault_leaves_no_trace_where_its_step_is_executed_again(recovery, latency):
+    """State and record are the golden ones in every bit, also where the fault is the first step of an epoch."""
+    back = RECOVERIES[recovery]
+    alarm = Address(STRUCK.epoch, STRUCK.step + latency)
+    rings = Rings({alarm}, recovery=back)
+    state, record = run([rings], {STRUCK: fault()}, back.steps)
+    golden, golden_record = run()
+    if back.steps > latency:
+        assert same_bits(state, golden)
+        assert_same_records(record, golden_record)
+    else:
+        assert not same_bits(state, golden)
+    assert rings.memory == 3 * STEPS
+    assert [action.step for action in rings.actions] == [alarm]
+    assert numbered(alarm, STEPS) - numbered(rings.actions[0].first, STEPS) + 1 == back.steps
+
+
+def test_an_alarm_that_comes_again_is_not_acted_on_again():
+    rings = Rings({STRUCK}, recovery=RECOVERIES["rewind"])
+    state, _ = run([rings], keep=2)
+    assert len(rings.actions) == 1 and len(rings.alarms) == 2
+    assert same_bits(state, run()[0])
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.sets(st.integers(0, 3 * STEPS - 1), max_size=6), st.integers(1, 4))
+def test_undoing_any_steps_of_a_fault_free_run_changes_no_bit(numbers, steps):
+    rings = Rings({Address(*divmod(n, STEPS)) for n in numbers}, recovery=Back(steps, True))
+    state, record = run([rings], keep=steps)
+    golden, golden_record = run()
+    assert same_bits(state, golden) and rings.memory == 3 * STEPS
+    assert_same_records(record, golden_record)
+
+
+def test_a_skipped_step_has_no_update():
+    """The run goes on as if the step had not been; the batch after it is the next one's."""
+    rings = Rings({STRUCK}, recovery=RECOVERIES["skip"])
+    state, record = run([rings], {STRUCK: fault()}, 1)
+    expected = PROGRAM.place(PROGRAM.init())
+    without = (at for at in addresses(Address(0, 0), LAST, STEPS) if at != STRUCK)
+    assert same_bits(state, follow(PROGRAM, expected, without).state)
+    assert len(record.column("loss")) == 3 * STEPS and rings.memory == 3 * STEPS - 1
+
+
+def test_a_step_executed_again_is_compared_with_the_first_time():
+    """Only every n-th is, and only a fault in one of those is seen."""
+    for every, seen in ((9, True), (10, False)):
+        watcher = ReExecution(PROGRAM, Replay(every))
+        state, _ = run([watcher], {STRUCK: fault(1.0)})
+        assert numbered(STRUCK, STEPS) == 8
+        assert {alarm.step for alarm in watcher.alarms} == ({8} if seen else set())
+    assert not same_bits(state, run()[0])
+
+
+@dataclasses.dataclass
+class Copies:
+    """Stands for an array with a copy on each of two devices."""
+
+    copies: tuple
+
+    @property
+    def addressable_shards(self):
+        return [dataclasses.make_dataclass("Shard", ["data"])(copy) for copy in self.copies]
+
+
+def test_copies_that_differ_in_one_bit_are_told_apart():
+    slopes, offset = PROGRAM.init()
+    other = slopes.copy()
+    other.view(np.uint32)[0] ^= 1
+    watcher = ReplicaComparison(PROGRAM)
+    same, different = Copies((slopes, slopes)), Copies((slopes, other))
+    at = Address(0, 0)
+    assert watcher.look(at, (same, Copies((offset, offset))), None)[0] == []
+    found, _ = watcher.look(at, (different, Copies((offset, offset))), None)
+    assert [alarm.tensor for alarm in found] == ["slopes"]
+
+
+def test_watching_changes_no_bit_and_sees_what_the_step_reports():
+    """All kinds of signals that need no more than reductions, on a network."""
+    kinds = tuple(kind for kind in KINDS if not kind.startswith("dr_dna"))
+    workload = small()
+    plain = workload.program(frozenset())
+    telling = workload.program(frozenset(), reductions=reductions_of(kinds))
+    steps = [Address(0, 0), Address(0, 1)]
+    reports = {}
+    for name, program in (("plain", plain), ("telling", telling)):
+        recorder = Recorder(Run(0, (), 0))
+        watch = Watch(program, GradientNorm()) if name == "telling" else None
+        follow(program, program.place(program.init()), steps, observers=[recorder, *([watch] if watch else [])])
+        reports[name] = recorder.run
+    assert_same_records(reports["plain"], reports["telling"])
+
+    _, report = telling.step(telling.place(telling.init()), telling.batch(0, 0), 0, 0)
+    report, reader = jax.device_get(report), Reader(telling, kinds)
+    found = dict(zip(reader.names(report), reader.read(report), strict=True))
+    gradients = [value for name, value in report.reductions.items() if name.startswith("norm/parameter_gradients/")]
+    assert found["gradient_norm"] == pytest.approx(np.linalg.norm(gradients))
+    assert found["loss"] == report.loss
+    assert found["largest/gradients/bn1"] == report.reductions["largest/gradients/bn1"]
+    for leaf, value in zip(telling.watched, report.magnitude, strict=True):
+        assert found[leaf.name] == value
+
+
+def test_the_bound_of_history_is_the_published_one():
+    """20 for a convolution at 32x32 positions of 1024 images; and no fault-free step comes near it."""
+    workload = dataclasses.replace(small(), dataset="cifar10", width=64, batch_size=1024, workers=8)
+    bounds = dict(history_bound(workload.program(frozenset())).bounds)
+    halves = {"basicblock_1_basic_0_conv1": 16, "basicblock_2_basic_0_conv1": 8, "basicblock_4_basic_0_conv1": 2}
+    for layer, side in halves.items():
+        expected = 20 * np.sqrt(1024 * side * side / 1024**2)
+        assert bounds[f"opt_state/m/{layer}/kernel"] == pytest.approx(expected)
+        assert bounds[f"opt_state/v/{layer}/kernel"] == pytest.approx(expected**2)
+    assert bounds["opt_state/m/fc/kernel"] == pytest.approx(20 / 32)
+    own = {name.split("/", 2)[2] for name in bounds if name.startswith("opt_state/m/")}
+    assert own == {name.removeprefix("gradients/") for name in workload.program(frozenset()).gradients}
+
+
+LATENT = f"""model,resnet18
+stage,bkwd_inject
+fmodel,INPUT
+target_worker,1
+target_layer,{SITE}
+target_epoch,1
+target_step,2
+inj_pos,0/1/1/0
+inj_values,1e17
+"""
+
+
+@pytest.fixture(scope="module")
+def latent(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("latent")
+    words = flags(epochs=3)
+    rows = zip(words[::2], words[1::2], strict=True)
+    text = LATENT + "".join(f"{name.removeprefix('--').replace('-', '_')},{value}\n" for name, value in rows)
+    text += "seed,123\n"
+    (folder / "latent.csv").write_text(text)
+    return folder
+
+
+@pytest.mark.parametrize(("detector", "recovery"), [("history_bound", "rewind"), ("gradient_norm", "skip")])
+def test_a_replay_tells_what_was_detected_and_what_became_of_it(latent, detector, recovery):
+    from fault_injection.commands.main import main
+
+    out = latent / detector
+    words = ["replay", str(latent / "latent.csv"), "--detector", detector, "--recovery", recovery]
+    if detector == "gradient_norm":
+        words += ["--set", "warm_up=5"]
+    assert main([*words, "--out", str(out), "--cache", str(latent / "cache")]) == 0
+    found = json.loads((out / "detection.json").read_text())
+    assert found["detected"] and found["steps_from_fault_to_alarm"] == 0
+    assert found["alarms_before_the_fault"] == 0
+    assert [a["at"] for a in found["actions"]] == [[1, 2]]
+    record = read_arrays(out / "record.npz")
+    recovered, golden = (record[f"{name}/steps/loss"] for name in ("recovered", "golden"))
+    if recovery == "rewind":
+        assert found["actions"][0]["steps_undone"] == 2
+        assert found["after_recovery"]["exactly_masked_after"] == 0
+        np.testing.assert_array_equal(recovered, golden[11:])
+    else:
+        assert (recovered[:2] == golden[11:13]).all() and not (recovered == golden[11:]).all()
+    assert (out / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--detector", "asdd"], "detector 'asdd' is unknown; did you mean 'asd'?"),
+        (["--detector", "asd", "--recovery", "rewin"], "recovery 'rewin' is unknown; did you mean 'rewind'?"),
+        (["--recovery", "rewind"], "--recovery needs --detector NAME"),
+        (["--detector", "gradient_norm", "--set", "deviation=3"], "no setting 'deviation'; did you mean 'deviations'?"),
+        (["--detector", "gradient_norm", "--set", "deviations=x"], "deviations='x'; expected a value such as 6.0"),
+        (["--detector", "history_bound", "--set", "bounds=1"], "has no setting 'bounds'"),
+    ],
+)
+def test_a_wrong_detector_is_refused_in_one_line(latent, capsys, words, message):
+    from fault_injection.commands.main import main
+
+    assert main(["replay", str(latent / "latent.csv"), *words]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
