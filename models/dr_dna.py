@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from .isolation import fence, isolated
+from .isolation import fence
 from .precision import wide
 
 PLACES = 32  # in the activation of one example
@@ -85,23 +85,19 @@ def watched(profile: Profile, layer: str, activation: jax.Array) -> tuple[jax.Ar
     ([[[1.0, 2.0, 3.0]]], [1.0, 2.0, 3.0, 1.0])
     """
     at = profile.layers.index(layer)
-    # A function of its own on CPUs: what is around it is fused, and rounded, as without it.
-    with isolated("false"):
-        samples = _sampled(activation, profile.positions[at])
-        if profile.mitigate and profile.histograms is not None:
-            activation = _clamped(activation, samples, jax.tree.map(lambda leaf: leaf[at], profile.histograms))
+    samples = _sampled(activation, profile.positions[at])
+    if profile.mitigate and profile.histograms is not None:
+        activation = _clamped(activation, samples, jax.tree.map(lambda leaf: leaf[at], profile.histograms))
     return activation, samples
 
 
 @jax.jit
-@isolated("true")
 def _sampled(activation: jax.Array, positions: jax.Array) -> jax.Array:
     flat = activation.reshape(*activation.shape[:2], -1)
     return wide(jnp.take(flat, positions, axis=-1, mode="clip"))
 
 
 @jax.jit
-@isolated("true")
 def _clamped(activation: jax.Array, samples: jax.Array, expected: Histograms) -> jax.Array:
     one = jax.tree.map(lambda leaf: leaf[None], expected)
     far = layer_scores(one, samples[..., None, :])[..., 0] > expected.clamp_above  # [R,b]
@@ -118,7 +114,7 @@ def layer_scores(expected: Histograms, samples: Array) -> jax.Array:
     s1 sums, over the places, 1 − the share of examples in the bin of this value; it is 1 outside
     the range.  s2 is the earth mover's distance, in bins, between the histogram of this example's
     samples and the layer's; what lies outside the range lies one bin beyond it.  s3 is 0, ½ or 1:
-    half the number of extremes that are at another place than usual.  NaN counts as +∞.
+    half the number of extremes that the usual place does not have.  NaN counts as +∞.
 
     Args:
       samples: float32 [...,L,PLACES].
@@ -132,11 +128,13 @@ def layer_scores(expected: Histograms, samples: Array) -> jax.Array:
     frequency = jnp.take(jnp.ravel(expected.frequency), first + jnp.clip(bin, 0, BINS - 1), mode="clip")
     s1 = jnp.sum(1 - jnp.where((bin >= 0) & (bin < BINS), frequency, 0), -1)
 
-    bin = bins_of(x, expected.layer_low[..., None], expected.layer_high[..., None])
-    below = jnp.mean(bin[..., None] < np.arange(BINS + 1, dtype=np.int32), -2, dtype=jnp.float32)
-    s2 = jnp.sum(jnp.abs(below - expected.below), -1)
+    bin = bins_of(x, expected.layer_low[..., None], expected.layer_high[..., None]).astype(jnp.int8)
+    # Counted in 8 bits: in wider ones, XLA for CPUs stores all comparisons before it counts them.
+    below = jnp.sum(bin[..., None] < np.arange(BINS + 1, dtype=np.int8), -2, dtype=jnp.int8)
+    s2 = jnp.sum(jnp.abs(below.astype(jnp.float32) / PLACES - expected.below), -1)
 
-    elsewhere = [jnp.argmax(x, -1) != expected.extremes[:, 0], jnp.argmin(x, -1) != expected.extremes[:, 1]]
+    largest, smallest = _at(x, expected.extremes[:, 0]), _at(x, expected.extremes[:, 1])
+    elsewhere = [largest < jnp.max(x, -1), smallest > jnp.min(x, -1)]
     s3 = sum(jnp.where(one, jnp.float32(0.5), jnp.float32(0)) for one in elsewhere)
     return s1 + s2 + s3
 
@@ -167,6 +165,12 @@ def largest_excess(profile: Profile, samples: dict[str, jax.Array]) -> jax.Array
 @jax.jit
 def _largest_excess(expected: Histograms, samples: list[jax.Array]) -> jax.Array:
     return jnp.max(excess(expected, jnp.stack(samples, -2)), (0, 1))
+
+
+def _at(x: Array, place: Array) -> jax.Array:
+    """x [...,L] at one place [L] of each layer."""
+    index = jnp.broadcast_to(place[:, None], (*x.shape[:-1], 1))
+    return jnp.take_along_axis(jnp.asarray(x), index, -1, mode="clip")[..., 0]
 
 
 def bins_of(x: Array, low: Array, high: Array) -> jax.Array:
