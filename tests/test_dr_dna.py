@@ -199,9 +199,13 @@ def test_mitigation_changes_no_bit_where_nothing_is_flagged(name):
     plain, same = jax.device_get((program.infer(state, batch, None), mitigating.infer(state, batch, None)))
     assert plain.loss.tobytes() == same.loss.tobytes()
 
-    fault = infinite_output(name)
+
+def test_mitigation_makes_a_struck_example_finite_and_leaves_the_others():
+    name = "transformer"
+    _, program, state, profile = trained(name)
+    mitigating, batch = program.watching(dataclasses.replace(profile, mitigate=True)), program.batch(2, 0)
+    plain, fault = jax.device_get(program.infer(state, batch, None)), infinite_output(name)
     wrong, mended = jax.device_get((program.infer(state, batch, fault), mitigating.infer(state, batch, fault)))
-    # All examples but the one that was struck are as they were; that one is finite again.
     struck = (wrong.loss != plain.loss).reshape(*plain.loss.shape[:2], -1).any(-1)
     assert struck.sum() == 1
     assert plain.loss[~struck].tobytes() == mended.loss[~struck].tobytes()
@@ -227,7 +231,7 @@ def test_no_bit_of_a_training_depends_on_watching(name):
     _, program, _, profile = trained(name)
     bare = dataclasses.replace(profile, histograms=None)
     plain = digests(program)
-    for watching in (program.watching(bare), program.watching(profile)):
+    for watching in (program.watching(profile), *([program.watching(bare)] if name == "transformer" else [])):
         for one, other in zip(plain, digests(watching), strict=True):
             np.testing.assert_array_equal(one.digest, other.digest)
             assert one.loss == other.loss
