@@ -93,8 +93,13 @@ def watched(profile: Profile, layer: str, activation: jax.Array) -> tuple[jax.Ar
 
 @jax.jit
 def _sampled(activation: jax.Array, positions: jax.Array) -> jax.Array:
-    flat = activation.reshape(*activation.shape[:2], -1)
-    return wide(jnp.take(flat, positions, axis=-1, mode="clip"))
+    workers, examples = activation.shape[:2]
+    if activation.size >= 2**31:  # beyond what int32 can count
+        return wide(jnp.take(activation.reshape(workers, examples, -1), positions, axis=-1, mode="clip"))
+    # From one vector XLA for CPUs takes elements several times as fast as along an axis.
+    first = np.arange(workers * examples, dtype=np.int32) * (activation.size // (workers * examples))
+    index = first.reshape(workers, examples, 1) + positions
+    return wide(jnp.take(activation.reshape(-1), index, mode="clip"))
 
 
 @jax.jit
