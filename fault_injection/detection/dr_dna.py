@@ -34,7 +34,7 @@ class DrDna:
     >>> detector = DrDna((("conv1", 0.1), ("fc", 0.04)))
     >>> names = ["dr_dna/activations/conv1", "dr_dna/activations/fc"]
     >>> _, alarms = detector.update(detector.init(names), np.array([0.1, 0.3]))
-    >>> alarms.level.tolist(), alarms.threshold.tolist()
+    >>> alarms.level.tolist(), alarms.threshold.round(3).tolist()
     ([0, 1], [0.15, 0.06])
     """
 
