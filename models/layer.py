@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from .dr_dna import Profile
 from .fault import Fault, Struck
 from .precision import Precision, wide
 from .reductions import reduced
@@ -41,6 +42,8 @@ class Context:
       precision: formats of the pass; None where every number is as wide as the parameters.
       maxima: float32 [2, steps] by site, the largest absolute value of its input and its weight in
         the last steps, where `precision` has formats that need a scale; None before the first step.
+      profile: where the forward pass samples activations, which it then returns as tensors of the
+        kind `samples`, see `models.dr_dna.watched`.
 
     >>> Context(jax.random.key(0), jnp.arange(8), supported=frozenset({"conv1"})).train
     True
@@ -56,6 +59,7 @@ class Context:
     input_gradient: bool = struct.field(pytree_node=False, default=True)
     precision: Precision | None = struct.field(pytree_node=False, default=None)
     maxima: dict[str, jax.Array] | None = None
+    profile: Profile | None = None
 
 
 @struct.dataclass

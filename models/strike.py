@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .dr_dna import SAMPLES, watched
 from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .isolation import fence, isolated
 from .layer import Context, Observations, observed
@@ -36,7 +37,8 @@ def perform(
 
     Returns:
       The result, and observations: what the fault did and, on request (`operands`), the three
-      operands of every worker in the published layout, stacked along a leading axis [R].
+      operands of every worker in the published layout, stacked along a leading axis [R].  The
+      result of a layer of `ctx.profile` is sampled, and clamped if the profile says so.
 
     >>> ctx = Context(jax.random.key(0), jnp.arange(2), observe=frozenset({"operands"}))
     >>> from models.operations import Dense
@@ -65,6 +67,9 @@ def perform(
         result = jnp.full(shape.shape, jnp.nan, shape.dtype)
     seen = observed(ctx, "activations", site, result) if operation.gradient is None else Observations()
     tensors = seen.tensors | ({"operands": {site: operands}} if operands else {})
+    if ctx.profile is not None and site in ctx.profile.layers:
+        result, samples = watched(ctx.profile, site, result)
+        tensors |= {SAMPLES: {site: samples}}
     return result, Observations(struck, tensors, (site,), maxima, seen.reduced)
 
 

@@ -43,9 +43,7 @@ def test_alarms_are_listed_in_order_and_raised_at_the_third_strike(capsys, tmp_p
     }  # fmt: skip
     assert 900 < found["alarms"][0]["threshold"] < 1500
     # The same in two logs of one tensor each, put together.
-    alone = [
-        json.loads(run(capsys, tmp_path, log(special, tensors=(t,)), "--json")[1])["alarms"] for t in ("a", "b")
-    ]
+    alone = [json.loads(run(capsys, tmp_path, log(special, tensors=(t,)), "--json")[1])["alarms"] for t in ("a", "b")]
     assert {a["step"] for part in alone for a in part} == {s for s, _ in special}
 
 

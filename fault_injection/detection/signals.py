@@ -27,6 +27,8 @@ KINDS = {
     "gradient_norm": Kind(frozenset({"norm/parameter_gradients"})),
     "norm/gradients": Kind(frozenset({"norm/gradients"})),
     "largest/gradients": Kind(frozenset({"largest/gradients"})),
+    # Reported by a program that watches a profile (`Program.watching`); its kind is what its names begin with.
+    "dr_dna/activations": Kind(frozenset({"dr_dna/activations"})),
     "largest/gradients_of_parameters": Kind(roles=(Role.GRADIENT,)),
     "largest/history": Kind(roles=(Role.HISTORY,)),
     "largest/running_variance": Kind(roles=(Role.VARIANCE,)),

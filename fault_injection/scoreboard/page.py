@@ -69,7 +69,7 @@ def _summary(board: Board) -> list[str]:
         f"{len(board.seen):,} experiments on {board.title} ({board.details}): {len(latent)} latent outcomes, "
         f"{len(nonfinite)} with a loss that is not finite, {len(board.of([MASKED]))} masked. All detectors watched "
         f"the same runs for at most {board.window} steps after the fault, and none influenced them.",
-        f"False alarms are counted in {len(board.fault_free)} fault-free runs, {board.fault_free_steps:,} steps in all.",
+        f"False alarms are counted in {len(board.fault_free)} fault-free runs of {board.fault_free_steps:,} steps.",
     ]
     if latent:
         best = max(board.detectors, key=lambda name: board.detected(name, latent).share)

@@ -14,6 +14,7 @@ from flax import struct
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from models.dr_dna import NAME, SAMPLES, Profile, largest_excess
 from models.fault import Fault
 from models.formulations import CPU_OPTIONS
 from models.isolation import isolated
@@ -25,7 +26,19 @@ from models.reductions import reduced, together
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
 from .optimizers import history
-from .program import Array, Batch, Evaluation, Leaf, Measure, Program, Role, StepReport, leaf_names, report
+from .program import (
+    Array,
+    Batch,
+    Evaluation,
+    Inference,
+    Leaf,
+    Measure,
+    Program,
+    Role,
+    StepReport,
+    leaf_names,
+    report,
+)
 
 AXIS = "workers"
 Leaves = dict[str, dict[str, Any]]  # by layer and name: arrays, or their shapes and dtypes
@@ -189,7 +202,12 @@ def explicit_program(
         return optax.apply_updates(params, updates), opt_state
 
     def step(
-        state: ExplicitState, batch: Batch, address: jax.Array, numbers: jax.Array, fault: Fault | None
+        state: ExplicitState,
+        batch: Batch,
+        address: jax.Array,
+        numbers: jax.Array,
+        profile: Profile | None,
+        fault: Fault | None,
     ) -> tuple[ExplicitState, StepReport]:
         key = jax.random.key(address[0])
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
@@ -200,8 +218,9 @@ def explicit_program(
             fault=fault,
             supported=supported,
             observe=observe,
-            reduce=reductions,
+            reduce=_with_largest(reductions, profile),
             input_gradient=False,
+            profile=profile,
         )
         terms = batch_size * math.prod(batch["target"].shape[2:])
         here = forward_and_backward(network, state.params, state.stats, batch, ctx, terms, head)
@@ -211,10 +230,10 @@ def explicit_program(
         with isolated("false"):
             params, opt_state = update(grads, state.opt_state, state.params)
         new = ExplicitState(params, stats, opt_state)
-        found = together(here.seen.reduced, AXIS)
+        found = together(here.seen.reduced, AXIS) | _scored(profile, here.seen)
         for name, gradient in zip(leaf_names(grads), jax.tree.leaves(grads), strict=True):
             found |= together(reduced(reductions, "parameter_gradients", name, gradient))
-        return new, report(loss, metric, grads, new, struck, here.seen.tensors, found)
+        return new, report(loss, metric, grads, new, struck, _tensors(profile, here.seen), found)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)
@@ -238,9 +257,9 @@ def explicit_program(
     place, replicate = placed(split), placed(whole)
     numbers = place(np.arange(workers, dtype=np.int32))
     plain = on_mesh(
-        functools.partial(step, fault=None), (whole, split, whole, split), (whole, reported), donate_argnums=0
+        functools.partial(step, fault=None), (whole, split, whole, split, whole), (whole, reported), donate_argnums=0
     )
-    faulty = on_mesh(step, (whole, split, whole, split, whole), (whole, reported))
+    faulty = on_mesh(step, (whole, split, whole, split, whole, whole), (whole, reported))
 
     def sums(state: ExplicitState, batch: Batch, numbers: jax.Array) -> tuple[jax.Array, ...]:
         ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
@@ -249,7 +268,31 @@ def explicit_program(
         weighted = [jnp.sum(t * batch["weight"]) for t in (loss, metric.astype(loss.dtype), jnp.ones_like(loss))]
         return lax.psum(tuple(weighted), AXIS)
 
+    def inference(
+        state: ExplicitState, batch: Batch, numbers: jax.Array, profile: Profile | None, fault: Fault | None
+    ) -> Inference:
+        ctx = Context(
+            key=jax.random.key(0),
+            workers=numbers,
+            fault=fault,
+            supported=supported,
+            train=False,
+            observe=observe,
+            reduce=_with_largest(reductions, profile),
+            profile=profile,
+        )
+        logits, _, _, seen = network.forward(state.params, state.stats, batch["input"], ctx)
+        loss, metric, _ = head(logits, batch["target"])
+        found = together(seen.reduced, AXIS) | _scored(profile, seen)
+        predicted = jnp.argmax(logits, -1).astype(jnp.int32)
+        return Inference(loss, metric, predicted, lax.psum(seen.struck, AXIS), _tensors(profile, seen), found)
+
     evaluated = on_mesh(sums, (whole, split, split), whole)
+    inferred = on_mesh(
+        inference,
+        (whole, split, split, whole, whole),
+        Inference(split, split, split, whole, split, whole),  # type: ignore[arg-type]
+    )
     opened = functools.cache(batches)
     tested = functools.cache(lambda: [place(batch) for batch in opened().test()])
 
@@ -278,25 +321,64 @@ def explicit_program(
         }
 
     abstract = init(None)
-    return Program(
-        steps_per_epoch=steps_per_epoch,
-        abstract=abstract,
-        leaves=_leaves(abstract),
-        gradients=tuple(f"gradients/{name}" for name in leaf_names(abstract.params)),
-        measure=measure,
-        data=data,
-        devices=count,
-        init=lambda: jax.device_get(init((seed,))),
-        place=replicate,
-        batch=lambda epoch, number: place(opened().train(epoch, number)),
-        step=lambda state, batch, epoch, number: plain(state, batch, address(epoch, number), numbers),
-        faulty_step=lambda state, batch, epoch, number, fault: faulty(
-            state, batch, address(epoch, number), numbers, fault
-        ),
-        evaluate=evaluate,
-        gradient_scale=gradient_scale,
-        lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers),
-    )
+
+    def activations() -> dict[str, int]:
+        def forward(state: ExplicitState, x: jax.Array) -> Observations:
+            ctx = Context(jax.random.key(0), jnp.arange(1), train=False, observe=frozenset({"activations"}))
+            return network.forward(state.params, state.stats, x, ctx)[3]
+
+        seen = jax.eval_shape(forward, abstract, jax.ShapeDtypeStruct((1, 1, *example.shape), example.dtype))
+        return {site: seen.tensors["activations"][site].size for site in seen.sites}
+
+    def watching(profile: Profile | None) -> Program:
+        if profile is not None:
+            profile = replicate(profile)
+        return Program(
+            steps_per_epoch=steps_per_epoch,
+            abstract=abstract,
+            leaves=_leaves(abstract),
+            gradients=tuple(f"gradients/{name}" for name in leaf_names(abstract.params)),
+            measure=measure,
+            data=data,
+            devices=count,
+            init=lambda: jax.device_get(init((seed,))),
+            place=replicate,
+            batch=lambda epoch, number: place(opened().train(epoch, number)),
+            step=lambda state, batch, epoch, number: plain(state, batch, address(epoch, number), numbers, profile),
+            faulty_step=lambda state, batch, epoch, number, fault: faulty(
+                state, batch, address(epoch, number), numbers, profile, fault
+            ),
+            evaluate=evaluate,
+            tests=tested,
+            infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
+            activations=activations,
+            watching=watching,
+            gradient_scale=gradient_scale,
+            lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
+        )
+
+    return watching(None)
+
+
+def _with_largest(reductions: frozenset[str], profile: Profile | None) -> frozenset[str]:
+    """The reductions, with what a profile is made of where there is none yet."""
+    return reductions | {"largest/activations"} if profile is not None and profile.histograms is None else reductions
+
+
+def _scored(profile: Profile | None, seen: Observations) -> dict[str, jax.Array]:
+    """What the pass says of its activations, by name: the largest of all examples of all devices."""
+    if profile is None or profile.histograms is None:
+        return {}
+    with isolated("false"):
+        found = largest_excess(profile, seen.tensors[SAMPLES])
+    found = lax.pmax(found, AXIS)
+    return {f"{NAME}/{layer}": found[i] for i, layer in enumerate(profile.layers)}
+
+
+def _tensors(profile: Profile | None, seen: Observations) -> dict[str, Any]:
+    """The tensors that are returned: samples only where a profile is made of them."""
+    scored = profile is not None and profile.histograms is not None
+    return {kind: named for kind, named in seen.tensors.items() if not (scored and kind == SAMPLES)}
 
 
 def _partial_sums(layer: str, parameter: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -10,8 +10,10 @@ import jax
 import numpy as np
 from flax import struct
 
+from models.dr_dna import Profile
 from models.fault import Fault, Struck
 
+from ..machine.errors import InputError
 from .digest import digest, magnitude
 
 Array = jax.Array | np.ndarray  # on a device, or fetched from it
@@ -142,6 +144,30 @@ def report(
     return StepReport(loss, metric, digest(state), largest, struck, tensors or {}, reductions or {})
 
 
+@struct.dataclass
+class Inference:
+    """What a forward pass in evaluation says of a batch.
+
+    Attributes:
+      loss, metric: [R,b,…], of each target, whatever its weight.
+      predicted: int32 [R,b,…], the class of the largest logit.
+      struck: what the fault did, None without one.
+      tensors: observations asked for, with leading axis [R].
+      reductions: those asked for, by `REDUCTION/KIND/NAME`.
+    """
+
+    loss: Array
+    metric: Array
+    predicted: Array
+    struck: Struck | None = None
+    tensors: dict[str, Any] = struct.field(default_factory=dict)
+    reductions: Mapping[str, Array] = struct.field(default_factory=dict)
+
+
+def _no_activations(*_: Any) -> Any:
+    raise InputError("the activations of this program cannot be watched; expected a network of `models/`")
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """The functions of one workload on one set of devices, each compiled at its first call.
@@ -167,6 +193,14 @@ class Program:
       gradient_scale: √(n / B²) of parameters by name, with n the number of partial sums in one of a
         parameter's gradients and B the examples of the global batch; empty where that is not known.
       lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
+      tests: the test data in batches, on the devices.
+      infer: `(state, batch, fault or None) -> Inference`: one forward pass in evaluation.  A fault
+        strikes forward operations of the sites that the program was made for; its positions count
+        in operands that have as many examples as the batch.
+      activations: elements of one example's activation by forward operation, in the order of the pass.
+      watching: the same program whose steps and `infer` watch activations after a profile: they
+        report `dr_dna/activations/LAYER` among the reductions; or the samples among the tensors,
+        if the profile has no histograms yet.  It shares what is compiled; None watches nothing.
     """
 
     steps_per_epoch: int
@@ -184,6 +218,10 @@ class Program:
     evaluate: Callable[[State], Evaluation]
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     lower: Callable[[State, Batch], Any] | None = None
+    tests: Callable[[], list[Batch]] = _no_activations
+    infer: Callable[[State, Batch, Fault | None], Inference] = _no_activations
+    activations: Callable[[], Mapping[str, int]] = _no_activations
+    watching: Callable[[Profile | None], "Program"] = _no_activations
 
     @functools.cached_property
     def watched(self) -> tuple[Leaf, ...]:

@@ -1,0 +1,280 @@
+"""Dr. DNA: its score, computed independently; what it sees of a fault; and that watching changes nothing."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from small import small as small_resnet
+from test_transformer import small as small_transformer
+
+from fault_injection.detection.detector import told
+from fault_injection.detection.dr_dna import (
+    DrDna,
+    load_profile,
+    make_profile,
+    make_training_profile,
+    places,
+    profile_of,
+    save_profile,
+)
+from fault_injection.detection.signals import reductions_of, signals
+from fault_injection.machine.errors import InputError
+from fault_injection.machine.files import DamagedFile, write_arrays
+from fault_injection.runs.follow import Address, addresses, follow
+from models.dr_dna import NAME, PLACES, SAMPLES, Profile, excess, watched
+from models.fault import Operand, make_fault
+from models.layer import Context
+
+# By name, the workload, the site that is struck, the third or fourth of the pass, and the steps before the profile: a
+# transformer of this size soon predicts common letters alone, and its activations are then the same or far off.
+CASES = {
+    "transformer": (
+        functools.partial(small_transformer, context=32, batch_size=32, steps_per_epoch=40),
+        "layers_0_self_attn_v_proj",
+        4,
+    ),
+    "resnet18": (small_resnet, "basicblock_2_basic_0_conv1", 11),
+}
+BOTH = pytest.mark.parametrize("name", CASES)
+
+
+@functools.cache
+def trained(name):
+    """A workload, its program, a state, and a profile of it."""
+    make, site, steps = CASES[name]
+    workload = make()
+    program = workload.program(frozenset({site}))
+    before = addresses(Address(0, 0), Address(0, steps - 1), program.steps_per_epoch)
+    state = follow(program, program.place(program.init()), before).state
+    profile = make_profile(program, state, [program.batch(1, step) for step in range(program.steps_per_epoch)])
+    return workload, program, state, profile
+
+
+def values(profile, inference):
+    return np.array([inference.reductions[f"{NAME}/{layer}"] for layer in profile.layers])
+
+
+def infinite_output(name):
+    """The exponent of an element of the struck site's output is all ones: it is infinite or NaN."""
+    workload = trained(name)[0]
+    return make_fault(workload.sites()[CASES[name][1]], Operand.OUTPUT, 1, [5], keep=0x807FFFFF, flip=0x7F800000)
+
+
+# ---- The score ------------------------------------------------------------------------------
+
+
+def reference(histograms, x):
+    """(S − Ŝ)/Ŝ of one example's samples [L,PLACES], place by place in float64."""
+    h = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), histograms)
+    total, found = 0.0, []
+    for j, values in enumerate(x.astype(np.float64)):
+        values = np.where(np.isnan(values), np.inf, values)
+        for i, value in enumerate(values):
+            inside = h.low[j, i] <= value <= h.high[j, i]
+            edges = np.linspace(h.low[j, i], h.high[j, i], 11)
+            total += 1 - (h.frequency[j, i] @ np.histogram([value], edges)[0] if inside else 0)
+        edges = np.linspace(h.layer_low[j], h.layer_high[j], 11)
+        inside = np.histogram(values[(values >= edges[0]) & (values <= edges[-1])], edges)[0]
+        here = np.array([np.sum(values < edges[0]), *inside, np.sum(values > edges[-1])]) / len(values)
+        usual = np.diff(h.below[j], prepend=0, append=1)
+        # Of two histograms on a line: what has to be carried across each edge.
+        total += sum(abs((here - usual)[:edge].sum()) for edge in range(1, len(here)))
+        most, least = (int(at) for at in h.extremes[j])
+        total += 0.5 * (values[most] != values.max()) + 0.5 * (values[least] != values.min())
+        found.append((total - h.expected[j]) / h.expected[j])
+    return np.array(found)
+
+
+def near_an_edge(histograms, x):
+    """Whether rounding may decide on the bin of a value, by example; at the ends of a range it does not."""
+    h = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), histograms)
+    x = np.where(np.isfinite(x), x, 1e30).astype(np.float64)
+    pairs = ((h.low, h.high), (h.layer_low[:, None], h.layer_high[:, None]))
+    parts = np.stack([(x - low) / (high - low) * 10 for low, high in pairs])
+    near = (np.abs(parts - np.round(parts)) < 2e-5) & (np.abs(parts) < 11) & (parts != 0) & (parts != 10)
+    return near.any((0, 2, 3))
+
+
+@BOTH
+def test_the_score_is_that_of_an_independent_implementation(name):
+    _, program, state, profile = trained(name)
+    batch = program.batch(2, 0)
+    seen = jax.device_get(program.watching(dataclasses.replace(profile, histograms=None)).infer(state, batch, None))
+    samples = np.stack([seen.tensors[SAMPLES][layer] for layer in profile.layers], -2)
+    x = samples.reshape(-1, *samples.shape[2:])[:16].copy()
+    x[0, 1, :3] = [np.nan, np.inf, -np.inf]
+    x[1, 2] = 1e30
+    clear = ~near_an_edge(profile.histograms, x)
+    assert clear.sum() >= len(x) / 2 and clear[:2].any()
+    found = np.asarray(excess(profile.histograms, x))[clear]
+    np.testing.assert_allclose(found, [reference(profile.histograms, one) for one in x[clear]], atol=2e-5)
+    # A pass reports the largest of all its examples, on all devices.
+    watched = program.watching(profile).infer(state, batch, None)
+    largest = np.asarray(excess(profile.histograms, samples)).max((0, 1))
+    np.testing.assert_allclose(values(profile, watched), largest, atol=2e-6)
+    assert SAMPLES not in watched.tensors
+
+
+@BOTH
+def test_samples_are_elements_of_the_activations_of_examples(name):
+    workload, program, state, profile = trained(name)
+    bare = places(program, seed=0)
+    np.testing.assert_array_equal(bare.positions, profile.positions)
+    assert set(bare.layers) == {site.name for site in workload.sites().values() if site.stage == "forward"}
+    assert bare.layers == tuple(site for site in workload.sites() if site in bare.layers)
+    for layer, at in zip(bare.layers, bare.positions, strict=True):
+        assert len(np.unique(at)) == min(program.activations()[layer], PLACES)
+
+    def forward(state, batch):
+        ctx = Context(jax.random.key(0), np.arange(workload.workers), train=False, observe=frozenset({"activations"}))
+        return workload.make_network().forward(state.params, state.stats, batch["input"], ctx)[3]
+
+    batch = program.batch(2, 0)
+    whole = jax.jit(forward)(state, batch).tensors["activations"]
+    samples = program.watching(bare).infer(state, batch, None).tensors[SAMPLES]
+    for layer, at in zip(bare.layers, bare.positions, strict=True):
+        flat = np.asarray(whole[layer]).reshape(*samples[layer].shape[:2], -1)
+        np.testing.assert_allclose(samples[layer], flat[..., at], rtol=1e-4, atol=1e-4)
+
+
+# ---- Alarms -----------------------------------------------------------------------------------
+
+
+def alarms_of(name, inference):
+    _, program, _, profile = trained(name)
+    detector = DrDna.of(profile)
+    report = jax.device_get(inference)
+    found = signals(program, report, detector.signals)
+    names, numbers = list(found), np.array(list(found.values()))
+    _, alarms = detector.update(detector.init(names), numbers)
+    return detector, told(0, names, numbers, alarms)
+
+
+@BOTH
+def test_batches_that_the_profile_has_not_seen_raise_no_alarm(name):
+    _, program, state, profile = trained(name)
+    watching = program.watching(profile)
+    for batch in [*(program.batch(2, step) for step in range(8)), *program.tests()[:3]]:
+        assert alarms_of(name, watching.infer(state, batch, None))[1] == []
+
+
+@BOTH
+def test_a_large_wrong_number_raises_an_alarm_there_or_later(name):
+    _, program, state, profile = trained(name)
+    seen = program.watching(profile).infer(state, program.batch(2, 0), infinite_output(name))
+    assert int(seen.struck.operand_changed) == 1
+    detector, alarms = alarms_of(name, seen)
+    first = detector.first(alarms)
+    assert profile.layers.index(first) >= profile.layers.index(CASES[name][1])
+    assert np.isfinite(values(profile, seen)).all()  # NaN counts as out of range
+
+
+# ---- Mitigation -------------------------------------------------------------------------------
+
+
+def test_mitigation_clamps_the_examples_that_are_flagged():
+    random = np.random.default_rng(0)
+    usual = random.normal(size=(256, 1, PLACES)).astype(np.float32)
+    bare = Profile(("fc",), np.arange(PLACES, dtype=np.int32)[None] * 2)
+    profile = dataclasses.replace(profile_of(bare, [usual], [np.float32([4.5])]), mitigate=True)
+    activation = random.normal(size=(1, 3, 8, 8)).astype(np.float32)
+    activation[0, 1] *= 1e3
+    activation[0, 1, 0, 1:3] = [np.nan, np.inf]
+    activation[0, 2, 0, 0] = 1e3  # one place alone does not make an example far
+    clamped, samples = watched(profile, "fc", jnp.asarray(activation))
+    expected = activation.copy()
+    expected[0, 1] = np.clip(np.nan_to_num(activation[0, 1], nan=0, posinf=np.inf), -4.5, 4.5)
+    np.testing.assert_array_equal(clamped, expected)
+    np.testing.assert_array_equal(samples, activation.reshape(1, 3, -1)[..., bare.positions[0]])
+
+
+@BOTH
+def test_mitigation_changes_no_bit_where_nothing_is_flagged(name):
+    _, program, state, profile = trained(name)
+    mitigating = program.watching(dataclasses.replace(profile, mitigate=True))
+    batch = program.batch(2, 0)
+    plain, same = jax.device_get((program.infer(state, batch, None), mitigating.infer(state, batch, None)))
+    assert plain.loss.tobytes() == same.loss.tobytes()
+
+
+def test_mitigation_makes_a_struck_example_finite_and_leaves_the_others():
+    name = "transformer"
+    _, program, state, profile = trained(name)
+    mitigating, batch = program.watching(dataclasses.replace(profile, mitigate=True)), program.batch(2, 0)
+    plain, fault = jax.device_get(program.infer(state, batch, None)), infinite_output(name)
+    wrong, mended = jax.device_get((program.infer(state, batch, fault), mitigating.infer(state, batch, fault)))
+    struck = (wrong.loss != plain.loss).reshape(*plain.loss.shape[:2], -1).any(-1)
+    assert struck.sum() == 1
+    assert plain.loss[~struck].tobytes() == mended.loss[~struck].tobytes()
+    assert not np.isfinite(wrong.loss[struck]).all() and np.isfinite(mended.loss).all()
+
+
+# ---- Training ---------------------------------------------------------------------------------
+
+
+def digests(program, steps=3, fault=None, at=1):
+    state, found = program.place(program.init()), []
+    for step in range(steps):
+        if fault is not None and step == at:
+            state, report = program.faulty_step(state, program.batch(0, step), 0, step, fault)
+        else:
+            state, report = program.step(state, program.batch(0, step), 0, step)
+        found.append(report)
+    return jax.device_get(found)
+
+
+@BOTH
+def test_no_bit_of_a_training_depends_on_watching(name):
+    _, program, _, profile = trained(name)
+    bare = dataclasses.replace(profile, histograms=None)
+    plain = digests(program)
+    for watching in (program.watching(profile), *([program.watching(bare)] if name == "transformer" else [])):
+        for one, other in zip(plain, digests(watching), strict=True):
+            np.testing.assert_array_equal(one.digest, other.digest)
+            assert one.loss == other.loss
+
+
+def test_a_training_is_watched_by_a_profile_of_its_steps():
+    name = "transformer"
+    _, program, _, _ = trained(name)
+    steps = addresses(Address(0, 0), Address(0, 14), program.steps_per_epoch)
+    profile = make_training_profile(program, program.place(program.init()), steps)
+    watching = program.watching(profile)
+    assert reductions_of(DrDna.signals) == {NAME}
+    detector = DrDna.of(profile)
+    clean, struck = digests(watching), digests(watching, fault=infinite_output(name))
+    found = []
+    for report in (*clean, struck[1]):
+        numbers = signals(program, report, detector.signals)
+        assert numbers.keys() == {f"{NAME}/{layer}" for layer in profile.layers}
+        _, alarms = detector.update(detector.init(list(numbers)), np.array(list(numbers.values())))
+        found.append(bool(alarms.level.any()))
+    assert found == [False] * len(clean) + [True]
+
+
+# ---- Files and mistakes -----------------------------------------------------------------------
+
+
+def test_a_profile_is_written_and_read(tmp_path):
+    profile = trained("transformer")[3]
+    save_profile(tmp_path / "profile.npz", profile)
+    read = load_profile(tmp_path / "profile.npz")
+    assert jax.tree.structure(read) == jax.tree.structure(profile)
+    assert all(map(np.array_equal, jax.tree.leaves(read), jax.tree.leaves(profile)))
+    write_arrays(tmp_path / "other.npz", {"layers": np.array(["fc"])})
+    with pytest.raises(DamagedFile, match="is no profile of activations"):
+        load_profile(tmp_path / "other.npz")
+
+
+def test_what_a_profile_cannot_be_made_of_is_refused():
+    _, program, state, _ = trained("transformer")
+    with pytest.raises(InputError, match=r"0 example\(s\); expected at least 32"):
+        make_profile(program, state, [])
+    broken = jax.tree.map(lambda leaf: leaf * np.nan if leaf.dtype == np.float32 else leaf, state)
+    with pytest.raises(InputError, match="that are not finite"):
+        make_profile(program, broken, [program.batch(0, step) for step in range(4)])
+    with pytest.raises(InputError, match="cannot be watched"):
+        dataclasses.replace(program, watching=type(program).watching).watching(None)
