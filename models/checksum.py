@@ -17,7 +17,7 @@ from .isolation import fence, isolated
 from .operations import Checkable
 from .precision import read
 
-DEVIATIONS = 6.0  # standard deviations of what many roundings add up to
+DEVIATIONS = 8.0  # standard deviations of what many roundings add up to
 UNIT = 2.0**-24  # unit roundoff of float32
 
 
@@ -83,10 +83,11 @@ def _growth(terms: int) -> float:
 
 
 def deviation(done: Performed, a: jax.Array, b: jax.Array, results: jax.Array) -> jax.Array:
-    """As `bound`, but of roundings that are independent of each other: so many standard deviations of their sum.
+    """As `bound`, but the sums' roundings are independent of each other: so many deviations of what they add up to.
 
-    Those of channels, tokens and rows are.  Images and kernel positions can be alike, as backgrounds
-    are, and are then rounded alike: where those are added up, this is `bound`.
+    The results' own roundings are not: columns can be alike, as those of a token that comes twice.
+    Images and kernel positions are alike most often, in backgrounds: where those are added up, this
+    is `bound`.
     """
     if done.operation.along != (-1,):
         return bound(done, a, b, results)
@@ -97,18 +98,18 @@ def deviation(done: Performed, a: jax.Array, b: jax.Array, results: jax.Array) -
     products = _of_sums(done, (a / top_a) ** 2, (b / top_b) ** 2)
     sums = operation.compute(a_sum**2, b_sum**2)
     results = results / top
-    # By the inequality of Cauchy and Schwarz, right results are no larger than the others.
+    # By the inequality of Cauchy and Schwarz, right results are no larger than what stands second.
+    rounded = jnp.minimum(_added_up(done, jnp.abs(results)), jnp.sqrt(n * terms * products))
     squares = jnp.minimum(_added_up(done, results**2), terms * products)
     square = jnp.minimum(_added_up(done, results) ** 2, terms * sums)
-    rounded = done.unit**2 * squares
-    summed = UNIT**2 * (
+    variance = (
         (terms + n) / 2 * products
         + (terms / 2 + n / 3) * sums
         + (terms / 3 + n / 2) * squares
         + (terms + n) / 3 * square
     )
     least = 2.0**-60 * terms * n  # squares of less than this share of the largest product are lost
-    return (DEVIATIONS * jnp.sqrt((rounded + summed) / 3) + least) * top + done.underflow
+    return (done.unit * rounded + DEVIATIONS * UNIT * jnp.sqrt(variance / 3) + least) * top + done.underflow
 
 
 @partial(jax.jit, static_argnums=0)

@@ -108,7 +108,7 @@ def test_the_ratio_is_the_one_of_the_page(format):
     x, y, c = (np.asarray(t[0] if t.ndim > 2 else t, np.float64) for t in (a, b, result))
     n, terms, u, unit = 48, 100, float(jnp.finfo(format).eps) / 2, 2.0**-24
     difference = np.abs(c.sum(1) - x @ y.sum(1))
-    growth = 2 * unit * (DEVIATIONS * np.sqrt(terms) + DEVIATIONS * np.sqrt(n))
+    growth = 2 * unit * (DEVIATIONS * np.sqrt(terms) + n)  # 48 are few enough for the certain bound
     magnitudes = np.abs(x) @ np.abs(y).sum(1)
     worst = u * np.minimum(np.abs(c).sum(1), magnitudes) + growth * magnitudes
     products, sums = x**2 @ (y**2).sum(1), x**2 @ y.sum(1) ** 2
@@ -123,7 +123,7 @@ def test_the_ratio_is_the_one_of_the_page(format):
             + (terms + n) / 3 * square
         )
     )
-    likely = DEVIATIONS * np.sqrt(variance + u**2 / 3 * squares)
+    likely = u * np.minimum(np.abs(c).sum(1), np.sqrt(n * terms * products)) + DEVIATIONS * np.sqrt(variance)
     for tolerance, expected in ((bound, worst), (deviation, likely)):
         found = ratio(tolerance, Performed(Dense(), a, b, None, result))
         np.testing.assert_allclose(found, np.max(difference / expected), rtol=2e-3)
