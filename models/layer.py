@@ -35,7 +35,7 @@ class Context:
       train: True for training (batch statistics, dropout), False for evaluation.
       observe: kinds of tensors to return besides the results: `operands` (of every site, in the
         published layouts), and those of `models.reductions.KINDS`.
-      reduce: reductions to return of such tensors, from `models.reductions.CHOICES`.
+      reduce: reductions to return of such tensors, and of products, from `models.reductions.CHOICES`.
       input_gradient: whether anybody reads the gradient with respect to this layer's input.  Who
         calls a network's backward pass sets False if it discards that gradient.  `chain` hands
         False on to its first layer alone; the other combinators need the gradients of their parts.

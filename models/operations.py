@@ -9,6 +9,7 @@ carried over into the fast result.
 """
 
 import dataclasses
+import math
 from typing import ClassVar, Protocol, runtime_checkable
 
 import jax
@@ -50,6 +51,23 @@ class Summed(Operation, Protocol):
         """An output operand in the layout of `compute`'s result."""
 
 
+@runtime_checkable
+class Checkable(Operation, Protocol):
+    """An operation linear in each operand, so that sums of its results are results of sums: lookups are none.
+
+    Attributes:
+      along: axes of `compute`'s result that are added up.
+    """
+
+    along: ClassVar[tuple[int, ...]]
+
+    def added(self, a: jax.Array, b: jax.Array, /) -> tuple[Operation, jax.Array, jax.Array]:
+        """An operation and operands that give `compute`'s result added up over `along`, at a fraction of its cost."""
+
+    def terms(self, a: jax.Array, b: jax.Array, /) -> int:
+        """How many products are added up to one element of the result."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Convolution:
     """y = x * kernel. x [R,b,H,W,I], kernel [k,k,I,O] -> y [R,b,h,w,O], before any bias.
@@ -59,6 +77,7 @@ class Convolution:
     """
 
     gradient: ClassVar[Operand | None] = None
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     stride: int
 
@@ -80,6 +99,14 @@ class Convolution:
         padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
         return self.short(x, kernel, self.stride, padding)
 
+    def added(self, x: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The kernel's output channels added up."""
+        return self, x, jnp.sum(kernel, -1, keepdims=True)
+
+    def terms(self, x: jax.Array, kernel: jax.Array) -> int:
+        """k·k·I."""
+        return math.prod(kernel.shape[:3])
+
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionGradIn:
@@ -90,6 +117,7 @@ class ConvolutionGradIn:
     """
 
     gradient: ClassVar[Operand | None] = Operand.INPUT
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     stride: int
     size: tuple[int, int]  # H, W
@@ -118,6 +146,14 @@ class ConvolutionGradIn:
         """dx [b,H,W,I] of one worker."""
         return self.short(grad_y, rotated, 1, VALID)
 
+    def added(self, dy: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The kernel's input channels added up."""
+        return self, dy, jnp.sum(kernel, -2, keepdims=True)
+
+    def terms(self, dy: jax.Array, kernel: jax.Array) -> int:
+        """k·k·O; fewer with a stride."""
+        return math.prod(kernel.shape[:2]) * kernel.shape[3]
+
 
 @dataclasses.dataclass(frozen=True)
 class ConvolutionGradWt:
@@ -128,6 +164,7 @@ class ConvolutionGradWt:
     """
 
     gradient: ClassVar[Operand | None] = Operand.WEIGHT
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     stride: int
     kernel_size: int
@@ -156,6 +193,14 @@ class ConvolutionGradWt:
         """[I,k,k,O] -> [k,k,I,O]."""
         return output.transpose(1, 2, 0, 3)
 
+    def added(self, x: jax.Array, dy: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The channels of dy added up."""
+        return self, x, jnp.sum(dy, -1, keepdims=True)
+
+    def terms(self, x: jax.Array, dy: jax.Array) -> int:
+        """R·b·h·w."""
+        return math.prod(dy.shape[:4])
+
 
 class Depthwise(Convolution):
     """y = x * kernel, channel by channel. x [R,b,H,W,C], kernel [k,k,C,1] -> y [R,b,h,w,C].
@@ -164,8 +209,18 @@ class Depthwise(Convolution):
     (1, 4, 4, 4, 3)
     """
 
+    along: ClassVar[tuple[int, ...]] = (1,)
+
     fast = staticmethod(formulations.depthwise_convolution)
     short = staticmethod(formulations.short_depthwise_convolution)
+
+    def added(self, x: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The images of a worker added up: a channel has no other output to be added to."""
+        return self, jnp.sum(x, 1, keepdims=True), kernel
+
+    def terms(self, x: jax.Array, kernel: jax.Array) -> int:
+        """k·k."""
+        return math.prod(kernel.shape[:2])
 
 
 class DepthwiseGradIn(ConvolutionGradIn):
@@ -175,12 +230,22 @@ class DepthwiseGradIn(ConvolutionGradIn):
     (1, 4, 8, 8, 3)
     """
 
+    along: ClassVar[tuple[int, ...]] = (1,)
+
     fast = staticmethod(formulations.depthwise_input_gradient)
     short = staticmethod(formulations.short_depthwise_convolution)
 
     def exchanged(self, kernel: jax.Array) -> jax.Array:
         """[k,k,C,1] as it is: each channel is its own input and output."""
         return kernel
+
+    def added(self, dy: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The images of a worker added up."""
+        return self, jnp.sum(dy, 1, keepdims=True), kernel
+
+    def terms(self, dy: jax.Array, kernel: jax.Array) -> int:
+        """k·k; fewer with a stride."""
+        return math.prod(kernel.shape[:2])
 
 
 class DepthwiseGradWt(ConvolutionGradWt):
@@ -189,6 +254,8 @@ class DepthwiseGradWt(ConvolutionGradWt):
     >>> jax.eval_shape(DepthwiseGradWt(2, 3).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((1, 4, 4, 4, 3))).shape
     (3, 3, 3, 1)
     """
+
+    along: ClassVar[tuple[int, ...]] = (0, 1)
 
     fast = staticmethod(formulations.depthwise_weight_gradient)
 
@@ -205,6 +272,16 @@ class DepthwiseGradWt(ConvolutionGradWt):
         """[k,k,C,1] as it is."""
         return output
 
+    def added(self, x: jax.Array, dy: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """What each dy meets in all kernel positions, added up, as if the kernel had one position."""
+        k = self.kernel_size
+        met = Depthwise(self.stride).compute(x, jnp.ones((k, k, x.shape[-1], 1), x.dtype))
+        return DepthwiseGradWt(1, 1), met, dy
+
+    def terms(self, x: jax.Array, dy: jax.Array) -> int:
+        """R·b·h·w."""
+        return math.prod(dy.shape[:4])
+
 
 @dataclasses.dataclass(frozen=True)
 class Dense:
@@ -215,6 +292,7 @@ class Dense:
     """
 
     gradient: ClassVar[Operand | None] = None
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     def compute(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
         """y of all workers."""
@@ -228,6 +306,14 @@ class Dense:
         """y [b,…,O] of one worker."""
         return x @ kernel
 
+    def added(self, x: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The columns of the kernel added up."""
+        return self, x, jnp.sum(kernel, -1, keepdims=True)
+
+    def terms(self, x: jax.Array, kernel: jax.Array) -> int:
+        """I."""
+        return kernel.shape[0]
+
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradIn:
@@ -238,6 +324,7 @@ class DenseGradIn:
     """
 
     gradient: ClassVar[Operand | None] = Operand.INPUT
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     def compute(self, dy: jax.Array, kernel: jax.Array) -> jax.Array:
         """dx of all workers."""
@@ -251,6 +338,14 @@ class DenseGradIn:
         """dx [b,…,I] of one worker."""
         return dy @ transposed
 
+    def added(self, dy: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The rows of the kernel added up."""
+        return self, dy, jnp.sum(kernel, 0, keepdims=True)
+
+    def terms(self, dy: jax.Array, kernel: jax.Array) -> int:
+        """O."""
+        return kernel.shape[1]
+
 
 @dataclasses.dataclass(frozen=True)
 class DenseGradWt:
@@ -263,6 +358,7 @@ class DenseGradWt:
     """
 
     gradient: ClassVar[Operand | None] = Operand.WEIGHT
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     def compute(self, x: jax.Array, dy: jax.Array) -> jax.Array:
         """dkernel, summed over all workers."""
@@ -280,6 +376,14 @@ class DenseGradWt:
         """[I,O] as it is."""
         return output
 
+    def added(self, x: jax.Array, dy: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The columns of dy added up."""
+        return self, x, jnp.sum(dy, -1, keepdims=True)
+
+    def terms(self, x: jax.Array, dy: jax.Array) -> int:
+        """R·b·…."""
+        return math.prod(dy.shape[:-1])
+
 
 @dataclasses.dataclass(frozen=True)
 class Product:
@@ -290,6 +394,7 @@ class Product:
     """
 
     gradient: ClassVar[Operand | None] = None
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     def compute(self, a: jax.Array, b: jax.Array) -> jax.Array:
         """y of all workers."""
@@ -303,6 +408,14 @@ class Product:
         """y […,M,N] of one worker."""
         return a @ b
 
+    def added(self, a: jax.Array, b: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The columns of b added up."""
+        return self, a, jnp.sum(b, -1, keepdims=True)
+
+    def terms(self, a: jax.Array, b: jax.Array) -> int:
+        """K."""
+        return b.shape[-2]
+
 
 @dataclasses.dataclass(frozen=True)
 class ProductGradIn:
@@ -313,6 +426,7 @@ class ProductGradIn:
     """
 
     gradient: ClassVar[Operand | None] = Operand.INPUT
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     def compute(self, dy: jax.Array, b: jax.Array) -> jax.Array:
         """da of all workers."""
@@ -326,6 +440,14 @@ class ProductGradIn:
         """da […,M,K] of one worker."""
         return dy @ transposed
 
+    def added(self, dy: jax.Array, b: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The rows of b added up."""
+        return self, dy, jnp.sum(b, -2, keepdims=True)
+
+    def terms(self, dy: jax.Array, b: jax.Array) -> int:
+        """N."""
+        return b.shape[-1]
+
 
 @dataclasses.dataclass(frozen=True)
 class ProductGradWt:
@@ -336,6 +458,7 @@ class ProductGradWt:
     """
 
     gradient: ClassVar[Operand | None] = Operand.WEIGHT
+    along: ClassVar[tuple[int, ...]] = (-1,)
 
     def compute(self, a: jax.Array, dy: jax.Array) -> jax.Array:
         """db of all workers."""
@@ -348,6 +471,14 @@ class ProductGradWt:
     def product(self, transposed: jax.Array, dy: jax.Array) -> jax.Array:
         """db […,K,N] of one worker."""
         return transposed @ dy
+
+    def added(self, a: jax.Array, dy: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The columns of dy added up."""
+        return self, a, jnp.sum(dy, -1, keepdims=True)
+
+    def terms(self, a: jax.Array, dy: jax.Array) -> int:
+        """M."""
+        return dy.shape[-2]
 
 
 @dataclasses.dataclass(frozen=True)

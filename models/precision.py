@@ -9,8 +9,11 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 MAXIMA = "maxima"  # the statistic that holds them, see `combinators.in_precision`
+# Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
+MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
 HISTORY = 16  # steps whose largest value gives the scale of an operand of 8 bits
 
 
@@ -49,6 +52,32 @@ def wide(tensor: jax.Array) -> jax.Array:
     if not jnp.issubdtype(tensor.dtype, jnp.floating) or tensor.dtype.itemsize >= 4:
         return tensor
     return tensor.astype(jnp.float32)
+
+
+def natively(a: jax.Array, b: jax.Array, held: str | None) -> bool:
+    """Whether the device itself multiplies operands of 16 bits, sums in float32, and rounds the result to `held`."""
+    # XLA for CPUs sums in float32 in some places only.
+    return held is not None and a.dtype == b.dtype == held and jax.default_backend() != "cpu"
+
+
+def read(a: jax.Array, b: jax.Array, held: str | None) -> tuple[jax.Array, jax.Array]:
+    """The operands of a product as multipliers read them, in float32 at least.
+
+    They are rounded to the matrix precision of JAX's configuration.  Devices without multipliers of
+    that width thus compute the same products; those that have them find nothing left to round.  An
+    operation with an operand of integers is a lookup: it multiplies nothing, and nothing is rounded.
+
+    >>> with jax.default_matmul_precision("bfloat16"):
+    ...     read(jnp.float32(1.001), jnp.float32(3.14), None)[1].item()
+    3.140625
+    """
+    if natively(a, b, held):
+        return wide(a), wide(b)
+    a, b = wide(a), wide(b)
+    digits = MANTISSA.get(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
+    if digits is not None and jnp.issubdtype(a.dtype, jnp.floating):
+        a, b = (lax.reduce_precision(t, 8, digits) for t in (a, b))
+    return a, b
 
 
 def largest(a: jax.Array, b: jax.Array) -> jax.Array:

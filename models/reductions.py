@@ -1,31 +1,34 @@
-"""Reductions: what a step tells of a tensor that is too large to be returned (norms, maxima, moments, histograms).
+"""Reductions: what a step tells of what is too large to be returned.
 
-A reduction of a tensor that is divided among devices is computed of each part, and the parts are
-put together: `of` a part, then `across` the parts, then `finish`.
+Of a tensor these are norms, maxima, moments and histograms, and of a product checksums.  A reduction
+of what is divided among devices is computed of each part, and the parts are put together: `of` a
+part, then `across` the parts, then `finish`.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .checksum import Performed, bound, deviation, ratio
 from .precision import wide
 
 LOWEST, HIGHEST = -40, 40  # binary exponents that a histogram tells apart
 
 
 class Reduction(NamedTuple):
-    """One way to reduce a tensor.
+    """One way to reduce a tensor or a product.
 
     Attributes:
-      of: the tensor's, or of a part of it; float32 or int32.
+      of: the reduction of it, or of a part of it; float32 or int32.
       across: what puts parts together: `sum` or `max`.
       finish: makes the result of what was put together.
     """
 
-    of: Callable[[jax.Array], jax.Array]
+    of: Callable[[Any], jax.Array]
     across: str
     finish: Callable[[jax.Array], jax.Array]
 
@@ -45,30 +48,40 @@ def _histogram(tensor: jax.Array) -> jax.Array:
 
 # By name.  `norm` is the Euclidean norm, `largest` the largest absolute value; `moments` are the means of x, x², x³
 # and x⁴; `histogram` counts binary exponents, see `_histogram`.  A NaN makes all of them NaN but the histogram.
-REDUCTIONS = {
+OF_TENSORS = {
     "norm": Reduction(lambda tensor: jnp.sum(tensor * tensor), "sum", jnp.sqrt),
     "largest": Reduction(lambda tensor: jnp.max(jnp.abs(tensor)), "max", lambda found: found),
     "moments": Reduction(_moments, "sum", lambda found: found[1:] / found[0]),
     "histogram": Reduction(_histogram, "sum", lambda found: found),
 }
+# Of the kind `products`, which are all operations but lookups: see `models.checksum`.
+OF_PRODUCTS = {
+    "checksum": Reduction(partial(ratio, bound), "max", lambda found: found),
+    "variance_checksum": Reduction(partial(ratio, deviation), "max", lambda found: found),
+}
+REDUCTIONS = OF_TENSORS | OF_PRODUCTS
 # Results of the operations of the forward pass; gradients with respect to the inputs of norms and of the head, and
 # to the outputs of embeddings; gradients of parameters, summed over the workers.
 KINDS = ("activations", "gradients", "parameter_gradients")
-CHOICES = tuple(f"{reduction}/{kind}" for reduction in REDUCTIONS for kind in KINDS)
+CHOICES = (
+    *(f"{reduction}/{kind}" for reduction in OF_TENSORS for kind in KINDS),
+    *(f"{reduction}/products" for reduction in OF_PRODUCTS),
+)
 
 
-def reduced(wanted: frozenset[str], kind: str, name: str, tensor: jax.Array) -> dict[str, jax.Array]:
-    """What was asked for of a tensor, or of this device's part of it, by `REDUCTION/KIND/NAME`.
+def reduced(wanted: frozenset[str], kind: str, name: str, what: jax.Array | Performed) -> dict[str, jax.Array]:
+    """What was asked for of a tensor or product, or of this device's part of it, by `REDUCTION/KIND/NAME`.
 
     >>> reduced(frozenset({"largest/gradients"}), "gradients", "norm", jnp.array([3.0, -4.0]))
     {'largest/gradients/norm': Array(4., dtype=float32)}
     """
     names = [reduction for reduction in REDUCTIONS if f"{reduction}/{kind}" in wanted]
-    return {f"{reduction}/{kind}/{name}": REDUCTIONS[reduction].of(wide(tensor)) for reduction in names}
+    what = wide(what) if isinstance(what, jax.Array) else what
+    return {f"{reduction}/{kind}/{name}": REDUCTIONS[reduction].of(what) for reduction in names}
 
 
 def together(parts: dict[str, jax.Array], axis: str | None = None) -> dict[str, jax.Array]:
-    """The reductions of whole tensors from those of their parts.
+    """The reductions of whole tensors and products from those of their parts.
 
     Args:
       parts: what `reduced` gave.

@@ -12,15 +12,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from .checksum import Performed
 from .dr_dna import SAMPLES, watched
 from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .isolation import fence, isolated
 from .layer import Context, Observations, observed
-from .operations import Operation, Summed
-from .precision import Precision, largest, narrowed, scale, wide
+from .operations import Checkable, Operation, Summed
+from .precision import Precision, largest, narrowed, natively, read, scale
+from .reductions import reduced
 
-# Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
-MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
 Multiply = Callable[[jax.Array, jax.Array], jax.Array]
 
 
@@ -62,6 +62,10 @@ def perform(
         result, struck, operands = _perform(
             operation, "operands" in ctx.observe, used, held, a, b, scales, fault, strike, ctx.workers.shape[0]
         )
+    told = {}
+    if result is not None and isinstance(operation, Checkable):
+        with isolated("false"):
+            told = reduced(ctx.reduce, "products", site, Performed(operation, a, b, scales, result))
     if result is None:
         shape = jax.eval_shape(partial(_rounded, operation.compute, held, None), a, b)
         result = jnp.full(shape.shape, jnp.nan, shape.dtype)
@@ -70,7 +74,7 @@ def perform(
     if ctx.profile is not None and site in ctx.profile.layers:
         result, samples = watched(ctx.profile, site, result)
         tensors |= {SAMPLES: {site: samples}}
-    return result, Observations(struck, tensors, (site,), maxima, seen.reduced)
+    return result, Observations(struck, tensors, (site,), maxima, seen.reduced | told)
 
 
 def _formats(operation: Operation, a: jax.Array, precision: Precision) -> tuple[str, str] | None:
@@ -174,26 +178,17 @@ def _strike(
 
 
 def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: jax.Array, b: jax.Array) -> jax.Array:
-    """`multiply(a, b)`, summed in float32 at least.
-
-    Operands are rounded to the matrix precision of JAX's configuration.  Devices without multipliers
-    of that width thus compute the same products; those that have them find nothing left to round.
-    An operation with an operand of integers is a lookup: it multiplies nothing, and nothing is rounded.
+    """`multiply(a, b)`, summed in float32 at least, of the operands as multipliers read them.
 
     Args:
       held: format of the result; None is that of the second operand.
       scales: of the operands; the result is multiplied by both.
     """
-    # Accelerators sum products of 16 bits in float32 by themselves; XLA for CPUs does not everywhere.
-    if held is not None and a.dtype == b.dtype == held and jax.default_backend() != "cpu":
+    if natively(a, b, held):
         return multiply(a, b)
     if held is None and jnp.issubdtype(b.dtype, jnp.floating):
         held = b.dtype.name
-    a, b = wide(a), wide(b)
-    digits = MANTISSA.get(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
-    if digits is not None and jnp.issubdtype(a.dtype, jnp.floating):
-        a, b = (lax.reduce_precision(t, 8, digits) for t in (a, b))
-    result = multiply(a, b)
+    result = multiply(*read(a, b, held))
     if scales is not None:
         result = result * (scales[0] * scales[1])
     return result if held is None else result.astype(held)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from ..machine.errors import InputError, did_you_mean
 from ..training.program import Program
 from .asd_environment import read_config, read_thresholds
+from .checksum import Checksum, VarianceChecksum
 from .detector import Detector
 from .gradient_norm import GradientNorm
 from .history_bound import history_bound
@@ -60,6 +61,8 @@ VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
 # Those that need to know the program that they watch.
 OF_A_PROGRAM: dict[str, Callable[[Program], Detector]] = {
     "history_bound": history_bound,
+    "checksum": lambda program: Checksum(),
+    "variance_checksum": lambda program: VarianceChecksum(),
 }
 DETECTORS = (*VALUE_BASED, *OF_A_PROGRAM)
 

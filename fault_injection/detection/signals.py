@@ -33,6 +33,8 @@ KINDS = {
     "largest/history": Kind(roles=(Role.HISTORY,)),
     "largest/running_variance": Kind(roles=(Role.VARIANCE,)),
     "largest/state": Kind(roles=tuple(role for role in Role if role != Role.GRADIENT)),
+    "checksum/products": Kind(frozenset({"checksum/products"})),
+    "variance_checksum/products": Kind(frozenset({"variance_checksum/products"})),
 }
 
 

@@ -180,7 +180,8 @@ def explicit_program(
       supported: sites that `faulty_step` can strike; None for all.
       devices: how many to use; see `usable_devices`.
       observe: kinds of tensors that every step returns, see `models.layer.Context`.
-      reductions: of `models.reductions.CHOICES`: what every step returns of tensors; no bit of a run depends on it.
+      reductions: of `models.reductions.CHOICES`: what every step returns of tensors and products; no bit of a run
+        depends on it.
       head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
 
     Raises:

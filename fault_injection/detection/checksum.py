@@ -1,0 +1,56 @@
+"""`checksum` and `variance_checksum`: a product is wrong by more than rounding explains."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+
+from .detector import STOP, Alarms, Array, Memory, namespace
+
+
+@dataclasses.dataclass(frozen=True)
+class Checksum:
+    """Raises an alarm for a product whose sums differ by more than the worst rounding; without memory.
+
+    The values are those of `models.checksum`: differences in units of their tolerance.
+
+    >>> Checksum().update((), np.array([0.9, 1.5, np.inf]))[1].level
+    array([0, 1, 1], dtype=int32)
+    """
+
+    signals: ClassVar[tuple[str, ...]] = ("checksum/products",)
+    logged: ClassVar[str] = ""
+
+    def init(self, names: Sequence[str]) -> Memory:
+        """Nothing."""
+        return ()
+
+    def update(self, memory: Memory, values: Array) -> tuple[Memory, Alarms]:
+        """Alarms where a value is above 1 or not finite."""
+        xp = namespace(values)
+        excess = xp.where(xp.isfinite(values), values, xp.inf)
+        return (), Alarms(xp.where(excess > 1, STOP, 0).astype("int32"), xp.ones_like(excess), excess)
+
+
+@dataclasses.dataclass(frozen=True)
+class VarianceChecksum(Checksum):
+    """As `Checksum`, with the tolerance from the variance of independent roundings, which is smaller."""
+
+    signals: ClassVar[tuple[str, ...]] = ("variance_checksum/products",)
+
+
+def confirmed(value: float, again: float) -> bool:
+    """Whether an alarm is one of hardware: the same step, executed again, gives another value of the same product.
+
+    A step repeats its bits, so that a value that comes again is rounding, or the step was given a
+    state that is wrong already.  What a permanent fault does comes again too.
+
+    Args:
+      value: that raised the alarm.
+      again: of the same product, in the same step executed again from the same state.
+
+    >>> confirmed(1.5, 0.2), confirmed(1.5, 1.5), confirmed(float("nan"), 0.2), confirmed(float("inf"), float("inf"))
+    (True, False, True, False)
+    """
+    return not np.array_equal(value, again, equal_nan=True)
