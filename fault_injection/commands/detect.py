@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
     notes = list(chosen.notes)
     if chosen.detector is None:
         notes.append(f"{options.detector} is switched off by the environment")
-    found = detect(chosen.detector, log) if chosen.detector is not None else []
+    found = detect(chosen.detector, log) if chosen.detector is not None else []  # type: ignore[arg-type]
     step = raised(found, log, chosen.strikes) if chosen.raises else None
     if found and chosen.raises and chosen.strikes is not None and log.times is None:
         notes.append("alarms are raised by strikes on a clock; without a column time none is")

@@ -9,9 +9,8 @@ from typing import Any
 
 from ..campaign.sampling import injection_of
 from ..campaign.store import open_plan
-from ..detection.detector import Detector
 from ..detection.recovery import RECOVERIES
-from ..detection.registry import DETECTORS, beside_a_run
+from ..detection.registry import DETECTORS, Settings, beside_a_run
 from ..detection.signals import reductions_of
 from ..detection.watched_replay import sentences, summary, watched_replay
 from ..faults.injection import Injection
@@ -105,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     tell(f"written to {out}/")
 
 
-def _detector(injection: Injection, options: argparse.Namespace, devices: int | None) -> Detector | None:
+def _detector(injection: Injection, options: argparse.Namespace, devices: int | None) -> Settings | None:
     """The detector asked for, with its settings; None without one."""
     if options.detector is None:
         for name in ("set", "recovery"):

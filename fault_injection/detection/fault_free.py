@@ -3,11 +3,11 @@
 from ..machine.processes import say
 from ..runs.follow import Address, addresses, follow
 from ..runs.golden_run import Golden, Repeats
-from .detector import Detector, Memory
-from .watch import Watch
+from .detector import Memory
+from .registry import Settings, watcher
 
 
-def memory_before(golden: Golden, detector: Detector, epoch: int) -> Memory:
+def memory_before(golden: Golden, detector: Settings, epoch: int) -> Memory:
     """The memory of a detector that has watched the golden run up to, but not including, an epoch.
 
     The run is made again for it, because its record does not hold what detectors look at; each step
@@ -26,7 +26,7 @@ def memory_before(golden: Golden, detector: Detector, epoch: int) -> Memory:
         return None
     program, first = golden.program, Address(golden.first, 0)
     say(f"the detector watches the golden run up to epoch {epoch - 1}, which is made again for it")
-    watch = Watch(program, detector)
+    watch = watcher(program, detector)
     steps = addresses(first, Address(epoch, -1), program.steps_per_epoch)
     follow(program, golden.fetch_state_before(golden.first), steps, observers=[Repeats(golden), watch])
     return watch.memory

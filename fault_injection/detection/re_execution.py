@@ -1,10 +1,14 @@
-"""`replay`: every n-th step is executed again, and the digests of the two states are compared.
+"""Steps executed again: `replay`, and alarms that are confirmed so.
+
+`replay`: every n-th step is executed again, and the digests of the two states are
+compared.
 
 Reference: deterministic re-execution as in TorchTitan's replay detector and TPU's SDC checker (docs/detection.md).
 """
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +16,9 @@ import numpy as np
 
 from ..runs.follow import Address, Back
 from ..training.program import Program, State, StepReport
-from .detector import STOP, Alarm, Memory
-from .watch import Watcher
+from .checksum import confirmed
+from .detector import STOP, Alarm, Detector, Memory
+from .watch import Watch, Watcher
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +30,8 @@ class Replay:
     """
 
     every: int = 10
+
+    signals: ClassVar[tuple[str, ...]] = ()
 
 
 class ReExecution(Watcher):
@@ -63,3 +70,41 @@ class ReExecution(Watcher):
             ]
         self.memory = jax.tree.map(jnp.copy, state) if (number + 2) % every == 0 else None
         return found, math.inf if found else 0.0
+
+
+class Confirmed(Watch):
+    """A watch whose alarms are confirmed: the step is executed again, and a value that comes again is no alarm.
+
+    A step repeats its bits.  So a value that comes again is rounding, or the state was wrong before the step.
+
+    Args:
+      kept: a copy of the state before the next step; without it the first step's alarms stand.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        detector: Detector,
+        memory: Memory = None,
+        recovery: Back | None = None,
+        kept: State = None,
+    ) -> None:
+        super().__init__(program, detector, memory, recovery)
+        self._kept = kept
+
+    def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
+        """Give the step to the detector, and execute it again where it stops."""
+        found, peak = super().look(at, state, report)
+        if found and self._kept is not None:
+            _, again = self.program.step(self._kept, self.program.batch(*at), *at)
+            again = jax.device_get(again)
+            values = dict(zip(self._reader.names(again), self._reader.read(again), strict=True))
+            found = [alarm for alarm in found if confirmed(alarm.value, float(values[alarm.tensor]))]
+            peak = peak if found else 0.0
+        self._kept = jax.tree.map(jnp.copy, state)
+        return found, peak
+
+    def undone(self, at: Address) -> None:
+        """The state that was kept is of a step that has not happened."""
+        super().undone(at)
+        self._kept = None

@@ -5,15 +5,21 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
-from ..training.program import Program
+from ..runs.follow import Back
+from ..training.program import Program, State
 from .asd_environment import read_config, read_thresholds
 from .checksum import Checksum, VarianceChecksum
-from .detector import Detector
+from .detector import Detector, Memory
 from .gradient_norm import GradientNorm
 from .history_bound import history_bound
 from .loss_spike import LossSpike
 from .nonfinite import NonFinite
+from .re_execution import Confirmed, ReExecution, Replay
+from .replicas import ReplicaComparison, Replicas, replicas
 from .strikes import Strikes
+from .watch import Watch, Watcher
+
+Settings = Detector | Replay | Replicas  # what a watcher is made of
 
 
 class Chosen(NamedTuple):
@@ -27,7 +33,7 @@ class Chosen(NamedTuple):
       notes: what was not used of the settings, one sentence per line.
     """
 
-    detector: Detector | None
+    detector: Settings | None
     raises: bool = True
     strikes: Strikes | None = None
     every: bool = False
@@ -59,10 +65,12 @@ VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
 }
 
 # Those that need to know the program that they watch.
-OF_A_PROGRAM: dict[str, Callable[[Program], Detector]] = {
+OF_A_PROGRAM: dict[str, Callable[[Program], Settings]] = {
     "history_bound": history_bound,
     "checksum": lambda program: Checksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
+    "replay": lambda program: Replay(),
+    "replicas": replicas,
 }
 DETECTORS = (*VALUE_BASED, *OF_A_PROGRAM)
 
@@ -86,6 +94,29 @@ def beside_a_run(
     return Chosen(_changed(name, detector, settings or {}))
 
 
+def watcher(
+    program: Program,
+    settings: Settings,
+    memory: Memory = None,
+    recovery: Back | None = None,
+    state: State = None,
+) -> Watcher:
+    """What watches the steps of a program with a detector.
+
+    Args:
+      memory: of the detector, to go on with.
+      state: a copy of the state before the next step, for detectors that execute steps again.
+    """
+    match settings:
+        case Replay():
+            return ReExecution(program, settings, memory, recovery)
+        case Replicas():
+            return ReplicaComparison(program, memory, recovery)
+        case Checksum():
+            return Confirmed(program, settings, memory, recovery, state)
+    return Watch(program, settings, memory, recovery)
+
+
 def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str, str] | None = None) -> Chosen:
     """A detector that runs over a log.
 
@@ -105,7 +136,7 @@ def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str
 DERIVED = ("bounds", "of")  # fields that a program decides
 
 
-def _changed(name: str, detector: Detector | None, settings: Mapping[str, str]) -> Detector | None:
+def _changed(name: str, detector: Settings | None, settings: Mapping[str, str]) -> Settings | None:
     if detector is None:
         return None
     fields = {

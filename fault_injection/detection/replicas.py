@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
+from typing import ClassVar
 
 import jax
 import numpy as np
 
+from ..machine.errors import InputError
 from ..runs.follow import Address
 from ..training.digest import digest
 from ..training.program import Program, Role, State, StepReport
@@ -16,6 +18,8 @@ from .watch import Watcher
 @dataclasses.dataclass(frozen=True)
 class Replicas:
     """The detector has no settings."""
+
+    signals: ClassVar[tuple[str, ...]] = ()
 
 
 class ReplicaComparison(Watcher):
@@ -43,6 +47,12 @@ class ReplicaComparison(Watcher):
 _digest = jax.jit(digest)
 
 
-def comparable(program: Program) -> bool:
-    """Whether there are copies to compare."""
-    return program.devices > 1
+def replicas(program: Program) -> Replicas:
+    """The detector of a program.
+
+    Raises:
+      InputError: there are no copies to compare.
+    """
+    if program.devices < 2:
+        raise InputError("replicas compares the copies on several devices; this run has one device")
+    return Replicas()

@@ -8,9 +8,10 @@ from ..faults.injection import Injection
 from ..runs.follow import Back, numbered
 from ..runs.golden_run import Golden
 from ..runs.replay_run import Replay, last_step, make_golden, replay
-from .detector import STOP, Detector
+from .detector import STOP
 from .fault_free import memory_before
-from .watch import Watch
+from .registry import Settings, watcher
+from .watch import Watcher
 
 MOST = 100  # alarms that are listed
 
@@ -27,15 +28,15 @@ class Watched:
     """
 
     replay: Replay
-    watch: Watch
+    watch: Watcher
     recovered: Replay | None = None
-    recovering: Watch | None = None
+    recovering: Watcher | None = None
 
 
 def watched_replay(
     injection: Injection,
     golden: Golden,
-    detector: Detector,
+    detector: Settings,
     recovery: Back | None = None,
     finish: Callable[[Watched], object] = lambda result: None,
 ) -> Watched:
@@ -54,10 +55,10 @@ def watched_replay(
     program = golden.program
     make_golden(golden, last_step(injection).epoch + 1)
     memory = memory_before(golden, detector, injection.epoch)
-    watch = Watch(program, detector, memory)
+    watch = watcher(program, detector, memory)
     result = Watched(replay(injection, golden, watching=[watch]), watch)
     if recovery is not None and any(alarm.level == STOP for alarm in watch.alarms):
-        again = Watch(program, detector, memory, recovery)
+        again = watcher(program, detector, memory, recovery)
         recovered = replay(injection, golden, watching=[again], keep=recovery.steps)
         result = dataclasses.replace(result, recovered=recovered, recovering=again)
     finish(result)

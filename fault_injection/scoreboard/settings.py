@@ -6,14 +6,14 @@ import pathlib
 
 from ..campaign.plan import LARGEST, Plan
 from ..campaign.plan_file import plan_tables, read_plan
-from ..detection.detector import Detector
+from ..detection.re_execution import Replay
 from ..detection.recovery import RECOVERIES
 from ..detection.registry import DETECTORS, beside_a_run
+from ..detection.registry import Settings as Detecting
 from ..training.program import Program
 from ..training.workload import Workload
 
 KEYS = ("detectors", "window", "fault_free_seeds", "recovered", "replay_every")
-RE_EXECUTION = "replay"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,16 +68,17 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
 
 
 def available(workload: Workload) -> tuple[str, ...]:
-    """Names of all detectors that can watch the workload on one device."""
-    return (*DETECTORS, RE_EXECUTION)
+    """Names of all detectors that can watch the workload in a job, which has one device."""
+    return tuple(name for name in DETECTORS if name != "replicas")
 
 
-def value_detectors(settings: Settings, program: Program) -> dict[str, Detector]:
-    """The detectors that look at reports, by name."""
+def chosen_detectors(settings: Settings, program: Program) -> dict[str, Detecting]:
+    """The detectors by name, but for those that the environment switches off."""
     found = {}
     for name in settings.detectors:
-        if name != RE_EXECUTION:
-            detector = beside_a_run(name, program, os.environ).detector
-            if detector is not None:
-                found[name] = detector
+        detector = beside_a_run(name, program, os.environ).detector
+        if isinstance(detector, Replay):
+            detector = Replay(settings.replay_every)
+        if detector is not None:
+            found[name] = detector
     return found

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,9 +13,13 @@ import numpy as np
 from ..campaign import jobs
 from ..campaign.experiment import Laboratory
 from ..campaign.sampling import Choice, choose, draw
-from ..detection.detector import STOP, Detector, Memory
-from ..detection.re_execution import ReExecution, Replay
+from ..detection.checksum import Checksum
+from ..detection.detector import STOP, WARN, Detector, Memory
+from ..detection.re_execution import Replay
 from ..detection.recovery import RECOVERIES
+from ..detection.registry import Settings as Detecting
+from ..detection.registry import watcher
+from ..detection.replicas import Replicas
 from ..detection.signals import reductions_of
 from ..detection.watch import Watch, Watcher
 from ..runs.exits import ExactlyMasked, NonFinite
@@ -25,7 +29,7 @@ from ..runs.outcome import Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
 from ..training.program import Program, State, StepReport
-from .settings import RE_EXECUTION, Settings, value_detectors
+from .settings import Settings, chosen_detectors
 
 # Numbers that excesses are compared with, where a threshold is swept; 1 is the detector's own.
 SWEPT = tuple(float(x) for x in np.logspace(-4, 8, 97))
@@ -47,7 +51,7 @@ class Task(jobs.Task):
 @functools.lru_cache(maxsize=1)
 def _reductions(task: Task) -> frozenset[str]:
     program = task.plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
-    return reductions_of(kind for d in value_detectors(task.settings, program).values() for kind in d.signals)
+    return reductions_of(kind for d in chosen_detectors(task.settings, program).values() for kind in d.signals)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,13 +73,13 @@ class Scored:
 class _Memories(Observer):
     """Keeps the memory of every watcher before each step."""
 
-    def __init__(self, watchers: dict[str, Watcher]):
+    def __init__(self, watchers: Mapping[str, Watcher]):
         self._watchers = watchers
         self.before: dict[str, list[Memory]] = {name: [None] for name in watchers}
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        for name, watcher in self._watchers.items():
-            self.before[name].append(watcher.memory)
+        for name, watching in self._watchers.items():
+            self.before[name].append(watching.memory)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,37 +87,32 @@ class Bench:
     """What a process keeps: detectors, and what they remember before each step of the golden run."""
 
     lab: Laboratory
-    settings: Settings
-    detectors: dict[str, Detector]
+    detectors: dict[str, Detecting]
     memories: dict[str, list[Memory]]
-    golden: dict[str, Watcher]
 
-    def watchers(self, at: Address, state: State, recovery: Back | None = None) -> dict[str, Watcher]:
-        """Watchers that have seen the golden run up to a step, whose state before is given."""
-        program = self.lab.golden.program
+    def watcher(self, name: str, at: Address, state: State, recovery: Back | None = None) -> Watcher:
+        """A watcher that has seen the golden run up to a step, whose state before is given."""
+        program, detector = self.lab.golden.program, self.detectors[name]
         number = numbered(at, program.steps_per_epoch)
-        found: dict[str, Watcher] = {
-            name: Watch(program, detector, self.memories[name][number], recovery)
-            for name, detector in self.detectors.items()
-        }
-        if RE_EXECUTION in self.settings.detectors:
-            every = self.settings.replay_every
-            kept = jax.tree.map(jnp.copy, state) if (number + 1) % every == 0 else None
-            found[RE_EXECUTION] = ReExecution(program, Replay(every), kept, recovery)
-        return found
+        if isinstance(detector, Replay):
+            memory = jax.tree.map(jnp.copy, state) if (number + 1) % detector.every == 0 else None
+            return watcher(program, detector, memory, recovery)
+        kept = jax.tree.map(jnp.copy, state) if isinstance(detector, Checksum) else None
+        return watcher(program, detector, self.memories[name][number], recovery, kept)
 
 
 @functools.lru_cache(maxsize=1)
 def _bench(task: Task, golden_key: str) -> Bench:
     lab = jobs.alike(task, golden_key)
     golden, program = lab.golden, lab.golden.program
-    detectors = value_detectors(task.settings, program)
-    watchers: dict[str, Watcher] = {name: Watch(program, detector) for name, detector in detectors.items()}
-    memories = _Memories(watchers)
+    detectors = chosen_detectors(task.settings, program)
+    # Those that execute steps again remember states, which are at hand where they are needed.
+    watching = {name: Watch(program, d) for name, d in detectors.items() if not isinstance(d, Replay | Replicas)}
+    memories = _Memories(watching)
     last = Address(task.plan.golden_epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(0, 0), last, program.steps_per_epoch)
-    follow(program, golden.fetch_state_before(0), steps, observers=[Repeats(golden), *watchers.values(), memories])
-    return Bench(lab, task.settings, detectors, memories.before, watchers)
+    follow(program, golden.fetch_state_before(0), steps, observers=[Repeats(golden), *watching.values(), memories])
+    return Bench(lab, detectors, memories.before)
 
 
 def fault_free(task: Task, golden_key: str, kind: str, number: int) -> dict[str, Any]:
@@ -124,31 +123,26 @@ def fault_free(task: Task, golden_key: str, kind: str, number: int) -> dict[str,
       number: of the twin, or the seed.
     """
     bench = _bench(task, golden_key)
-    plan, golden = task.plan, bench.lab.golden
-    if kind == "golden" and RE_EXECUTION not in task.settings.detectors:
-        return _alarms_of(bench.golden)
-    program = golden.program
+    plan, program = task.plan, bench.lab.golden.program
     if kind == "seed":
         workload = dataclasses.replace(plan.workload, seed=number)
         telling = {"reductions": task.reductions()} if task.reductions() else {}
         program = workload.program(frozenset(), devices=1, data_dir=task.data_dir, **telling)
-    watchers: dict[str, Watcher] = {name: Watch(program, detector) for name, detector in bench.detectors.items()}
-    if RE_EXECUTION in task.settings.detectors:
-        watchers[RE_EXECUTION] = ReExecution(program, Replay(task.settings.replay_every))
+    watching = {name: watcher(program, detector) for name, detector in bench.detectors.items()}
     start = program.place(nudged(program, number if kind == "twin" else 0))
-    follow(program, start, addresses(Address(0, 0), plan.end, program.steps_per_epoch), observers=[*watchers.values()])
-    return _alarms_of(watchers)
+    follow(program, start, addresses(Address(0, 0), plan.end, program.steps_per_epoch), observers=[*watching.values()])
+    return _alarms_of(watching)
 
 
-def _alarms_of(watchers: dict[str, Watcher]) -> dict[str, Any]:
+def _alarms_of(watchers: Mapping[str, Watcher]) -> dict[str, Any]:
     """By detector: steps watched, those with an alarm that stops, with one that warns, and beyond each of `SWEPT`."""
     found = {}
-    for name, watcher in watchers.items():
-        peaks = np.array(watcher.peak)
-        levels = {level: len({a.step for a in watcher.alarms if a.level == level}) for level in (1, 2)}
+    for name, watching in watchers.items():
+        peaks = np.array(watching.peak)
+        stop, warn = (len({a.step for a in watching.alarms if a.level == level}) for level in (STOP, WARN))
         beyond = [int(np.sum(peaks > x)) for x in SWEPT]
-        first = [a._asdict() for a in watcher.alarms if a.level == STOP][:3]
-        found[name] = {"steps": len(peaks), "stop": levels[1], "warn": levels[2], "beyond": beyond, "first": first}
+        first = [a._asdict() for a in watching.alarms if a.level == STOP][:3]
+        found[name] = {"steps": len(peaks), "stop": stop, "warn": warn, "beyond": beyond, "first": first}
     return found
 
 
@@ -159,7 +153,7 @@ def experiment(task: Task, golden_key: str, number: int) -> tuple[Scored, dict[s
     choice = choose(task.plan, draw(task.plan, number))
     at, program = choice.at, lab.golden.program
     state = lab.state_before(at.epoch, at.step)
-    watchers = bench.watchers(at, state)
+    watchers = {name: bench.watcher(name, at, state) for name in bench.detectors}
     recorder, witness = Recorder(Run(at.epoch, (), 0)), Witness(choice.site, choice.fault, at)
     until = min(at_number(lab, at) + settings.window, numbered(task.plan.last_step(at), program.steps_per_epoch))
     last = Address(*divmod(until, program.steps_per_epoch))
@@ -194,17 +188,14 @@ def at_number(lab: Laboratory, at: Address) -> int:
     return numbered(at, lab.golden.program.steps_per_epoch)
 
 
-def _seen(watcher: Watcher, struck: int) -> dict[str, Any]:
-    firsts = {}
-    for level in (1, 2):
-        first = next((a for a in watcher.alarms if a.level == level), None)
-        firsts[level] = first
-    alarm = firsts[1] or firsts[2]
+def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
+    stop, warn = (next((a for a in watching.alarms if a.level == level), None) for level in (STOP, WARN))
+    alarm = stop or warn
     return {
-        "stop": None if firsts[1] is None else firsts[1].step - struck,
-        "warn": None if firsts[2] is None else firsts[2].step - struck,
+        "stop": None if stop is None else stop.step - struck,
+        "warn": None if warn is None else warn.step - struck,
         "tensor": None if alarm is None else alarm.tensor,
-        "peaks": [float(f"{x:.4g}") for x in watcher.peak],
+        "peaks": [float(f"{x:.4g}") for x in watching.peak],
     }
 
 
@@ -225,7 +216,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: Back) -> dict[st
     begun = time.perf_counter()
     begin = Address(at.epoch, max(0, at.step - recovery.steps + 1))
     state = lab.state_before(begin.epoch, begin.step)
-    watcher = bench.watchers(begin, state, recovery)[name]
+    watching = bench.watcher(name, begin, state, recovery)
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), begin.step))
     masked = _same(lab, choice)
 
@@ -240,7 +231,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: Back) -> dict[st
         state,
         addresses(begin, last, program.steps_per_epoch),
         {at: choice.fault},
-        [recorder, watcher, nonfinite, masked],
+        [recorder, watching, nonfinite, masked],
         keep=recovery.steps,
     )
     verdict = judge(
@@ -256,8 +247,8 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: Back) -> dict[st
         exactly_masked_after=masked.after,
     )
     return {
-        "actions": len(watcher.actions),
-        "undone": sum(at_number(lab, a.step) - at_number(lab, a.first) + 1 for a in watcher.actions),
+        "actions": len(watching.actions),
+        "undone": sum(at_number(lab, a.step) - at_number(lab, a.first) + 1 for a in watching.actions),
         "golden_after": masked.after,
         "outcome": verdict.outcome,
         "seconds": round(time.perf_counter() - begun, 3),
@@ -275,6 +266,8 @@ def cost(task: Task, golden_key: str, pairs: int) -> dict[str, Any]:
     plain = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
     found = {}
     for name, detector in bench.detectors.items():
+        if isinstance(detector, Replay | Replicas):
+            continue  # they cost a step each time
         wanted = reductions_of(detector.signals)
         telling = {"reductions": wanted} if wanted else {}
         watched = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir, **telling) if wanted else plain
