@@ -9,7 +9,7 @@ import itertools
 import pathlib
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn
 
 from ..machine.errors import InputError, Untrustworthy
@@ -123,7 +123,7 @@ class Driver:
         self.ready.append(Errand("the golden run", jobs.make_golden, (), self._begin))
         self._work(lambda: None)
         done = self.store.done()
-        missing = [draw(plan, number) for number in range(plan.experiments) if number not in done]
+        missing = [draw(plan, number) for number in self._wanted() if number not in done]
         missing.sort(key=lambda e: (e.epoch, e.step, e.number))
         self.walks = {epoch: list(group) for epoch, group in itertools.groupby(missing, key=lambda e: e.epoch)}
         self.left.update(e.epoch for e in missing)
@@ -135,6 +135,10 @@ class Driver:
             raise JobLost(
                 f"{named}: {', '.join(self.given_up)}"[:300] + "; out of memory? The same command tries again"
             )
+
+    def _wanted(self) -> Iterable[int]:
+        """Numbers of the experiments."""
+        return range(self.task.plan.experiments)
 
     def _display(self) -> Display:
         return Display(self.store, self.task.plan)

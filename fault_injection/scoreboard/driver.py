@@ -12,16 +12,20 @@ from typing import Any, NoReturn, Self
 from ..campaign import jobs
 from ..campaign.driver import Driver, Errand
 from ..campaign.executors import Slot
+from ..campaign.report.queries import VERDICT
 from ..campaign.sampling import Experiment
 from ..campaign.standing import LOCK
+from ..campaign.store import Store
 from ..machine.errors import InputError
 from ..machine.files import only_writer
 from ..runs.dependencies import content_hash
+from ..runs.outcome import MASKED, UNDECIDED
 from . import tasks
 from .store import ScoreStore
 
 EVERY = 10.0  # seconds between two lines about the progress
 PAIRS = 30  # rounds of the measurement of costs
+GROWING = ("fault_free_seeds", "masked")  # settings that add rows, and change none
 
 
 def watch_campaign(
@@ -55,10 +59,17 @@ class ScoreDriver(Driver):
     experiment: Callable[..., Any] = staticmethod(tasks.experiment)
     task: tasks.Task
 
+    def _wanted(self) -> list[int]:
+        """All experiments that were not masked, and the first of those that were."""
+        with Store(self.store.path.parent) as campaign:
+            rows = campaign.query(f"SELECT number, {VERDICT} AS outcome FROM experiments ORDER BY number")
+        masked = [row["number"] for row in rows if row["outcome"] == MASKED]
+        others = [row["number"] for row in rows if row["outcome"] not in (MASKED, UNDECIDED)]
+        return sorted([*masked[: self.task.settings.masked], *others])
+
     def _begin(self, golden: jobs.Ready) -> None:
         settings = dataclasses.asdict(self.task.settings)
-        # How many are recovered, and with which seeds false alarms are counted, does not change what was seen.
-        key = content_hash([golden.plan_key, {k: v for k, v in settings.items() if k != "fault_free_seeds"}])
+        key = content_hash([golden.plan_key, {k: v for k, v in settings.items() if k not in GROWING}])
         super()._begin(dataclasses.replace(golden, plan_key=key))
         self.store.put("about", "settings", settings)
         here = {name for name, _ in self.store.all("fault_free")}
@@ -94,7 +105,7 @@ class ScoreDriver(Driver):
             self._work(lambda: None)
 
     def _display(self) -> Any:
-        return _Lines(self.store, self.task.plan.experiments)
+        return _Lines(self.store, len(self._wanted()))
 
 
 class _Lines:
@@ -125,8 +136,8 @@ class _Lines:
 def plan_tasks(task: tasks.Task) -> Iterator[str]:
     """What a scoreboard does, one sentence per line."""
     s, plan = task.settings, task.plan
-    watched = f"{plan.experiments} experiments for at most {s.window} steps after the fault"
-    yield f"{len(s.detectors)} detectors watch {watched}: {', '.join(s.detectors)}."
+    watched = f"what was not masked of {plan.experiments} experiments, and at most {s.masked} others"
+    yield f"{len(s.detectors)} detectors watch {watched}, for at most {s.window} steps: {', '.join(s.detectors)}."
     yield (
         f"False alarms are counted in the golden run, {plan.twins} twins and the runs of {s.fault_free_seeds} other "
         f"seeds: {(1 + plan.twins + s.fault_free_seeds) * (numbered_steps(task))} steps."

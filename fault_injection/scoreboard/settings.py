@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import pathlib
+from collections.abc import Sequence
 
 from ..campaign.plan import LARGEST, Plan
 from ..campaign.plan_file import plan_tables, read_plan
@@ -13,7 +14,7 @@ from ..detection.registry import Settings as Detecting
 from ..training.program import Program
 from ..training.workload import Workload
 
-KEYS = ("detectors", "window", "fault_free_seeds", "recovered", "replay_every")
+KEYS = ("detectors", "window", "masked", "fault_free_seeds", "recovered", "recovering", "replay_every")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,16 +24,20 @@ class Settings:
     Attributes:
       detectors: names of those that watch.
       window: steps after the faulty one that they watch, at most.
+      masked: how many masked experiments are watched at most, the first ones; all others are.
       fault_free_seeds: seeds beside the plan's whose fault-free runs are watched for false alarms.
       recovered: by name of a recovery, how many experiments have a run of their own for each detector
         that stops them, in which it acts on the alarms: the first ones of the plan.
+      recovering: names of the detectors on whose alarms it acts.
       replay_every: n of the detector `replay`.
     """
 
     detectors: tuple[str, ...]
     window: int = 20
+    masked: int = 200
     fault_free_seeds: int = 4
     recovered: tuple[tuple[str, int], ...] = (("rewind", 50),)
+    recovering: tuple[str, ...] = ("history_bound",)
     replay_every: int = 10
 
 
@@ -49,9 +54,13 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
     default = Settings(available(plan.workload))
 
     known = available(plan.workload)
-    detectors = read.list_of(table, "score.detectors", list(known), str, "detectors")
-    for name in detectors:
-        read.one_of({"detectors": name}, "score.detectors", None, known)
+
+    def names(key: str, otherwise: Sequence[str]) -> tuple[str, ...]:
+        found = read.list_of(table, f"score.{key}", list(otherwise), str, "detectors")
+        for name in found:
+            read.one_of({key: name}, f"score.{key}", None, known)
+        return tuple(dict.fromkeys(found))
+
     given = table.get("recovered", dict(default.recovered))
     if not isinstance(given, dict):
         raise read.wrong("score.recovered", "expected a table of recoveries and numbers, such as { rewind = 50 }")
@@ -59,7 +68,9 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
     recovered = [(name, read.whole(given, f"score.recovered.{name}", None, 0, LARGEST)) for name in given]
 
     return plan, Settings(
-        detectors=tuple(dict.fromkeys(detectors)),
+        detectors=names("detectors", known),
+        masked=read.whole(table, "score.masked", default.masked, 0, LARGEST),
+        recovering=names("recovering", default.recovering),
         window=read.whole(table, "score.window", default.window, 1, 10_000),
         fault_free_seeds=read.whole(table, "score.fault_free_seeds", default.fault_free_seeds, 0, 10_000),
         recovered=tuple(recovered),

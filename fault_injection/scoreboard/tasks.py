@@ -178,7 +178,7 @@ def experiment(task: Task, golden_key: str, number: int) -> tuple[Scored, dict[s
             found["recovered"][recovery] = {
                 name: _recover(bench, choice, name, RECOVERIES[recovery])
                 for name, seen in found["seen"].items()
-                if seen["stop"] is not None
+                if seen["stop"] is not None and name in settings.recovering
             }
     return Scored(number, at.epoch, found), jobs.described(lab.golden)
 
