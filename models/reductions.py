@@ -59,13 +59,16 @@ OF_PRODUCTS = {
     "checksum": Reduction(partial(ratio, bound), "max", lambda found: found),
     "variance_checksum": Reduction(partial(ratio, deviation), "max", lambda found: found),
 }
-REDUCTIONS = OF_TENSORS | OF_PRODUCTS
+# The tensor itself, of which there is one for all devices: what the inverse of an optimizer's step needs.
+WHOLE = "whole/parameter_gradients"
+REDUCTIONS = OF_TENSORS | OF_PRODUCTS | {"whole": Reduction(lambda tensor: tensor, "max", lambda found: found)}
 # Results of the operations of the forward pass; gradients with respect to the inputs of norms and of the head, and
 # to the outputs of embeddings; gradients of parameters, summed over the workers.
 KINDS = ("activations", "gradients", "parameter_gradients")
 CHOICES = (
     *(f"{reduction}/{kind}" for reduction in OF_TENSORS for kind in KINDS),
     *(f"{reduction}/products" for reduction in OF_PRODUCTS),
+    WHOLE,
 )
 
 

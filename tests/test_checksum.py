@@ -45,7 +45,7 @@ STRUCK = {
 ELEMENTS = 64  # of every fault, so that one executable serves all
 CASES = [
     ("transformer", "float32"),
-    ("transformer", "bfloat16"),
+    pytest.param("transformer", "bfloat16", marks=pytest.mark.slow),
     pytest.param("transformer", "float16", marks=pytest.mark.slow),
     pytest.param("transformer", "float8", marks=pytest.mark.slow),
     pytest.param("resnet18", "float32", marks=pytest.mark.slow),
@@ -216,7 +216,7 @@ def alarmed(found):
 
 @pytest.mark.parametrize("operand", Operand)
 @pytest.mark.parametrize("site", STRUCK["transformer"])
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_an_inverted_bit_of_an_exponent_is_seen_at_its_site_and_nowhere_else(precision, site, operand):
     found, struck = stepped("transformer", precision, flipped(site, precision, operand))
     assert struck.operand_changed == 1

@@ -38,7 +38,7 @@ CASES = {
     ),
     "resnet18": (small_resnet, "basicblock_2_basic_0_conv1", 11),
 }
-BOTH = pytest.mark.parametrize("name", CASES)
+BOTH = pytest.mark.parametrize("name", ["transformer", pytest.param("resnet18", marks=pytest.mark.slow)])
 
 
 @functools.cache

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..campaign.sampling import injection_of
 from ..campaign.store import open_plan
-from ..detection.recovery import RECOVERIES
-from ..detection.registry import DETECTORS, Settings, beside_a_run
+from ..detection.recovery import RECOVERIES, needed, undoing
+from ..detection.registry import DETECTORS, Settings, beside_a_run, telling
 from ..detection.signals import reductions_of
 from ..detection.watched_replay import sentences, summary, watched_replay
 from ..faults.injection import Injection
@@ -78,8 +78,10 @@ def run(options: argparse.Namespace) -> None:
     if options.checkpoints == "upstream":
         start = functools.partial(imported_start, epoch=injection.epoch, cache=options.cache)
     detector = _detector(injection, options, devices)
-    reductions = frozenset() if detector is None else reductions_of(detector.signals)
+    reductions = frozenset() if detector is None else reductions_of(detector.signals) | needed(options.recovery)
     golden = golden_for(injection, options.cache, options.data_dir, devices, start, reductions)
+    if detector is not None:
+        golden = dataclasses.replace(golden, program=telling(golden.program, [detector]))
     if options.check:
         _check(injection, golden, options)
         return
@@ -91,7 +93,7 @@ def run(options: argparse.Namespace) -> None:
     if detector is None:
         result = replay(injection, golden, lambda result: write_replay(result, name, out, command))
     else:
-        watched = watched_replay(injection, golden, detector, RECOVERIES.get(options.recovery))
+        watched = watched_replay(injection, golden, detector, options.recovery)
         result, detection = watched.replay, summary(watched, options.detector, options.recovery)
         write_replay(result, name, out, command, watched.recovered, detection)
     if options.json:
@@ -114,6 +116,7 @@ def _detector(injection: Injection, options: argparse.Namespace, devices: int | 
     if options.recovery is not None and options.recovery not in RECOVERIES:
         raise InputError(f"recovery {options.recovery[:60]!r} is unknown{did_you_mean(options.recovery, RECOVERIES)}")
     program = injection.workload.program(frozenset(), devices, options.data_dir)
+    undoing(options.recovery, program)
     chosen = beside_a_run(options.detector, program, os.environ, setting_pairs(options.set))
     for note in chosen.notes:
         say(note)

@@ -1,7 +1,7 @@
 """The detectors by name, and how each is made."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
@@ -10,6 +10,7 @@ from ..training.program import Program, State
 from .asd_environment import read_config, read_thresholds
 from .checksum import Checksum, VarianceChecksum
 from .detector import Detector, Memory
+from .dr_dna_watch import DrDnaWatch, Sampled
 from .gradient_norm import GradientNorm
 from .history_bound import history_bound
 from .loss_spike import LossSpike
@@ -19,7 +20,7 @@ from .replicas import ReplicaComparison, Replicas, replicas
 from .strikes import Strikes
 from .watch import Watch, Watcher
 
-Settings = Detector | Replay | Replicas  # what a watcher is made of
+Settings = Detector | Replay | Replicas | Sampled  # what a watcher is made of
 
 
 class Chosen(NamedTuple):
@@ -69,6 +70,7 @@ OF_A_PROGRAM: dict[str, Callable[[Program], Settings]] = {
     "history_bound": history_bound,
     "checksum": lambda program: Checksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
+    "dr_dna": lambda program: Sampled(),
     "replay": lambda program: Replay(),
     "replicas": replicas,
 }
@@ -94,6 +96,12 @@ def beside_a_run(
     return Chosen(_changed(name, detector, settings or {}))
 
 
+def telling(program: Program, settings: Iterable[Settings]) -> Program:
+    """The program whose steps also report the activations that some of the detectors look at."""
+    sampled = [each for each in settings if isinstance(each, Sampled)]
+    return program.watching(sampled[0].places(program)) if sampled else program
+
+
 def watcher(
     program: Program,
     settings: Settings,
@@ -112,6 +120,8 @@ def watcher(
             return ReExecution(program, settings, memory, recovery)
         case Replicas():
             return ReplicaComparison(program, memory, recovery)
+        case Sampled():
+            return DrDnaWatch(program, settings, memory, recovery)
         case Checksum():
             return Confirmed(program, settings, memory, recovery, state)
     return Watch(program, settings, memory, recovery)

@@ -5,11 +5,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..faults.injection import Injection
-from ..runs.follow import Back, numbered
+from ..runs.follow import numbered
 from ..runs.golden_run import Golden
 from ..runs.replay_run import Replay, last_step, make_golden, replay
 from .detector import STOP
 from .fault_free import memory_before
+from .recovery import RECOVERIES, undoing
 from .registry import Settings, watcher
 from .watch import Watcher
 
@@ -37,7 +38,7 @@ def watched_replay(
     injection: Injection,
     golden: Golden,
     detector: Settings,
-    recovery: Back | None = None,
+    recovery: str | None = None,
     finish: Callable[[Watched], object] = lambda result: None,
 ) -> Watched:
     """Replay an injection with a detector beside it and, where it stops the run, once more with a recovery.
@@ -46,7 +47,8 @@ def watched_replay(
     the faulty one.
 
     Args:
-      golden: by a program that reports what the detector watches.
+      golden: by a program that reports what the detector watches, and the recovery needs.
+      recovery: key of `RECOVERIES`.
       finish: called with the result, such as to write it.
 
     Raises:
@@ -58,8 +60,10 @@ def watched_replay(
     watch = watcher(program, detector, memory)
     result = Watched(replay(injection, golden, watching=[watch]), watch)
     if recovery is not None and any(alarm.level == STOP for alarm in watch.alarms):
-        again = watcher(program, detector, memory, recovery)
-        recovered = replay(injection, golden, watching=[again], keep=recovery.steps)
+        back = RECOVERIES[recovery]
+        again = watcher(program, detector, memory, back)
+        undo = undoing(recovery, program)
+        recovered = replay(injection, golden, watching=[again], keep=back.steps, undo=undo)
         result = dataclasses.replace(result, recovered=recovered, recovering=again)
     finish(result)
     return result

@@ -90,6 +90,7 @@ def follow(
     faults: Mapping[Address, Fault] | None = None,
     observers: Sequence[Observer] = (),
     keep: int = 0,
+    undo: Callable[[State, StepReport], State] | None = None,
 ) -> Followed:
     """Move a run forward until its steps are done, or an observer gives a reason to end it.
 
@@ -105,17 +106,17 @@ def follow(
       observers: see `Observer`.
       keep: how many steps can be undone.  The states before them are copied, because a step
         consumes the buffers of its state.
+      undo: gives the state before a step from the one after it and its report.  No state is copied then.
     """
     faults, spent, ended = dict(faults or {}), 0.0, None
-    kept: collections.deque[tuple[Address, State]] = collections.deque(maxlen=keep)
+    kept: collections.deque[tuple[Address, State, StepReport]] = collections.deque(maxlen=keep)
     upcoming = iter(steps)
     at = next(upcoming, None)
     batch = None if at is None else program.batch(*at)
     while at is not None and ended is None:
         heed()
         begun = time.perf_counter()
-        if keep:
-            kept.append((at, jax.tree.map(jnp.copy, state)))
+        copy = jax.tree.map(jnp.copy, state) if keep and undo is None else None
         fault = faults.get(at)
         if fault is None:
             state, report = program.step(state, batch, *at)
@@ -124,18 +125,19 @@ def follow(
         here, at = at, next(upcoming, None)
         batch = None if at is None else program.batch(*at)  # prepared while the device computes
         report = jax.device_get(report)
+        kept.append((here, copy, report))
         spent += time.perf_counter() - begun
         asked = _first(observer.after_step(here, state, report) for observer in observers)
         ended = asked if isinstance(asked, str) else None
         if isinstance(asked, Back):
             undone = [kept.pop() for _ in range(min(asked.steps, len(kept)))]
-            first, state = undone[-1]
-            for address, _ in undone:
-                faults.pop(address, None)
+            for first, before, told in undone:  # the newest first
+                state = before if undo is None else undo(state, told)
+                faults.pop(first, None)
             if asked.again:
                 for observer in observers:
                     observer.undone(first)
-                upcoming = itertools.chain([a for a, _ in reversed(undone)], [] if at is None else [at], upcoming)
+                upcoming = itertools.chain([a for a, *_ in reversed(undone)], [] if at is None else [at], upcoming)
                 at = next(upcoming)
                 batch = program.batch(*at)
                 continue

@@ -66,6 +66,7 @@ def replay(
     finish: Callable[[Replay], object] = lambda result: None,
     watching: Sequence[Observer] = (),
     keep: int = 0,
+    undo: Callable[[State, StepReport], State] | None = None,
 ) -> Replay:
     """Replay `injection`, making as much of its golden run as is missing.
 
@@ -74,7 +75,7 @@ def replay(
       finish: called with the result before what was kept for going on is removed, such as to write it.
       watching: further observers of the run, from the start of the fault's epoch on.  With them a
         replay that was interrupted begins again, because nobody keeps what they have seen.
-      keep: how many steps they may have undone, see `follow`.
+      keep, undo: how many steps they may have undone, and how, see `follow`.
 
     Raises:
       InputError, OSError: the dataset cannot be read, or a file not written.
@@ -131,7 +132,7 @@ def replay(
         masked = ExactlyMasked(since, record, lambda at: control if at == struck_at else golden.fetch_state_after(at))
         keeper = [] if watching else [_Keeper(store, recorder, witness)]
         observers = [progress, recorder, witness, *watching, nonfinite, masked, *keeper]
-        ended = follow(program, state, steps, faults, observers, keep).ended
+        ended = follow(program, state, steps, faults, observers, keep, undo).ended
         faulty = recorder.run
         if ended == EXACT:
             faulty = _continued(faulty, record, last, steps_per_epoch)

@@ -14,14 +14,14 @@ from ..campaign import jobs
 from ..campaign.experiment import Laboratory
 from ..campaign.sampling import Choice, choose, draw
 from ..detection.checksum import Checksum
-from ..detection.detector import STOP, WARN, Detector, Memory
+from ..detection.detector import STOP, WARN, Memory
 from ..detection.re_execution import Replay
-from ..detection.recovery import RECOVERIES
+from ..detection.recovery import RECOVERIES, needed, undoing
 from ..detection.registry import Settings as Detecting
-from ..detection.registry import watcher
+from ..detection.registry import telling, watcher
 from ..detection.replicas import Replicas
 from ..detection.signals import reductions_of
-from ..detection.watch import Watch, Watcher
+from ..detection.watch import Watcher
 from ..runs.exits import ExactlyMasked, NonFinite
 from ..runs.follow import Address, Back, Observer, addresses, follow, numbered
 from ..runs.golden_run import Repeats, nudged
@@ -45,7 +45,8 @@ class Task(jobs.Task):
 
     def reductions(self) -> frozenset[str]:
         """What the detectors need to be told."""
-        return _reductions(self)
+        recoveries = (name for name, most in self.settings.recovered if most)
+        return _reductions(self).union(*map(needed, recoveries))
 
 
 @functools.lru_cache(maxsize=1)
@@ -104,10 +105,11 @@ class Bench:
 @functools.lru_cache(maxsize=1)
 def _bench(task: Task, golden_key: str) -> Bench:
     lab = jobs.alike(task, golden_key)
+    detectors = chosen_detectors(task.settings, lab.golden.program)
+    lab.golden = dataclasses.replace(lab.golden, program=telling(lab.golden.program, detectors.values()))
     golden, program = lab.golden, lab.golden.program
-    detectors = chosen_detectors(task.settings, program)
     # Those that execute steps again remember states, which are at hand where they are needed.
-    watching = {name: Watch(program, d) for name, d in detectors.items() if not isinstance(d, Replay | Replicas)}
+    watching = {name: watcher(program, d) for name, d in detectors.items() if not isinstance(d, Replay | Replicas)}
     memories = _Memories(watching)
     last = Address(task.plan.golden_epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(0, 0), last, program.steps_per_epoch)
@@ -126,8 +128,9 @@ def fault_free(task: Task, golden_key: str, kind: str, number: int) -> dict[str,
     plan, program = task.plan, bench.lab.golden.program
     if kind == "seed":
         workload = dataclasses.replace(plan.workload, seed=number)
-        telling = {"reductions": task.reductions()} if task.reductions() else {}
-        program = workload.program(frozenset(), devices=1, data_dir=task.data_dir, **telling)
+        more = {"reductions": task.reductions()} if task.reductions() else {}
+        program = workload.program(frozenset(), devices=1, data_dir=task.data_dir, **more)
+    program = telling(program, bench.detectors.values())
     watching = {name: watcher(program, detector) for name, detector in bench.detectors.items()}
     start = program.place(nudged(program, number if kind == "twin" else 0))
     follow(program, start, addresses(Address(0, 0), plan.end, program.steps_per_epoch), observers=[*watching.values()])
@@ -176,7 +179,7 @@ def experiment(task: Task, golden_key: str, number: int) -> tuple[Scored, dict[s
     for recovery, most in settings.recovered:
         if number < most:
             found["recovered"][recovery] = {
-                name: _recover(bench, choice, name, RECOVERIES[recovery])
+                name: _recover(bench, choice, name, recovery)
                 for name, seen in found["seen"].items()
                 if seen["stop"] is not None and name in settings.recovering
             }
@@ -209,14 +212,14 @@ def _same(lab: Laboratory, choice: Choice) -> ExactlyMasked:
     return ExactlyMasked(since, lab.record, functools.partial(lab.golden_after, at))
 
 
-def _recover(bench: Bench, choice: Choice, name: str, recovery: Back) -> dict[str, Any]:
+def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str, Any]:
     """The experiment with one detector and one recovery, to its verdict."""
     lab, at = bench.lab, choice.at
-    plan, program = lab.plan, lab.golden.program
+    plan, program, back = lab.plan, lab.golden.program, RECOVERIES[recovery]
     begun = time.perf_counter()
-    begin = Address(at.epoch, max(0, at.step - recovery.steps + 1))
+    begin = Address(at.epoch, max(0, at.step - back.steps + 1))
     state = lab.state_before(begin.epoch, begin.step)
-    watching = bench.watcher(name, begin, state, recovery)
+    watching = bench.watcher(name, begin, state, back)
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), begin.step))
     masked = _same(lab, choice)
 
@@ -232,7 +235,8 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: Back) -> dict[st
         addresses(begin, last, program.steps_per_epoch),
         {at: choice.fault},
         [recorder, watching, nonfinite, masked],
-        keep=recovery.steps,
+        keep=back.steps,
+        undo=undoing(recovery, program),
     )
     verdict = judge(
         recorder.run,
@@ -269,11 +273,12 @@ def cost(task: Task, golden_key: str, pairs: int) -> dict[str, Any]:
         if isinstance(detector, Replay | Replicas):
             continue  # they cost a step each time
         wanted = reductions_of(detector.signals)
-        telling = {"reductions": wanted} if wanted else {}
-        watched = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir, **telling) if wanted else plain
-        ratios = _in_turns(plain, watched, detector, pairs)
+        more = {"reductions": wanted} if wanted else {}
+        watched = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir, **more) if wanted else plain
+        watched = telling(watched, [detector])
+        watching = watcher(watched, detector, bench.memories[name][-1])
         found[name] = {
-            "ratios": [round(x, 5) for x in ratios],
+            "ratios": [round(x, 5) for x in _in_turns(plain, watching, pairs)],
             "bytes": _bytes(watched),
             "plain_bytes": _bytes(plain),
             "memory": sum(np.asarray(x).nbytes for x in jax.tree.leaves(bench.memories[name][-1])),
@@ -281,10 +286,10 @@ def cost(task: Task, golden_key: str, pairs: int) -> dict[str, Any]:
     return found
 
 
-def _in_turns(plain: Program, watched: Program, detector: Detector, pairs: int, each: int = 5) -> Sequence[float]:
+def _in_turns(plain: Program, watching: Watcher, pairs: int, each: int = 5) -> Sequence[float]:
     """Ratios of the time of a watched step and a plain one, a round each; which comes first alternates."""
+    watched = watching.program
     states = [program.place(program.init()) for program in (plain, watched)]
-    watch = Watch(watched, detector)
 
     def run(which: int) -> float:
         program = (plain, watched)[which]
@@ -294,7 +299,7 @@ def _in_turns(plain: Program, watched: Program, detector: Detector, pairs: int, 
             states[which], report = program.step(states[which], program.batch(*at), *at)
             report = jax.device_get(report)
             if which:
-                watch.look(at, states[which], report)
+                watching.look(at, states[which], report)
         return time.perf_counter() - begun
 
     run(0), run(1)

@@ -21,11 +21,11 @@ from models.isolation import isolated
 from models.layer import Context, Layer, Observations, Params, Stats, merge
 from models.loss import Head, cross_entropy
 from models.precision import MAXIMA, remembered
-from models.reductions import reduced, together
+from models.reductions import WHOLE, reduced, together
 
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
-from .optimizers import history
+from .optimizers import Invertible, history
 from .program import (
     Array,
     Batch,
@@ -153,7 +153,7 @@ def usable_devices(workers: int, wanted: int | None = None) -> int:
 
 def explicit_program(
     network: Layer,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformation | Invertible,
     example: jax.ShapeDtypeStruct,
     *,
     workers: int,
@@ -323,6 +323,17 @@ def explicit_program(
 
     abstract = init(None)
 
+    @jax.jit
+    def inverted(state: ExplicitState, gradients: Params) -> ExplicitState:
+        assert isinstance(optimizer, Invertible)
+        opt_state, params = optimizer.inverse(gradients, state.opt_state, state.params)
+        return ExplicitState(params, state.stats, opt_state)
+
+    def undo(state: ExplicitState, told: StepReport) -> ExplicitState:
+        names = leaf_names(abstract.params)
+        leaves = [told.reductions[f"{WHOLE}/{name}"] for name in names]
+        return inverted(state, replicate(jax.tree.unflatten(jax.tree.structure(abstract.params), leaves)))
+
     def activations() -> dict[str, int]:
         def forward(state: ExplicitState, x: jax.Array) -> Observations:
             ctx = Context(jax.random.key(0), jnp.arange(1), train=False, observe=frozenset({"activations"}))
@@ -355,6 +366,7 @@ def explicit_program(
             activations=activations,
             watching=watching,
             gradient_scale=gradient_scale,
+            undo=undo if isinstance(optimizer, Invertible) else None,
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
         )
 

@@ -1,10 +1,25 @@
 """Optimizers in Optax's shape: Keras's forms, and AdamW of Optax's own parts.  Any other can take their place."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import optax
+
+
+class Invertible(NamedTuple):
+    """An optimizer whose step can be inverted.
+
+    Attributes:
+      init, update: as of `optax.GradientTransformation`.
+      inverse: `(gradients, state, params) -> state, params`: those before the step that the
+        gradients were given to, from those after it, up to rounding.
+    """
+
+    init: optax.TransformInitFn
+    update: optax.TransformUpdateFn
+    inverse: Callable[[optax.Updates, optax.OptState, optax.Params], tuple[optax.OptState, optax.Params]]
 
 
 class KerasAdamState(NamedTuple):
@@ -17,7 +32,7 @@ class KerasAdamState(NamedTuple):
 
 def keras_adam(
     learning_rate: optax.ScalarOrSchedule, b1: float = 0.9, b2: float = 0.999, eps: float = 1e-7
-) -> optax.GradientTransformation:
+) -> Invertible:
     """Adam as Keras computes it.
 
     .. math::
@@ -50,14 +65,26 @@ def keras_adam(
         updates: optax.Updates, state: KerasAdamState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, KerasAdamState]:
         del params
-        t = (state.iterations + 1).astype(jnp.float32)
-        rate = _rate(learning_rate, state.iterations) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
         m = jax.tree.map(lambda m, g: m + (g - m) * (1 - b1), state.m, updates)
         v = jax.tree.map(lambda v, g: v + (g * g - v) * (1 - b2), state.v, updates)
-        steps = jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + eps), m, v)
-        return steps, KerasAdamState(state.iterations + 1, m, v)
+        return steps(m, v, state.iterations), KerasAdamState(state.iterations + 1, m, v)
 
-    return optax.GradientTransformation(init, update)
+    def steps(m: optax.Params, v: optax.Params, done: jax.Array) -> optax.Updates:
+        t = (done + 1).astype(jnp.float32)
+        rate = _rate(learning_rate, done) * jnp.sqrt(1 - b2**t) / (1 - b1**t)
+        return jax.tree.map(lambda m, v: -rate * m / (jnp.sqrt(v) + eps), m, v)
+
+    def inverse(
+        gradients: optax.Updates, state: KerasAdamState, params: optax.Params
+    ) -> tuple[KerasAdamState, optax.Params]:
+        done = state.iterations - 1
+        params = jax.tree.map(jnp.subtract, params, steps(state.m, state.v, done))
+        m = jax.tree.map(lambda m, g: (m - (1 - b1) * g) / b1, state.m, gradients)
+        # A root of what rounding has made negative would be NaN.
+        v = jax.tree.map(lambda v, g: jnp.maximum((v - (1 - b2) * g * g) / b2, 0.0), state.v, gradients)
+        return KerasAdamState(done, m, v), params
+
+    return Invertible(init, update, inverse)
 
 
 class KerasSgdState(NamedTuple):
@@ -66,7 +93,7 @@ class KerasSgdState(NamedTuple):
     iterations: jax.Array
 
 
-def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:
+def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> Invertible:
     """Plain gradient descent, `p_t = p_{t-1} − α_t g_t`, with α_t the schedule at t − 1."""
 
     def init(params: optax.Params) -> KerasSgdState:
@@ -80,7 +107,14 @@ def keras_sgd(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransforma
         rate = _rate(learning_rate, state.iterations)
         return jax.tree.map(lambda g: -rate * g, updates), KerasSgdState(state.iterations + 1)
 
-    return optax.GradientTransformation(init, update)
+    def inverse(
+        gradients: optax.Updates, state: KerasSgdState, params: optax.Params
+    ) -> tuple[KerasSgdState, optax.Params]:
+        rate = _rate(learning_rate, state.iterations - 1)
+        params = jax.tree.map(lambda p, g: p + rate * g, params, gradients)
+        return KerasSgdState(state.iterations - 1), params
+
+    return Invertible(init, update, inverse)
 
 
 def clipped_adamw(learning_rate: optax.ScalarOrSchedule) -> optax.GradientTransformation:

@@ -192,6 +192,9 @@ class Program:
       evaluate: loss and metric of a state on the test data.
       gradient_scale: √(n / B²) of parameters by name, with n the number of partial sums in one of a
         parameter's gradients and B the examples of the global batch; empty where that is not known.
+      undo: the state before a step, from the one after it and the step's report of whole gradients
+        (the reduction `whole/parameter_gradients`), by the optimizer's algebraic inverse: up to
+        rounding, and without running statistics, which stay as they are.  None where there is none.
       lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
       tests: the test data in batches, on the devices.
       infer: `(state, batch, fault or None) -> Inference`: one forward pass in evaluation.  A fault
@@ -218,6 +221,7 @@ class Program:
     evaluate: Callable[[State], Evaluation]
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     lower: Callable[[State, Batch], Any] | None = None
+    undo: Callable[[State, StepReport], State] | None = None
     tests: Callable[[], list[Batch]] = _no_activations
     infer: Callable[[State, Batch, Fault | None], Inference] = _no_activations
     activations: Callable[[], Mapping[str, int]] = _no_activations
