@@ -1,0 +1,145 @@
+"""The scoreboard: what it says of detectors is what they do on the experiments of its campaign."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from fault_injection.commands.main import main
+from fault_injection.machine.errors import Untrustworthy
+from fault_injection.runs.outcome import MASKED
+from fault_injection.scoreboard.board import Board, Seen, _same
+from fault_injection.scoreboard.settings import read_settings
+from fault_injection.scoreboard.store import ScoreStore
+from fault_injection.scoreboard.tasks import SWEPT
+
+PLAN = """
+workload = "resnet18"
+[options]
+dataset = "digits"
+width = 2
+blocks = "1/1/1/1"
+batch_size = 128
+workers = 4
+learning_rate = 0.03
+epochs = 3
+[faults]
+experiments = 8
+seed = 4
+sites = ["basicblock_3_basic_0_conv1*"]
+[faults.models]
+RD = 1
+INPUT = { weight = 2, values = "worst_case" }
+[run]
+exit = "exact"
+[score]
+"""
+SCORE = """
+detectors = ["history_bound", "gradient_norm", "nonfinite", "replay"]
+window = 4
+fault_free_seeds = 1
+recovered = { rewind = 8 }
+replay_every = 2
+"""
+
+
+def seen(outcome, stops, peaks):
+    """An experiment with the steps from the fault to each detector's alarm, and its excesses."""
+    found = {name: {"stop": stop, "warn": None, "tensor": None, "peaks": peaks} for name, stop in stops.items()}
+    return Seen(0, "RD", outcome, True, {"seen": found, "recovered": {}})
+
+
+def test_shares_latencies_and_false_alarms_are_counts():
+    beyond = [int(x < 0.5) for x in SWEPT]
+    runs = {"golden 0": {"a": {"steps": 100, "stop": 0, "warn": 0, "beyond": beyond, "first": []}}}
+    runs["seed 1"] = {"a": {"steps": 300, "stop": 2, "warn": 0, "beyond": [3] * len(SWEPT), "first": []}}
+    experiments = [seen("SlowDegrade", {"a": after}, [2.0, 30.0]) for after in (0, 3, None)]
+    board = Board("x", "y", ("a",), [*experiments, seen(MASKED, {"a": 1}, [])], 0, runs, {}, 5, 0.95)
+    latent = board.of(["SlowDegrade"])
+    assert board.detected("a", latent)[:3] == (2, 3, pytest.approx(2 / 3))
+    assert board.latencies("a", latent) == [0, 3]
+    assert board.false_alarms("a")[:2] == (2, 400) and board.fault_free_steps == 400
+    false, caught = board.swept("a", latent)
+    np.testing.assert_allclose(false, [(3 + (x < 0.5)) / 400 for x in SWEPT])
+    np.testing.assert_allclose(caught, [float(x < 30) for x in SWEPT])
+    assert board.slower("a") is None and board.larger("a") is None
+
+
+def test_a_watched_run_that_is_not_the_judged_one_is_not_scored():
+    curve = np.float32([[1.5, 0.0], [np.nan, 0.0]])
+    row = {"old_bits": 1, "new_bits": 2, "curve": curve.tobytes(), "recorded": 2}
+    value = {"old": 1, "new": 2, "loss": [1.5, "NaN"]}
+    _same(3, value, row)
+    for wrong in ({"new": 3}, {"loss": [1.5000001, "NaN"]}):
+        with pytest.raises(Untrustworthy, match="experiment 3"):
+            _same(3, value | wrong, row)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ('detectors = ["asd4"]', "score.detectors: 'asd4' is unknown; did you mean 'asd'?"),
+        ('detectors = ["replicas"]', "score.detectors: 'replicas' is unknown"),
+        ("window = 0", "score.window: 0; expected a whole number from 1 to 10000"),
+        ("windows = 1", "score.windows: unknown key; did you mean 'window'?"),
+        ("recovered = 3", "score.recovered: expected a table of recoveries and numbers, such as { rewind = 50 }"),
+        ("recovered = { rewnd = 3 }", "score.recovered.rewnd: unknown key; did you mean 'rewind'?"),
+        ("recovered = { rewind = -1 }", "score.recovered.rewind: -1; expected a whole number from 0"),
+    ],
+)
+def test_a_wrong_table_gets_one_line(tmp_path, capsys, table, message):
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN + table + "\n")
+    assert main(["score", str(path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_by_default_all_detectors_watch_that_can(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN)
+    _, settings = read_settings(path)
+    assert {"history_bound", "asd", "checksum", "dr_dna", "replay"} <= set(settings.detectors)
+    assert "replicas" not in settings.detectors
+
+
+@pytest.mark.slow
+def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, capsys):
+    path, out = tmp_path / "plan.toml", tmp_path / "out"
+    path.write_text(PLAN + SCORE)
+    command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(tmp_path / "cache"), "--json"]
+    assert main(command) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["experiments"] == 8 and (out / "score.html").stat().st_size > 10_000
+    rows = said["detectors"]
+    assert set(rows) == {"history_bound", "gradient_norm", "nonfinite", "replay"}
+    # Fault-free: the golden run and one other seed, and no step differs when it is executed again.
+    assert {row["fault_free_steps"] for row in rows.values()} == {2 * 3 * 11}
+    assert rows["replay"]["false_alarms"] == rows["history_bound"]["false_alarms"] == 0
+    assert -0.5 < rows["history_bound"]["slower"][0] < 0.5
+
+    with ScoreStore(out) as store:
+        experiments = {int(name): value for name, value in store.all("experiment")}
+    recovered = [run["rewind"]["history_bound"] for v in experiments.values() if (run := v["recovered"])["rewind"]]
+    stopped = [v["seen"]["history_bound"]["stop"] for v in experiments.values()]
+    assert len(recovered) == sum(stop is not None for stop in stopped) > 0
+    soon = [run for v, run in zip((v for v in experiments.values() if v["recovered"]["rewind"]), recovered, strict=True)
+            if v["seen"]["history_bound"]["stop"] <= 1]  # fmt: skip
+    assert soon and all(run["golden_after"] is not None and run["outcome"] == MASKED for run in soon)
+    # A checked step is seen to differ, every second one.
+    for value in experiments.values():
+        assert value["seen"]["replay"]["stop"] in (None, 0) and math.isfinite(value["loss"][0])
+
+    with ScoreStore(out, write=True) as store:
+        store.connection.execute("DELETE FROM rows WHERE kind = 'experiment' AND name IN ('2', '5')")
+    assert main(command) == 0
+    again = json.loads(capsys.readouterr().out)
+    for name, row in again["detectors"].items():
+        assert row | {"slower": 0, "memory": 0} == rows[name] | {"slower": 0, "memory": 0}
+
+    with ScoreStore(out, write=True) as store:
+        store.connection.execute("UPDATE rows SET value = '{}' WHERE kind = 'experiment' AND name = '3'")
+    assert main(command) == 2
+    assert "damaged: experiment 3" in capsys.readouterr().err
