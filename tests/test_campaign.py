@@ -32,7 +32,7 @@ from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
-from fault_injection.runs.exits import NonFinite
+from fault_injection.runs.exits import FirstNonFinite
 from fault_injection.runs.follow import Address, addresses, follow, numbered
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
@@ -248,7 +248,7 @@ def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, facto
     recorder = Recorder(Run(1, (), 0), rows_of(golden.fetch_record(1), at.step + 1))
     last = Address(PLAN.workload.epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(at.epoch, at.step + 1), last, program.steps_per_epoch)
-    nonfinite = NonFinite(since, "loss")
+    nonfinite = FirstNonFinite(since, "loss")
     follow(program, state, steps, observers=[recorder, projection, nonfinite])
     first = Run(1, (cut(recorder.run.epochs[0], at.step + 3),), 0)
     projected, not_finite = projection.project(first, last)

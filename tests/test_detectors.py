@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fault_injection.detection.asd import Asd
-from fault_injection.detection.asd_environment import Config, Thresholds, read_config, read_thresholds
+from fault_injection.detection.asd_environment import AsdConfig, AsdThresholds, read_config, read_thresholds
 from fault_injection.detection.asd_v1 import AsdV1
 from fault_injection.detection.asd_v3 import AsdV3
 from fault_injection.detection.detector import STOP
@@ -207,12 +207,12 @@ def test_three_strikes(minutes, raised):
 @pytest.mark.parametrize(
     ("environment", "expected", "notes"),
     [
-        ({}, Config(), 0),
-        ({"NPU_ASD_CONFIG": "enable:false"}, Config(enable=False), 0),
-        ({"MS_NPU_ASD_CONFIG": "enable:true, cooldown:1,upper_thresh1:60"}, Config(cooldown=1, upper_thresh1=60), 0),
-        ({"NPU_ASD_CONFIG": "upper_thresh1:2,upper_thresh2:3"}, Config(upper_thresh2=3), 1),
-        ({"NPU_ASD_CONFIG": "strikes_num:-1,strikes_window:x,enable:yes,foo,bar:1"}, Config(), 5),
-        ({"NPU_ASD_CONFIG": "cooldown:2", "MS_NPU_ASD_CONFIG": "cooldown:3"}, Config(cooldown=3), 1),
+        ({}, AsdConfig(), 0),
+        ({"NPU_ASD_CONFIG": "enable:false"}, AsdConfig(enable=False), 0),
+        ({"MS_NPU_ASD_CONFIG": "enable:true, cooldown:1,upper_thresh1:60"}, AsdConfig(cooldown=1, upper_thresh1=60), 0),
+        ({"NPU_ASD_CONFIG": "upper_thresh1:2,upper_thresh2:3"}, AsdConfig(upper_thresh2=3), 1),
+        ({"NPU_ASD_CONFIG": "strikes_num:-1,strikes_window:x,enable:yes,foo,bar:1"}, AsdConfig(), 5),
+        ({"NPU_ASD_CONFIG": "cooldown:2", "MS_NPU_ASD_CONFIG": "cooldown:3"}, AsdConfig(cooldown=3), 1),
     ],
 )
 def test_settings_of_asd_are_read_as_the_vendors_do(environment, expected, notes):
@@ -223,12 +223,12 @@ def test_settings_of_asd_are_read_as_the_vendors_do(environment, expected, notes
 @pytest.mark.parametrize(
     ("environment", "expected", "notes"),
     [
-        ({}, Thresholds(), 0),
-        ({"NPU_ASD_ENABLE": "3"}, Thresholds(enable=3), 0),
-        ({"NPU_ASD_ENABLE": "4"}, Thresholds(), 1),
-        ({"NPU_ASD_UPPER_THRESH": "100, 3"}, Thresholds(upper=(100, 3)), 0),
-        ({"NPU_ASD_SIGMA_THRESH": "4,3"}, Thresholds(sigma=(4, 3)), 0),
-        *(({"NPU_ASD_UPPER_THRESH": text}, Thresholds(), 1) for text in WRONG),
+        ({}, AsdThresholds(), 0),
+        ({"NPU_ASD_ENABLE": "3"}, AsdThresholds(enable=3), 0),
+        ({"NPU_ASD_ENABLE": "4"}, AsdThresholds(), 1),
+        ({"NPU_ASD_UPPER_THRESH": "100, 3"}, AsdThresholds(upper=(100, 3)), 0),
+        ({"NPU_ASD_SIGMA_THRESH": "4,3"}, AsdThresholds(sigma=(4, 3)), 0),
+        *(({"NPU_ASD_UPPER_THRESH": text}, AsdThresholds(), 1) for text in WRONG),
     ],
 )
 def test_thresholds_of_asd_are_read_as_the_vendors_do(environment, expected, notes):
@@ -237,6 +237,6 @@ def test_thresholds_of_asd_are_read_as_the_vendors_do(environment, expected, not
 
 
 def test_thresholds_are_those_of_the_settings():
-    assert decisions(Thresholds(upper=(100, 10)).v1, [9, 11, 101]) == [0, 2, 1]
-    assert decisions(Config(upper_thresh1=3, upper_thresh2=2).detector, [*[1] * 12, 1.7, 1.0, 2.2]) == [*[0] * 14, 1]
-    assert dataclasses.replace(Config(), strikes_num=1).strikes.update(Struck(), 0.0)[1]
+    assert decisions(AsdThresholds(upper=(100, 10)).v1, [9, 11, 101]) == [0, 2, 1]
+    assert decisions(AsdConfig(upper_thresh1=3, upper_thresh2=2).detector, [*[1] * 12, 1.7, 1.0, 2.2]) == [*[0] * 14, 1]
+    assert dataclasses.replace(AsdConfig(), strikes_num=1).strikes.update(Struck(), 0.0)[1]

@@ -11,7 +11,7 @@ from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, write_injection
 from fault_injection.faults.scaling import scale
 from fault_injection.machine.errors import InputError
-from fault_injection.runs.exits import NONFINITE, NonFinite
+from fault_injection.runs.exits import NONFINITE, FirstNonFinite
 from fault_injection.runs.follow import Address
 from fault_injection.runs.outcome import (
     IMMEDIATE,
@@ -46,7 +46,7 @@ VALUES = [np.nan, np.inf, -np.inf]
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("rule", NONFINITE_RULES)
 def test_a_loss_that_is_not_finite_ends_a_run_by_either_rule(rule, value):
-    nonfinite = NonFinite(lambda at: at.step - 3, rule)
+    nonfinite = FirstNonFinite(lambda at: at.step - 3, rule)
     assert nonfinite.after_step(Address(0, 3), None, report()) is None
     assert nonfinite.after_step(Address(0, 4), None, report(value)) == NONFINITE
     assert nonfinite.first == 1
@@ -55,14 +55,14 @@ def test_a_loss_that_is_not_finite_ends_a_run_by_either_rule(rule, value):
 @pytest.mark.parametrize("value", VALUES)
 def test_an_array_that_is_not_finite_ends_a_run_only_by_the_rule_of_the_state(value):
     for rule, ended in (("loss", None), ("state", NONFINITE)):
-        nonfinite = NonFinite(lambda at: at.step, rule)
+        nonfinite = FirstNonFinite(lambda at: at.step, rule)
         assert nonfinite.after_step(Address(0, 2), None, report(1.0, value)) == ended
         assert nonfinite.first == (None if ended is None else 2)
 
 
 @pytest.mark.parametrize("rule", NONFINITE_RULES)
 def test_a_validation_loss_counts_as_seen_one_step_after_the_epochs_last(rule):
-    nonfinite = NonFinite(lambda at: at.step - 5, rule)
+    nonfinite = FirstNonFinite(lambda at: at.step - 5, rule)
     nonfinite.after_step(Address(0, 9), None, report())
     assert nonfinite.after_epoch(0, None, lambda: Evaluation(np.nan, 0.5)) == NONFINITE
     assert nonfinite.first == 5

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from conftest import HERE
 
-from fault_injection.runs.exits import NONFINITE, NonFinite
+from fault_injection.runs.exits import NONFINITE, FirstNonFinite
 from fault_injection.runs.follow import Address, numbered
 from fault_injection.runs.outcome import (
     IMMEDIATE,
@@ -100,7 +100,7 @@ def paired(log):
 def first_nonfinite(log):
     """What the observer that ends runs sees of a log: steps from the fault to a loss that is not finite."""
     fault = Address(log["epoch"], log["step"])
-    nonfinite = NonFinite(lambda at: numbered(at, STEPS) - numbered(fault, STEPS), Thresholds().nonfinite)
+    nonfinite = FirstNonFinite(lambda at: numbered(at, STEPS) - numbered(fault, STEPS), Thresholds().nonfinite)
     losses, ended = of_each_step(log)[0], None
     for number, loss in enumerate(losses):
         at = Address(fault.epoch + number // STEPS, number % STEPS)

@@ -14,10 +14,10 @@ from toy import STEPS, linear
 from fault_injection.detection.detector import STOP, Alarm
 from fault_injection.detection.gradient_norm import GradientNorm
 from fault_injection.detection.history_bound import history_bound
-from fault_injection.detection.re_execution import ReExecution, Replay
+from fault_injection.detection.re_execution import ReExecution, ReExecutionSettings
 from fault_injection.detection.recovery import RECOVERIES, needed
 from fault_injection.detection.replicas import ReplicaComparison
-from fault_injection.detection.signals import KINDS, Reader, reductions_of
+from fault_injection.detection.signals import KINDS, SignalReader, reductions_of
 from fault_injection.detection.watch import Watch, Watcher
 from fault_injection.machine.files import read_arrays
 from fault_injection.runs.follow import Address, Back, addresses, follow, numbered
@@ -111,7 +111,7 @@ def test_a_skipped_step_has_no_update():
 def test_a_step_executed_again_is_compared_with_the_first_time():
     """Only every n-th is, and only a fault in one of those is seen."""
     for every, seen in ((9, True), (10, False)):
-        watcher = ReExecution(PROGRAM, Replay(every))
+        watcher = ReExecution(PROGRAM, ReExecutionSettings(every))
         state, _ = run([watcher], {STRUCK: fault(1.0)})
         assert numbered(STRUCK, STEPS) == 8
         assert {alarm.step for alarm in watcher.alarms} == ({8} if seen else set())
@@ -181,7 +181,7 @@ def test_watching_changes_no_bit_and_sees_what_the_step_reports():
     assert_same_records(reports["plain"], reports["telling"])
 
     _, report = telling.step(telling.place(telling.init()), telling.batch(0, 0), 0, 0)
-    report, reader = jax.device_get(report), Reader(telling, kinds)
+    report, reader = jax.device_get(report), SignalReader(telling, kinds)
     found = dict(zip(reader.names(report), reader.read(report), strict=True))
     gradients = [value for name, value in report.reductions.items() if name.startswith("norm/parameter_gradients/")]
     assert found["gradient_norm"] == pytest.approx(np.linalg.norm(gradients))

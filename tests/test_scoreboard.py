@@ -9,7 +9,7 @@ import pytest
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import Untrustworthy
 from fault_injection.runs.outcome import MASKED
-from fault_injection.scoreboard.board import Board, Seen, _same
+from fault_injection.scoreboard.board import Board, ScoredExperiment, _same
 from fault_injection.scoreboard.settings import read_settings
 from fault_injection.scoreboard.store import ScoreStore
 from fault_injection.scoreboard.tasks import SWEPT
@@ -47,7 +47,7 @@ replay_every = 2
 def seen(outcome, stops, peaks):
     """An experiment with the steps from the fault to each detector's alarm, and its excesses."""
     found = {name: {"stop": stop, "warn": None, "tensor": None, "peaks": peaks} for name, stop in stops.items()}
-    return Seen(0, "RD", outcome, True, {"seen": found, "recovered": {}})
+    return ScoredExperiment(0, "RD", outcome, True, {"seen": found, "recovered": {}})
 
 
 def test_shares_latencies_and_false_alarms_are_counts():

@@ -81,7 +81,7 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
         processes = [p for slot in slots for p in (slot.executor._processes or {}).values()]  # type: ignore[attr-defined]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, jobs.STOP)
+                os.kill(process.pid, jobs.END_SIGNAL)
         late = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
         late.start()
         for slot in slots:

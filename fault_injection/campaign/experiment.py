@@ -13,7 +13,7 @@ import numpy as np
 
 from models.fault import Struck, inactive_fault
 
-from ..runs.exits import EXACT, ExactlyMasked, NonFinite
+from ..runs.exits import EXACT, ExactlyMasked, FirstNonFinite
 from ..runs.follow import Address, addresses, follow, numbered
 from ..runs.golden_run import Golden, Repeats, noise_floor
 from ..runs.outcome import MASKED, Outcome, Thresholds, judge
@@ -225,7 +225,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
 
     # From the start of the fault's epoch: before the fault this run is the golden one.
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
-    witness, nonfinite = Witness(choice.site, choice.fault, at), NonFinite(since, plan.nonfinite)
+    witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
     masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full")
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite)
     verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends)

@@ -30,7 +30,7 @@ from .experiment import Laboratory, Result, run_experiment
 from .plan import Plan
 from .walk import Walk
 
-STOP = signal.SIGUSR1  # tells a job to end
+END_SIGNAL = signal.SIGUSR1  # tells a job to end
 
 # A word for those who have seen a replay's golden run.
 WHY_ANOTHER = "on CPUs each job computes with one thread, and the bits of a run depend on the number of threads"
@@ -82,7 +82,7 @@ def begin(processor: int | None = None, device: dict[str, str] | None = None) ->
     """Set up a process of this machine for jobs: one processor, or one accelerator; it ends when its parent does."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the driver's business
         signal.signal(number, signal.SIG_IGN)
-    raise_at(STOP, SystemExit)
+    raise_at(END_SIGNAL, SystemExit)
     tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a killed process would leave
     os.environ |= device or {}
     if processor is not None and hasattr(os, "sched_setaffinity"):

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from ..runs.exits import NonFinite
+from ..runs.exits import FirstNonFinite
 from ..runs.follow import Address, Observer, addresses, follow
 from ..runs.golden_run import Golden
 from ..runs.records import Epoch, Recorder, Run, rows_of
@@ -99,7 +99,7 @@ class Projection(Observer):
         idle = dataclasses.replace(program, batch=lambda epoch, step: None, step=step, evaluate=evaluate)
         start = (self._fault.epoch, {i: excess / factor**2 for i, excess in first.items()})
         recorder = Recorder(Run(self._fault.epoch, (), 0), rows_of(self._record(self._fault.epoch), self._fault.step))
-        nonfinite = NonFinite(self._since, self._nonfinite)
+        nonfinite = FirstNonFinite(self._since, self._nonfinite)
         steps = addresses(self._fault, last, program.steps_per_epoch)
         follow(idle, start, steps, observers=[recorder, nonfinite])
         return recorder.run, nonfinite.first

@@ -10,7 +10,7 @@ from typing import Any
 from ..campaign.sampling import injection_of
 from ..campaign.store import open_plan
 from ..detection.recovery import RECOVERIES, needed, undoing
-from ..detection.registry import DETECTORS, Settings, beside_a_run, telling
+from ..detection.registry import DETECTORS, AnyDetector, beside_a_run, telling
 from ..detection.signals import reductions_of
 from ..detection.watched_replay import sentences, summary, watched_replay
 from ..faults.injection import Injection
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> None:
     tell(f"written to {out}/")
 
 
-def _detector(injection: Injection, options: argparse.Namespace, devices: int | None) -> Settings | None:
+def _detector(injection: Injection, options: argparse.Namespace, devices: int | None) -> AnyDetector | None:
     """The detector asked for, with its settings; None without one."""
     if options.detector is None:
         for name in ("set", "recovery"):

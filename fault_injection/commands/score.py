@@ -9,7 +9,7 @@ from ..machine import environment
 from ..machine.errors import InputError
 from ..scoreboard.driver import plan_tasks, watch_campaign
 from ..scoreboard.settings import read_settings
-from ..scoreboard.tasks import Task
+from ..scoreboard.tasks import ScoreTask
 from .arguments import CommandLine, json_option, place_options, positive, tell, tell_json
 
 
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
     environment.prepare(1, options.matrix_precision, bind=False)
     plan, settings = read_settings(options.plan)
-    task = Task(
+    task = ScoreTask(
         plan,
         cache=options.cache,
         data_dir=options.data_dir,

@@ -22,7 +22,7 @@ SHOWN = 40  # characters of a wrong value that a note repeats
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class AsdConfig:
     """What `NPU_ASD_CONFIG` or `MS_NPU_ASD_CONFIG` says.
 
     Attributes:
@@ -55,7 +55,7 @@ class Config:
         return Strikes(self.strikes_num, float(self.cooldown), float(self.strikes_window))
 
 
-def read_config(environment: Mapping[str, str]) -> tuple[Config, list[str]]:
+def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
     """The settings of `asd`, and a note for every value that was not used.
 
     >>> read_config({"NPU_ASD_CONFIG": "enable:true,cooldown:10,upper_thresh1:2"})[0].cooldown
@@ -65,10 +65,10 @@ def read_config(environment: Mapping[str, str]) -> tuple[Config, list[str]]:
     """
     given = [name for name in CONFIGS if environment.get(name)]
     if not given:
-        return Config(), []
+        return AsdConfig(), []
     name = given[-1]
     notes = [f"{CONFIGS[0]} is not used: {CONFIGS[1]} is set too"] if len(given) > 1 else []
-    defaults: dict[str, int] = dataclasses.asdict(Config())
+    defaults: dict[str, int] = dataclasses.asdict(AsdConfig())
     values: dict[str, Any] = {}
     for part in environment[name].split(","):
         key, colon, text = (piece.strip() for piece in part.partition(":"))
@@ -93,11 +93,11 @@ def read_config(environment: Mapping[str, str]) -> tuple[Config, list[str]]:
             notes.append(
                 f"{name}: {key}:{text[:SHOWN]}; expected a whole number from {least}; the default {default} holds"
             )
-    return dataclasses.replace(Config(), **values), notes
+    return dataclasses.replace(AsdConfig(), **values), notes
 
 
 @dataclasses.dataclass(frozen=True)
-class Thresholds:
+class AsdThresholds:
     """What the variables of `asd_v1` and `asd_v3` say.
 
     Attributes:
@@ -121,13 +121,13 @@ class Thresholds:
         return AsdV3(self.upper)
 
 
-def read_thresholds(environment: Mapping[str, str]) -> tuple[Thresholds, list[str]]:
+def read_thresholds(environment: Mapping[str, str]) -> tuple[AsdThresholds, list[str]]:
     """The settings of `asd_v1` and `asd_v3`, and a note for every value that was not used.
 
     >>> read_thresholds({"NPU_ASD_UPPER_THRESH": "1000,10"})[0].upper
     (1000, 10)
     """
-    defaults, notes = Thresholds(), []
+    defaults, notes = AsdThresholds(), []
     enable, text = defaults.enable, environment.get("NPU_ASD_ENABLE", "")
     if text in ("0", "1", "2", "3"):
         enable = int(text)
@@ -147,4 +147,4 @@ def read_thresholds(environment: Mapping[str, str]) -> tuple[Thresholds, list[st
         return default
 
     upper, sigma = pair("NPU_ASD_UPPER_THRESH", defaults.upper), pair("NPU_ASD_SIGMA_THRESH", defaults.sigma)
-    return Thresholds(enable, upper, sigma), notes
+    return AsdThresholds(enable, upper, sigma), notes

@@ -16,7 +16,7 @@ from .watch import Watcher
 
 
 @dataclasses.dataclass(frozen=True)
-class Sampled:
+class DrDnaSettings:
     """Settings of the detector in a training.
 
     Attributes:
@@ -58,7 +58,7 @@ class DrDnaWatch(Watcher):
       program: samples activations: `program.watching(settings.places(program))`.
     """
 
-    def __init__(self, program: Program, settings: Sampled, *rest: object) -> None:
+    def __init__(self, program: Program, settings: DrDnaSettings, *rest: object) -> None:
         super().__init__(program, *rest)  # type: ignore[arg-type]
         self._bare, self._margin = settings.places(program), settings.margin
 

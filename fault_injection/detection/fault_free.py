@@ -4,10 +4,10 @@ from ..machine.processes import say
 from ..runs.follow import Address, addresses, follow
 from ..runs.golden_run import Golden, Repeats
 from .detector import Memory
-from .registry import Settings, watcher
+from .registry import AnyDetector, watcher
 
 
-def memory_before(golden: Golden, detector: Settings, epoch: int) -> Memory:
+def memory_before(golden: Golden, detector: AnyDetector, epoch: int) -> Memory:
     """The memory of a detector that has watched the golden run up to, but not including, an epoch.
 
     The run is made again for it, because its record does not hold what detectors look at; each step

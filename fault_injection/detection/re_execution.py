@@ -22,7 +22,7 @@ from .watch import Watch, Watcher
 
 
 @dataclasses.dataclass(frozen=True)
-class Replay:
+class ReExecutionSettings:
     """Settings of the detector.
 
     Attributes:
@@ -46,7 +46,7 @@ class ReExecution(Watcher):
     def __init__(
         self,
         program: Program,
-        settings: Replay,
+        settings: ReExecutionSettings,
         memory: Memory = None,
         recovery: Back | None = None,
         again: Program | None = None,

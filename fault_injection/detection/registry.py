@@ -10,17 +10,17 @@ from ..training.program import Program, State
 from .asd_environment import read_config, read_thresholds
 from .checksum import Checksum, VarianceChecksum
 from .detector import Detector, Memory
-from .dr_dna_watch import DrDnaWatch, Sampled
+from .dr_dna_watch import DrDnaSettings, DrDnaWatch
 from .gradient_norm import GradientNorm
 from .history_bound import history_bound
 from .loss_spike import LossSpike
 from .nonfinite import NonFinite
-from .re_execution import Confirmed, ReExecution, Replay
-from .replicas import ReplicaComparison, Replicas, replicas
+from .re_execution import Confirmed, ReExecution, ReExecutionSettings
+from .replicas import ReplicaComparison, ReplicaSettings, replicas
 from .strikes import Strikes
 from .watch import Watch, Watcher
 
-Settings = Detector | Replay | Replicas | Sampled  # what a watcher is made of
+AnyDetector = Detector | ReExecutionSettings | ReplicaSettings | DrDnaSettings  # what a watcher is made of
 
 
 class Chosen(NamedTuple):
@@ -34,7 +34,7 @@ class Chosen(NamedTuple):
       notes: what was not used of the settings, one sentence per line.
     """
 
-    detector: Settings | None
+    detector: AnyDetector | None
     raises: bool = True
     strikes: Strikes | None = None
     every: bool = False
@@ -66,12 +66,12 @@ VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
 }
 
 # Those that need to know the program that they watch.
-OF_A_PROGRAM: dict[str, Callable[[Program], Settings]] = {
+OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "history_bound": history_bound,
     "checksum": lambda program: Checksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
-    "dr_dna": lambda program: Sampled(),
-    "replay": lambda program: Replay(),
+    "dr_dna": lambda program: DrDnaSettings(),
+    "replay": lambda program: ReExecutionSettings(),
     "replicas": replicas,
 }
 DETECTORS = (*VALUE_BASED, *OF_A_PROGRAM)
@@ -96,15 +96,15 @@ def beside_a_run(
     return Chosen(_changed(name, detector, settings or {}))
 
 
-def telling(program: Program, settings: Iterable[Settings]) -> Program:
+def telling(program: Program, settings: Iterable[AnyDetector]) -> Program:
     """The program whose steps also report the activations that some of the detectors look at."""
-    sampled = [each for each in settings if isinstance(each, Sampled)]
+    sampled = [each for each in settings if isinstance(each, DrDnaSettings)]
     return program.watching(sampled[0].places(program)) if sampled else program
 
 
 def watcher(
     program: Program,
-    settings: Settings,
+    settings: AnyDetector,
     memory: Memory = None,
     recovery: Back | None = None,
     state: State = None,
@@ -116,11 +116,11 @@ def watcher(
       state: a copy of the state before the next step, for detectors that execute steps again.
     """
     match settings:
-        case Replay():
+        case ReExecutionSettings():
             return ReExecution(program, settings, memory, recovery)
-        case Replicas():
+        case ReplicaSettings():
             return ReplicaComparison(program, memory, recovery)
-        case Sampled():
+        case DrDnaSettings():
             return DrDnaWatch(program, settings, memory, recovery)
         case Checksum():
             return Confirmed(program, settings, memory, recovery, state)
@@ -146,7 +146,7 @@ def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str
 DERIVED = ("bounds", "of")  # fields that a program decides
 
 
-def _changed(name: str, detector: Settings | None, settings: Mapping[str, str]) -> Settings | None:
+def _changed(name: str, detector: AnyDetector | None, settings: Mapping[str, str]) -> AnyDetector | None:
     if detector is None:
         return None
     fields = {

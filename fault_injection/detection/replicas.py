@@ -16,7 +16,7 @@ from .watch import Watcher
 
 
 @dataclasses.dataclass(frozen=True)
-class Replicas:
+class ReplicaSettings:
     """The detector has no settings."""
 
     signals: ClassVar[tuple[str, ...]] = ()
@@ -47,7 +47,7 @@ class ReplicaComparison(Watcher):
 _digest = jax.jit(digest)
 
 
-def replicas(program: Program) -> Replicas:
+def replicas(program: Program) -> ReplicaSettings:
     """The detector of a program.
 
     Raises:
@@ -55,4 +55,4 @@ def replicas(program: Program) -> Replicas:
     """
     if program.devices < 2:
         raise InputError("replicas compares the copies on several devices; this run has one device")
-    return Replicas()
+    return ReplicaSettings()

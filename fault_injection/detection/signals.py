@@ -8,7 +8,7 @@ import numpy as np
 from ..training.program import Program, Role, StepReport
 
 
-class Kind(NamedTuple):
+class SignalKind(NamedTuple):
     """One kind of signals.
 
     Attributes:
@@ -23,18 +23,18 @@ class Kind(NamedTuple):
 # Of the gradients, those of parameters are summed over the workers; the others are those of the
 # inputs of norms and of the head, and of the outputs of embeddings.
 KINDS = {
-    "loss": Kind(),
-    "gradient_norm": Kind(frozenset({"norm/parameter_gradients"})),
-    "norm/gradients": Kind(frozenset({"norm/gradients"})),
-    "largest/gradients": Kind(frozenset({"largest/gradients"})),
+    "loss": SignalKind(),
+    "gradient_norm": SignalKind(frozenset({"norm/parameter_gradients"})),
+    "norm/gradients": SignalKind(frozenset({"norm/gradients"})),
+    "largest/gradients": SignalKind(frozenset({"largest/gradients"})),
     # Reported by a program that watches a profile (`Program.watching`); its kind is what its names begin with.
-    "dr_dna/activations": Kind(frozenset({"dr_dna/activations"})),
-    "largest/gradients_of_parameters": Kind(roles=(Role.GRADIENT,)),
-    "largest/history": Kind(roles=(Role.HISTORY,)),
-    "largest/running_variance": Kind(roles=(Role.VARIANCE,)),
-    "largest/state": Kind(roles=tuple(role for role in Role if role != Role.GRADIENT)),
-    "checksum/products": Kind(frozenset({"checksum/products"})),
-    "variance_checksum/products": Kind(frozenset({"variance_checksum/products"})),
+    "dr_dna/activations": SignalKind(frozenset({"dr_dna/activations"})),
+    "largest/gradients_of_parameters": SignalKind(roles=(Role.GRADIENT,)),
+    "largest/history": SignalKind(roles=(Role.HISTORY,)),
+    "largest/running_variance": SignalKind(roles=(Role.VARIANCE,)),
+    "largest/state": SignalKind(roles=tuple(role for role in Role if role != Role.GRADIENT)),
+    "checksum/products": SignalKind(frozenset({"checksum/products"})),
+    "variance_checksum/products": SignalKind(frozenset({"variance_checksum/products"})),
 }
 
 
@@ -47,7 +47,7 @@ def reductions_of(kinds: Iterable[str]) -> frozenset[str]:
     return frozenset().union(*(KINDS[kind].reductions for kind in kinds))
 
 
-class Reader:
+class SignalReader:
     """Reads the signals of some kinds from the reports of one program's steps.
 
     Names are those of the report: `loss`, `gradient_norm`, `largest/gradients/NORM`, and for

@@ -9,10 +9,10 @@ import numpy as np
 from ..runs.follow import Address, Back, Observer, numbered
 from ..training.program import Program, State, StepReport
 from .detector import STOP, Alarm, Detector, Memory, told
-from .signals import Reader
+from .signals import SignalReader
 
 
-class Action(NamedTuple):
+class Undone(NamedTuple):
     """What was done at an alarm.
 
     Attributes:
@@ -52,7 +52,7 @@ class Watcher(Observer, abc.ABC):
         self.memory = memory
         self.alarms: list[Alarm] = []
         self.peak: list[float] = []
-        self.actions: list[Action] = []
+        self.actions: list[Undone] = []
 
     @abc.abstractmethod
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
@@ -70,14 +70,14 @@ class Watcher(Observer, abc.ABC):
             return None
         self._tried = at
         if not self._recovery.again:  # what it saw has not happened
-            self.actions.append(Action(at, at, False))
+            self.actions.append(Undone(at, at, False))
             self.memory = before
         return self._recovery
 
     def undone(self, at: Address) -> None:
         """Remember what it did before that step."""
         assert self._tried is not None  # it has asked for it
-        self.actions.append(Action(self._tried, at, True))
+        self.actions.append(Undone(self._tried, at, True))
         self.memory = next(memory for address, memory in self._before if address == at)
 
     def number(self, at: Address) -> int:
@@ -92,7 +92,7 @@ class Watch(Watcher):
         self, program: Program, detector: Detector, memory: Memory = None, recovery: Back | None = None
     ) -> None:
         super().__init__(program, memory, recovery)
-        self._reader, self._detector = Reader(program, detector.signals), detector
+        self._reader, self._detector = SignalReader(program, detector.signals), detector
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
         """Give the step to the detector."""

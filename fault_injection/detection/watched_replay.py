@@ -11,7 +11,7 @@ from ..runs.replay_run import Replay, last_step, make_golden, replay
 from .detector import STOP
 from .fault_free import memory_before
 from .recovery import RECOVERIES, undoing
-from .registry import Settings, watcher
+from .registry import AnyDetector, watcher
 from .watch import Watcher
 
 MOST = 100  # alarms that are listed
@@ -37,7 +37,7 @@ class Watched:
 def watched_replay(
     injection: Injection,
     golden: Golden,
-    detector: Settings,
+    detector: AnyDetector,
     recovery: str | None = None,
     finish: Callable[[Watched], object] = lambda result: None,
 ) -> Watched:

@@ -11,7 +11,7 @@ from .records import Epoch
 NONFINITE, EXACT = "non-finite", "exact"  # reasons to end a run
 
 
-class NonFinite(Observer):
+class FirstNonFinite(Observer):
     """Ends a run at its first non-finite value: a training or test loss or, by the rule `state`, anything.
 
     Which array of the state was the first, `judge` finds in the record, whatever the rule.

@@ -24,7 +24,7 @@ from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
 from ..training.program import Evaluation, State, StepReport
 from .dependencies import REPLAY, content_hash, source_of_verdicts
-from .exits import EXACT, ExactlyMasked, NonFinite
+from .exits import EXACT, ExactlyMasked, FirstNonFinite
 from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered
 from .golden_run import Golden, Repeats, Start, kept_epochs, noise_floor
 from .outcome import Outcome, Thresholds, judge
@@ -103,7 +103,7 @@ def replay(
         total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
         progress = held.enter_context(Progress("replay", total, measure.name, record))
         kept = None if watching else from_leader(lambda: _kept(store, first.epoch, injection.site, fault))
-        nonfinite = NonFinite(since, injection.nonfinite)
+        nonfinite = FirstNonFinite(since, injection.nonfinite)
         witness = Witness(injection.site, fault, struck_at, kept.struck if kept else None)
         control: State = None
         if kept is None:

@@ -26,7 +26,7 @@ VERDICTS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class ScoredExperiment:
     """One experiment: its outcome, and what detectors saw.
 
     Attributes:
@@ -67,23 +67,23 @@ class Board:
     title: str
     details: str
     detectors: tuple[str, ...]
-    seen: Sequence[Seen]
+    seen: Sequence[ScoredExperiment]
     undecided: int
     fault_free: Mapping[str, Mapping[str, Any]]
     cost: Mapping[str, Any]
     window: int
     confidence: float
 
-    def of(self, outcomes: Iterable[str]) -> list[Seen]:
+    def of(self, outcomes: Iterable[str]) -> list[ScoredExperiment]:
         """The experiments with one of these outcomes."""
         wanted = set(outcomes)
         return [one for one in self.seen if one.outcome in wanted]
 
-    def detected(self, detector: str, experiments: Sequence[Seen]) -> Rate:
+    def detected(self, detector: str, experiments: Sequence[ScoredExperiment]) -> Rate:
         """The share of experiments in which it raised an alarm that stops."""
         return wilson(sum(one.stop(detector) is not None for one in experiments), len(experiments), self.confidence)
 
-    def latencies(self, detector: str, experiments: Sequence[Seen]) -> list[int]:
+    def latencies(self, detector: str, experiments: Sequence[ScoredExperiment]) -> list[int]:
         """Steps from the fault to the alarm, sorted, of those detected."""
         return sorted(after for one in experiments if (after := one.stop(detector)) is not None)
 
@@ -97,7 +97,7 @@ class Board:
         runs = self.fault_free.values()
         return wilson(sum(run[detector]["stop"] for run in runs), sum(run[detector]["steps"] for run in runs), 0.95)
 
-    def swept(self, detector: str, experiments: Sequence[Seen]) -> tuple[np.ndarray, np.ndarray]:
+    def swept(self, detector: str, experiments: Sequence[ScoredExperiment]) -> tuple[np.ndarray, np.ndarray]:
         """Share of fault-free steps with an alarm, and share of experiments detected, by threshold.
 
         Both in the order of `SWEPT`, numbers by which the detector's own threshold is multiplied.
@@ -125,7 +125,7 @@ class Board:
             return None
         return float((known["bytes"] + known["memory"] - known["plain_bytes"]) / known["plain_bytes"])
 
-    def recovered(self, recovery: str, detector: str) -> list[tuple[Seen, Mapping[str, Any]]]:
+    def recovered(self, recovery: str, detector: str) -> list[tuple[ScoredExperiment, Mapping[str, Any]]]:
         """The runs in which the recovery acted on the detector's alarms."""
         return [
             (one, run)
@@ -180,7 +180,7 @@ def read_board(folder: pathlib.Path) -> Board:
             continue
         _same(number, value, row)
         large = not (row["history_excess"] <= margin and row["variance_excess"] <= margin)  # NaN is large
-        seen.append(Seen(number, row["model"], row["outcome"], large, value))
+        seen.append(ScoredExperiment(number, row["model"], row["outcome"], large, value))
     decided = [one for one in seen if one.outcome != UNDECIDED]
     if not decided:
         raise InputError("no experiment was watched yet", folder)

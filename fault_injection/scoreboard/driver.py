@@ -29,7 +29,7 @@ GROWING = ("fault_free_seeds", "masked")  # settings that add rows, and change n
 
 
 def watch_campaign(
-    task: tasks.Task, out: pathlib.Path, executors: contextlib.AbstractContextManager[list[Slot]]
+    task: tasks.ScoreTask, out: pathlib.Path, executors: contextlib.AbstractContextManager[list[Slot]]
 ) -> None:
     """Watch the experiments of a campaign whose verdicts are there, or those that are left.
 
@@ -57,7 +57,7 @@ class ScoreDriver(Driver):
     """Hands out the watching of experiments and of fault-free runs."""
 
     experiment: Callable[..., Any] = staticmethod(tasks.experiment)
-    task: tasks.Task
+    task: tasks.ScoreTask
 
     def _wanted(self) -> list[int]:
         """All experiments that were not masked, and the first of those that were."""
@@ -133,7 +133,7 @@ class _Lines:
         print(f"{watched}, {runs} fault-free runs", file=sys.stderr, flush=True)
 
 
-def plan_tasks(task: tasks.Task) -> Iterator[str]:
+def plan_tasks(task: tasks.ScoreTask) -> Iterator[str]:
     """What a scoreboard does, one sentence per line."""
     s, plan = task.settings, task.plan
     watched = f"what was not masked of {plan.experiments} experiments, and at most {s.masked} others"
@@ -144,6 +144,6 @@ def plan_tasks(task: tasks.Task) -> Iterator[str]:
     )
 
 
-def numbered_steps(task: tasks.Task) -> int:
+def numbered_steps(task: tasks.ScoreTask) -> int:
     """Steps of one fault-free run."""
     return task.plan.workload.epochs * task.plan.steps_per_epoch

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from ..campaign.plan import LARGEST, Plan
 from ..campaign.plan_file import plan_tables, read_plan
-from ..detection.re_execution import Replay
+from ..detection.re_execution import ReExecutionSettings
 from ..detection.recovery import RECOVERIES
-from ..detection.registry import DETECTORS, beside_a_run
-from ..detection.registry import Settings as Detecting
+from ..detection.registry import DETECTORS, AnyDetector, beside_a_run
 from ..training.program import Program
 from ..training.workload import Workload
 
@@ -83,13 +82,13 @@ def available(workload: Workload) -> tuple[str, ...]:
     return tuple(name for name in DETECTORS if name != "replicas")
 
 
-def chosen_detectors(settings: Settings, program: Program) -> dict[str, Detecting]:
+def chosen_detectors(settings: Settings, program: Program) -> dict[str, AnyDetector]:
     """The detectors by name, but for those that the environment switches off."""
     found = {}
     for name in settings.detectors:
         detector = beside_a_run(name, program, os.environ).detector
-        if isinstance(detector, Replay):
-            detector = Replay(settings.replay_every)
+        if isinstance(detector, ReExecutionSettings):
+            detector = ReExecutionSettings(settings.replay_every)
         if detector is not None:
             found[name] = detector
     return found

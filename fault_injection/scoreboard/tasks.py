@@ -15,14 +15,13 @@ from ..campaign.experiment import Laboratory
 from ..campaign.sampling import Choice, choose, draw
 from ..detection.checksum import Checksum
 from ..detection.detector import STOP, WARN, Memory
-from ..detection.re_execution import Replay
+from ..detection.re_execution import ReExecutionSettings
 from ..detection.recovery import RECOVERIES, needed, undoing
-from ..detection.registry import Settings as Detecting
-from ..detection.registry import telling, watcher
-from ..detection.replicas import Replicas
+from ..detection.registry import AnyDetector, telling, watcher
+from ..detection.replicas import ReplicaSettings
 from ..detection.signals import reductions_of
 from ..detection.watch import Watcher
-from ..runs.exits import ExactlyMasked, NonFinite
+from ..runs.exits import ExactlyMasked, FirstNonFinite
 from ..runs.follow import Address, Back, Observer, addresses, follow, numbered
 from ..runs.golden_run import Repeats, nudged
 from ..runs.outcome import Thresholds, judge
@@ -38,7 +37,7 @@ NOTHING = Settings(())
 
 
 @dataclasses.dataclass(frozen=True)
-class Task(jobs.Task):
+class ScoreTask(jobs.Task):
     """As a campaign's, with what is scored."""
 
     settings: Settings = NOTHING
@@ -50,7 +49,7 @@ class Task(jobs.Task):
 
 
 @functools.lru_cache(maxsize=1)
-def _reductions(task: Task) -> frozenset[str]:
+def _reductions(task: ScoreTask) -> frozenset[str]:
     program = task.plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
     return reductions_of(kind for d in chosen_detectors(task.settings, program).values() for kind in d.signals)
 
@@ -88,14 +87,14 @@ class Bench:
     """What a process keeps: detectors, and what they remember before each step of the golden run."""
 
     lab: Laboratory
-    detectors: dict[str, Detecting]
+    detectors: dict[str, AnyDetector]
     memories: dict[str, list[Memory]]
 
     def watcher(self, name: str, at: Address, state: State, recovery: Back | None = None) -> Watcher:
         """A watcher that has seen the golden run up to a step, whose state before is given."""
         program, detector = self.lab.golden.program, self.detectors[name]
         number = numbered(at, program.steps_per_epoch)
-        if isinstance(detector, Replay):
+        if isinstance(detector, ReExecutionSettings):
             memory = jax.tree.map(jnp.copy, state) if (number + 1) % detector.every == 0 else None
             return watcher(program, detector, memory, recovery)
         kept = jax.tree.map(jnp.copy, state) if isinstance(detector, Checksum) else None
@@ -103,13 +102,17 @@ class Bench:
 
 
 @functools.lru_cache(maxsize=1)
-def _bench(task: Task, golden_key: str) -> Bench:
+def _bench(task: ScoreTask, golden_key: str) -> Bench:
     lab = jobs.alike(task, golden_key)
     detectors = chosen_detectors(task.settings, lab.golden.program)
     lab.golden = dataclasses.replace(lab.golden, program=telling(lab.golden.program, detectors.values()))
     golden, program = lab.golden, lab.golden.program
     # Those that execute steps again remember states, which are at hand where they are needed.
-    watching = {name: watcher(program, d) for name, d in detectors.items() if not isinstance(d, Replay | Replicas)}
+    watching = {
+        name: watcher(program, d)
+        for name, d in detectors.items()
+        if not isinstance(d, ReExecutionSettings | ReplicaSettings)
+    }
     memories = _Memories(watching)
     last = Address(task.plan.golden_epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(0, 0), last, program.steps_per_epoch)
@@ -117,7 +120,7 @@ def _bench(task: Task, golden_key: str) -> Bench:
     return Bench(lab, detectors, memories.before)
 
 
-def fault_free(task: Task, golden_key: str, kind: str, number: int) -> dict[str, Any]:
+def fault_free(task: ScoreTask, golden_key: str, kind: str, number: int) -> dict[str, Any]:
     """What the detectors say of a whole fault-free run.
 
     Args:
@@ -149,7 +152,7 @@ def _alarms_of(watchers: Mapping[str, Watcher]) -> dict[str, Any]:
     return found
 
 
-def experiment(task: Task, golden_key: str, number: int) -> tuple[Scored, dict[str, Any]]:
+def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[Scored, dict[str, Any]]:
     """Watch one experiment with all detectors, and recover it with each that stops it."""
     bench = _bench(task, golden_key)
     lab, settings = bench.lab, task.settings
@@ -226,7 +229,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
     def since(address: Address) -> int:
         return at_number(lab, address) - at_number(lab, at)
 
-    nonfinite = NonFinite(since, plan.nonfinite)
+    nonfinite = FirstNonFinite(since, plan.nonfinite)
     last = plan.last_step(at)
     state = jax.tree.map(jnp.copy, state)
     followed = follow(
@@ -259,7 +262,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
     }
 
 
-def cost(task: Task, golden_key: str, pairs: int) -> dict[str, Any]:
+def cost(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, Any]:
     """What each detector adds to a step: time in turns with the plain step, and memory.
 
     Args:
@@ -270,7 +273,7 @@ def cost(task: Task, golden_key: str, pairs: int) -> dict[str, Any]:
     plain = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
     found = {}
     for name, detector in bench.detectors.items():
-        if isinstance(detector, Replay | Replicas):
+        if isinstance(detector, ReExecutionSettings | ReplicaSettings):
             continue  # they cost a step each time
         wanted = reductions_of(detector.signals)
         more = {"reductions": wanted} if wanted else {}

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
@@ -25,6 +25,7 @@ from models.reductions import WHOLE, reduced, together
 
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
+from .gradient_scale import gradient_scale
 from .optimizers import Invertible, history
 from .program import (
     Array,
@@ -305,23 +306,8 @@ def explicit_program(
     def address(epoch: int, step: int) -> Array:
         return np.array([seed, epoch, step], np.int32)
 
-    def gradient_scale() -> dict[str, float]:
-        with_shapes = Context(jax.random.key(0), jnp.arange(workers), observe=frozenset({"activations", "gradients"}))
-
-        def passes(params: Params, stats: Stats, x: jax.Array) -> dict[str, dict[str, jax.Array]]:
-            y, _, cache, forward = network.forward(params, stats, x, with_shapes)
-            return merge([forward, network.backward(params, cache, y, with_shapes)[2]]).tensors
-
-        x = jax.ShapeDtypeStruct((workers, batch_size // workers, *example.shape), example.dtype)
-        tensors = jax.eval_shape(passes, abstract.params, abstract.stats, x)
-        shapes = {name: t.shape for kind in ("gradients", "activations") for name, t in tensors.get(kind, {}).items()}
-        return {
-            f"{layer}/{name}": math.sqrt(_partial_sums(layer, parameter.shape, shapes)) / batch_size
-            for layer, named in abstract.params.items()
-            for name, parameter in named.items()
-        }
-
     abstract = init(None)
+    inputs = jax.ShapeDtypeStruct((workers, batch_size // workers, *example.shape), example.dtype)
 
     @jax.jit
     def inverted(state: ExplicitState, gradients: Params) -> ExplicitState:
@@ -365,7 +351,7 @@ def explicit_program(
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
             activations=activations,
             watching=watching,
-            gradient_scale=gradient_scale,
+            gradient_scale=lambda: gradient_scale(network, abstract.params, abstract.stats, inputs),
             undo=undo if isinstance(optimizer, Invertible) else None,
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
         )
@@ -392,26 +378,6 @@ def _tensors(profile: Profile | None, seen: Observations) -> dict[str, Any]:
     """The tensors that are returned: samples only where a profile is made of them."""
     scored = profile is not None and profile.histograms is not None
     return {kind: named for kind, named in seen.tensors.items() if not (scored and kind == SAMPLES)}
-
-
-def _partial_sums(layer: str, parameter: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """How many products are summed in one gradient of a parameter.
-
-    There is one for each position of the layer's output in the global batch: the output's elements
-    but for its channels.  A parameter that is a single number has one for each element.
-
-    Args:
-      shapes: of outputs of layers, or of what flows back into them, [R,b,…,C] by name.
-
-    >>> _partial_sums("conv1", (3, 3, 8, 16), {"conv1": (8, 128, 32, 32, 16)})
-    1048576
-    """
-    # A parameter of a whole block stands for what its layers pass on.
-    found = [shape for name, shape in shapes.items() if name == layer] or [
-        shape for name, shape in shapes.items() if name.startswith(f"{layer}_")
-    ]
-    largest = max(found, key=math.prod, default=(0,))
-    return math.prod(largest[:-1] if parameter else largest)
 
 
 def _maxima(stats: Stats, now: dict[str, jax.Array]) -> Stats:
