@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 
+from ..campaign.rates import Rate
 from ..campaign.report import figures
 from ..campaign.report.page import Cell, Part, Picture, Section, Table, page
 from ..campaign.report.page import percent as shown
@@ -63,6 +64,17 @@ def write_page(folder: pathlib.Path) -> pathlib.Path:
     return folder / "score.html"
 
 
+def short(rate: Rate) -> str:
+    """A share in percent with its interval, as narrow as tables of a paper are.
+
+    >>> short(Rate(121, 122, 121 / 122, 0.955, 0.9985))
+    '99.2 [95.5, 99.9]'
+    """
+    if not rate.total:
+        return ""
+    return f"{100 * rate.share:.3g} [{100 * rate.low:.3g}, {100 * rate.high:.3g}]"
+
+
 def _summary(board: Board) -> list[str]:
     latent, nonfinite = board.of(LATENT), board.of(NONFINITE)
     said = [
@@ -79,32 +91,43 @@ def _summary(board: Board) -> list[str]:
 
 def _overview(board: Board) -> Section:
     rows: list[dict[str, Cell]] = []
+    costs: list[dict[str, Cell]] = []
     bad = board.of((*LATENT, *NONFINITE))
     for name in board.detectors:
         times = board.latencies(name, bad)
         slower, larger, false = board.slower(name), board.larger(name), board.false_alarms(name)
+        low, high = (f"{MILLION * share:,.0f}" for share in (false.low, false.high))
         rows.append(
             {
                 "detector": name,
-                f"latent ({len(board.of(LATENT))})": board.detected(name, board.of(LATENT)),
-                f"not finite ({len(board.of(NONFINITE))})": board.detected(name, board.of(NONFINITE)),
-                f"masked ({len(board.of([MASKED]))})": board.detected(name, board.of([MASKED])),
-                "steps to alarm, median (largest)": f"{np.median(times):g} ({times[-1]})" if times else "",
-                "false alarms per million steps": f"{false.share * MILLION:,.0f} [{false.low * MILLION:,.0f}, "
-                f"{false.high * MILLION:,.0f}]"
-                if false.total
-                else "not measured",
-                "time": "not measured" if slower is None else f"{slower[0]:+.2%} [{slower[1]:+.2%}, {slower[2]:+.2%}]",
-                "memory": "not measured" if larger is None else f"{larger:+.2%}",
+                f"latent ({len(board.of(LATENT))})": short(board.detected(name, board.of(LATENT))),
+                f"not finite ({len(board.of(NONFINITE))})": short(board.detected(name, board.of(NONFINITE))),
+                f"masked ({len(board.of([MASKED]))})": short(board.detected(name, board.of([MASKED]))),
+                "steps to alarm": f"{np.median(times):g} ({times[-1]})" if times else "",
+                "false alarms": f"{MILLION * false.share:,.0f} [{low}, {high}]" if false.total else "not measured",
             }
         )
+        if slower is not None:
+            costs.append(
+                {
+                    "detector": name,
+                    "time": f"{slower[0]:+.2%} [{slower[1]:+.2%}, {slower[2]:+.2%}]",
+                    "memory": "not known" if larger is None else f"{larger:+.2%}",
+                }
+            )
     text = [
-        "Shares of the experiments of an outcome in which a detector raised an alarm that stops, with 95 % intervals. "
-        "An alarm on a masked fault is right about the fault, and needless for the training.",
-        "The cost is that of a watched step beside a plain one on one thread, measured in turns. Steps are short here, "
-        "so that fixed costs count for more than in a large training.",
+        "Shares, in percent, of the experiments of an outcome in which a detector raised an alarm that stops, with "
+        "95 % intervals. An alarm on a masked fault is right about the fault, and needless for the training. Steps to "
+        "alarm: the median and, in brackets, the most. False alarms: per million fault-free steps.",
     ]
-    return Section("overview", "Detectors", text, [Table("experiments", "Detectors and what they detect.", rows)])
+    parts: list[Part] = [Table("experiments", "Detectors and what they detect.", rows)]
+    if costs:
+        text.append(
+            "The cost is that of a watched step beside a plain one on one thread, measured in turns. Steps are short "
+            "here, so that fixed costs count for more than in a large training."
+        )
+        parts.append(Table("cost", "What the detectors cost: the median of the rounds, with its 95 % interval.", costs))
+    return Section("overview", "Detectors", text, parts)
 
 
 def _sweep(board: Board) -> Section:
@@ -150,18 +173,18 @@ def _outcomes(board: Board) -> Section:
         {
             "detector": name,
             **{
-                f"{outcome} ({len(board.of([outcome]))})": board.detected(name, board.of([outcome]))
+                f"{outcome} ({len(board.of([outcome]))})": short(board.detected(name, board.of([outcome])))
                 for outcome in present
             },
         }
         for name in board.detectors
     ]
-    text = ["Shares detected by outcome. The number of experiments is in brackets."]
+    text = ["Shares detected by outcome, in percent. The number of experiments is in brackets."]
     parts: list[Part] = [Table("experiments", "Shares detected by outcome.", rows)]
     large = [one for one in board.of(LATENT) if one.large]
     if large:
         met: list[dict[str, Cell]] = [
-            {"detector": name, f"latent with large values ({len(large)})": board.detected(name, large)}
+            {"detector": name, f"latent with large values ({len(large)})": short(board.detected(name, large))}
             for name in board.detectors
         ]
         parts.append(
@@ -193,11 +216,14 @@ def _models(board: Board) -> Section:
     rows: list[dict[str, Cell]] = [
         {
             "fault model": f"{model} ({sum(one.model == model for one in bad)})",
-            **{name: board.detected(name, [one for one in bad if one.model == model]) for name in board.detectors},
+            **{
+                name: short(board.detected(name, [one for one in bad if one.model == model]))
+                for name in board.detectors
+            },
         }
         for model in models
     ]
-    text = ["Shares of the outcomes that are not masked, by fault model."]
+    text = ["Shares detected of the outcomes that are not masked, in percent, by fault model."]
     return Section(
         "models",
         "By fault model",
