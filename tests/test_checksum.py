@@ -12,7 +12,7 @@ from test_transformer import small as small_transformer
 
 from fault_injection.detection.checksum import Checksum, VarianceChecksum, confirmed
 from fault_injection.detection.detector import STOP
-from fault_injection.detection.signals import reductions_of, signals
+from fault_injection.detection.signals import SignalReader, reductions_of
 from models.checksum import DEVIATIONS, Performed, bound, deviation, ratio
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
@@ -177,7 +177,7 @@ def stepped(name, precision, fault=None, steps=1):
     for step in range(steps):
         fault = inactive_fault(ELEMENTS) if fault is None else fault
         state, report = trained.faulty_step(state, trained.batch(0, step), 0, step, fault)
-    return signals(trained, jax.device_get(report), KINDS), report.struck
+    return SignalReader(trained, KINDS).named(jax.device_get(report)), report.struck
 
 
 @pytest.mark.parametrize(("name", "precision"), CASES)
@@ -238,7 +238,8 @@ def test_a_fault_that_keeps_the_sum_of_a_row_is_not_seen():
     assert struck.operand_changed == 2 and list(alarmed(found)) == [set(), set()]
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("float8", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_formats.py has the same of steps without a fault
+@pytest.mark.parametrize("precision", ["float32", "float8"])
 def test_no_bit_of_a_training_depends_on_checksums(precision):
     """Neither of one that a fault strikes."""
     workload, trained, state = program("transformer", precision)

@@ -20,7 +20,7 @@ from fault_injection.detection.dr_dna import (
     profile_of,
     save_profile,
 )
-from fault_injection.detection.signals import reductions_of, signals
+from fault_injection.detection.signals import SignalReader, reductions_of
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import DamagedFile, write_arrays
 from fault_injection.runs.follow import Address, addresses, follow
@@ -38,7 +38,7 @@ CASES = {
     ),
     "resnet18": (small_resnet, "basicblock_2_basic_0_conv1", 11),
 }
-BOTH = pytest.mark.parametrize("name", ["transformer", pytest.param("resnet18", marks=pytest.mark.slow)])
+BOTH = pytest.mark.parametrize("name", CASES)
 
 
 @functools.cache
@@ -98,6 +98,7 @@ def near_an_edge(histograms, x):
     return near.any((0, 2, 3))
 
 
+@pytest.mark.slow
 @BOTH
 def test_the_score_is_that_of_an_independent_implementation(name):
     _, program, state, profile = trained(name)
@@ -118,6 +119,7 @@ def test_the_score_is_that_of_an_independent_implementation(name):
     assert SAMPLES not in watched.tensors
 
 
+@pytest.mark.slow
 @BOTH
 def test_samples_are_elements_of_the_activations_of_examples(name):
     workload, program, state, profile = trained(name)
@@ -147,12 +149,13 @@ def alarms_of(name, inference):
     _, program, _, profile = trained(name)
     detector = DrDna.of(profile)
     report = jax.device_get(inference)
-    found = signals(program, report, detector.signals)
+    found = SignalReader(program, detector.signals).named(report)
     names, numbers = list(found), np.array(list(found.values()))
     _, alarms = detector.update(detector.init(names), numbers)
     return detector, told(0, names, numbers, alarms)
 
 
+@pytest.mark.slow
 @BOTH
 def test_batches_that_the_profile_has_not_seen_raise_no_alarm(name):
     _, program, state, profile = trained(name)
@@ -161,6 +164,7 @@ def test_batches_that_the_profile_has_not_seen_raise_no_alarm(name):
         assert alarms_of(name, watching.infer(state, batch, None))[1] == []
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_large_wrong_number_raises_an_alarm_there_or_later(name):
     _, program, state, profile = trained(name)
@@ -191,6 +195,7 @@ def test_mitigation_clamps_the_examples_that_are_flagged():
     np.testing.assert_array_equal(samples, activation.reshape(1, 3, -1)[..., bare.positions[0]])
 
 
+@pytest.mark.slow
 @BOTH
 def test_mitigation_changes_no_bit_where_nothing_is_flagged(name):
     _, program, state, profile = trained(name)
@@ -200,6 +205,7 @@ def test_mitigation_changes_no_bit_where_nothing_is_flagged(name):
     assert plain.loss.tobytes() == same.loss.tobytes()
 
 
+@pytest.mark.slow
 def test_mitigation_makes_a_struck_example_finite_and_leaves_the_others():
     name = "transformer"
     _, program, state, profile = trained(name)
@@ -226,6 +232,7 @@ def digests(program, steps=3, fault=None, at=1):
     return jax.device_get(found)
 
 
+@pytest.mark.slow
 @BOTH
 def test_no_bit_of_a_training_depends_on_watching(name):
     _, program, _, profile = trained(name)
@@ -237,6 +244,7 @@ def test_no_bit_of_a_training_depends_on_watching(name):
             assert one.loss == other.loss
 
 
+@pytest.mark.slow
 def test_a_training_is_watched_by_a_profile_of_its_steps():
     name = "transformer"
     _, program, _, _ = trained(name)
@@ -248,7 +256,7 @@ def test_a_training_is_watched_by_a_profile_of_its_steps():
     clean, struck = digests(watching), digests(watching, fault=infinite_output(name))
     found = []
     for report in (*clean, struck[1]):
-        numbers = signals(program, report, detector.signals)
+        numbers = SignalReader(program, detector.signals).named(report)
         assert numbers.keys() == {f"{NAME}/{layer}" for layer in profile.layers}
         _, alarms = detector.update(detector.init(list(numbers)), np.array(list(numbers.values())))
         found.append(bool(alarms.level.any()))

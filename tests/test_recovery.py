@@ -165,6 +165,7 @@ def test_copies_that_differ_in_one_bit_are_told_apart():
     assert [alarm.tensor for alarm in found] == ["slopes"]
 
 
+@pytest.mark.slow
 def test_watching_changes_no_bit_and_sees_what_the_step_reports():
     """All kinds of signals but those of products and activations, which have tests of their own, on a network."""
     kinds = tuple(kind for kind in KINDS if not kind.endswith(("activations", "products")))
@@ -181,8 +182,8 @@ def test_watching_changes_no_bit_and_sees_what_the_step_reports():
     assert_same_records(reports["plain"], reports["telling"])
 
     _, report = telling.step(telling.place(telling.init()), telling.batch(0, 0), 0, 0)
-    report, reader = jax.device_get(report), SignalReader(telling, kinds)
-    found = dict(zip(reader.names(report), reader.read(report), strict=True))
+    report = jax.device_get(report)
+    found = SignalReader(telling, kinds).named(report)
     gradients = [value for name, value in report.reductions.items() if name.startswith("norm/parameter_gradients/")]
     assert found["gradient_norm"] == pytest.approx(np.linalg.norm(gradients))
     assert found["loss"] == report.loss

@@ -99,13 +99,7 @@ class Errand:
 
 
 class Driver:
-    """Hands out errands and takes in results; see `campaign`.
-
-    Attributes:
-      experiment: what is done for each experiment, a function of `jobs`.
-    """
-
-    experiment: Callable[..., Any] = staticmethod(jobs.experiment)
+    """Hands out errands and takes in results; see `campaign`."""
 
     def __init__(self, task: jobs.Task, store: Any, slots: list[Slot], plan_file: str | None = None):
         self.task, self.store, self.slots, self.plan_file = task, store, slots, plan_file
@@ -135,6 +129,11 @@ class Driver:
             raise JobLost(
                 f"{named}: {', '.join(self.given_up)}"[:300] + "; out of memory? The same command tries again"
             )
+
+    @property
+    def _experiment(self) -> Callable[..., Any]:
+        """What is done for each experiment: a function of the task, the golden run's key and a number."""
+        return jobs.experiment
 
     def _wanted(self) -> Iterable[int]:
         """Numbers of the experiments."""
@@ -168,7 +167,7 @@ class Driver:
         self.store.walked(epoch, *value)
         for e in experiments:
             arguments = (self.golden.golden_key, e.number)
-            self.ready.append(Errand(f"experiment {e.number}", self.experiment, arguments, self._keep))
+            self.ready.append(Errand(f"experiment {e.number}", self._experiment, arguments, self._keep))
 
     def _keep(self, value: tuple[Result, dict[str, Any]]) -> None:
         result, environment = value
@@ -235,7 +234,7 @@ class Driver:
         self.store.event(f"a process died during {errand.name}, attempt {self.lost[errand.name]}: {error}"[:300])
         if self.lost[errand.name] < ATTEMPTS:
             self.ready.appendleft(errand)
-        elif errand.function is self.experiment:
+        elif errand.function is self._experiment:
             self.given_up.append(errand.name)
         else:
             raise JobLost(f"{errand.name} has lost its process {ATTEMPTS} times; out of memory? the last: {error}")

@@ -29,7 +29,8 @@ def add(commands: CommandLine) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
-    environment.prepare(1, options.matrix_precision, bind=False)
+    if options.check:  # as a campaign's
+        environment.prepare(1, options.matrix_precision, bind=False)
     plan, settings = read_settings(options.plan)
     task = ScoreTask(
         plan,

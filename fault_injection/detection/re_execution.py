@@ -97,9 +97,8 @@ class Confirmed(Watch):
         found, peak = super().look(at, state, report)
         if found and self._kept is not None:
             _, again = self.program.step(self._kept, self.program.batch(*at), *at)
-            again = jax.device_get(again)
-            values = dict(zip(self._reader.names(again), self._reader.read(again), strict=True))
-            found = [alarm for alarm in found if confirmed(alarm.value, float(values[alarm.tensor]))]
+            values = self._reader.named(jax.device_get(again))
+            found = [alarm for alarm in found if confirmed(alarm.value, values[alarm.tensor])]
             peak = peak if found else 0.0
         self._kept = jax.tree.map(jnp.copy, state)
         return found, peak

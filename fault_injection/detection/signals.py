@@ -95,6 +95,10 @@ class SignalReader:
                 parts.append(np.sqrt(np.sum(values * values, keepdims=True)) if kind == "gradient_norm" else values)
         return np.concatenate(parts)
 
+    def named(self, report: StepReport) -> dict[str, float]:
+        """The signals of a step by name."""
+        return dict(zip(self.names(report), self.read(report).tolist(), strict=True))
+
     def _of(self, kind: str, report: StepReport) -> list[str]:
         """Names of the reductions that a kind is made of."""
         if kind not in self._reported:

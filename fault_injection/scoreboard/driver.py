@@ -56,8 +56,11 @@ def watch_campaign(
 class ScoreDriver(Driver):
     """Hands out the watching of experiments and of fault-free runs."""
 
-    experiment: Callable[..., Any] = staticmethod(tasks.experiment)
     task: tasks.ScoreTask
+
+    @property
+    def _experiment(self) -> Callable[..., Any]:
+        return tasks.experiment
 
     def _wanted(self) -> list[int]:
         """All experiments that were not masked, and the first of those that were."""
