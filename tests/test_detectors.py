@@ -110,7 +110,7 @@ def asd_v3(sequence):
 
 
 @pytest.mark.parametrize(("detector", "oracle"), [(Asd(), asd), (AsdV1(), asd_v1), (AsdV3(), asd_v3)])
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SEQUENCES)
 @example([1.0] * 20 + [NAN, 2000.0, 1.0, 2000.0])  # a NaN must not hide the jump after it
 @example([1.0] * 120 + [NAN, 1e7, 1.0])
@@ -122,7 +122,7 @@ def test_decisions_are_those_of_the_published_description(detector, oracle, sequ
 
 
 @pytest.mark.parametrize("detector", DETECTORS, ids=lambda d: type(d).__name__)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(SEQUENCES)
 def test_what_is_not_finite_raises_an_alarm_and_is_not_remembered(detector, sequence):
     """The excess is above 1 exactly where the level stops; after a NaN decisions are as if it had not been there."""

@@ -118,6 +118,7 @@ def test_a_step_executed_again_is_compared_with_the_first_time():
     assert not same_bits(state, run()[0])
 
 
+@pytest.mark.slow
 def test_an_inverted_step_is_undone_up_to_rounding_and_a_huge_one_is_not():
     program = small().program(frozenset(), reductions=needed("inverse"))
     state = program.place(program.init())
