@@ -1,1 +1,1 @@
-"""Detectors of silent data corruption, recovery from it, and the scoreboard of both."""
+"""Detectors of silent data corruption, and recovery from it."""

@@ -40,7 +40,6 @@ class Asd:
     """
 
     signals: ClassVar[tuple[str, ...]] = ("largest/gradients",)
-    logged: ClassVar[str] = "the largest absolute value of the gradient"
 
     upper: float = 1e6
     accepted: float = 1e2

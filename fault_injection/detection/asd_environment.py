@@ -17,7 +17,6 @@ from .strikes import Strikes
 
 CONFIGS = ("NPU_ASD_CONFIG", "MS_NPU_ASD_CONFIG")  # of torch_npu and of MindSpore: the same keys
 LEAST = 3  # of every threshold
-MINUTES = {"cooldown": 5, "strikes_window": 480, "checksum_cooldown": 180}
 SHOWN = 40  # characters of a wrong value that a note repeats
 
 
@@ -36,10 +35,10 @@ class AsdConfig:
 
     enable: bool = True
     with_checksum: bool = False
-    cooldown: int = MINUTES["cooldown"]
+    cooldown: int = 5
     strikes_num: int = 3
-    strikes_window: int = MINUTES["strikes_window"]
-    checksum_cooldown: int = MINUTES["checksum_cooldown"]
+    strikes_window: int = 480
+    checksum_cooldown: int = 180
     upper_thresh1: int = 1_000_000
     upper_thresh2: int = 100
     grad_sample_interval: int = 1

@@ -37,7 +37,6 @@ class AsdV1:
     """
 
     signals: ClassVar[tuple[str, ...]] = ("norm/gradients",)
-    logged: ClassVar[str] = "the L2 norm of the gradient"
 
     upper: tuple[float, float] = (1e6, 1e4)
     sigma: tuple[float, float] = (1e5, 5e3)

@@ -38,7 +38,6 @@ class AsdV3:
     """
 
     signals: ClassVar[tuple[str, ...]] = ("largest/gradients",)
-    logged: ClassVar[str] = "the largest absolute value of the gradient"
 
     upper: tuple[float, float] = (1e6, 1e4)
 

@@ -20,7 +20,6 @@ class Checksum:
     """
 
     signals: ClassVar[tuple[str, ...]] = ("checksum/products",)
-    logged: ClassVar[str] = ""
 
     def init(self, names: Sequence[str]) -> Memory:
         """Nothing."""

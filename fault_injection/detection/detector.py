@@ -40,16 +40,10 @@ class Detector(Protocol):
 
     Attributes:
       signals: kinds of tensors that it watches in a run, keys of `signals.KINDS`.
-      logged: what a log's values are to it, such as `the L2 norm of the gradient`; empty where a log
-        cannot hold what it needs.
     """
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """See above."""
-
-    @property
-    def logged(self) -> str:
         """See above."""
 
     def init(self, names: Sequence[str], /) -> Memory:

@@ -42,7 +42,6 @@ class DrDna:
     margin: float = MARGIN
 
     signals: ClassVar[tuple[str, ...]] = (NAME,)
-    logged: ClassVar[str] = ""
 
     @classmethod
     def of(cls, profile: Profile, margin: float = MARGIN) -> "DrDna":

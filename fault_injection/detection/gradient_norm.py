@@ -11,4 +11,3 @@ class GradientNorm(Spike):
     """See `Spike`."""
 
     signals: ClassVar[tuple[str, ...]] = ("gradient_norm",)
-    logged: ClassVar[str] = "the L2 norm of the gradient"

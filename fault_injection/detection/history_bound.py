@@ -6,7 +6,7 @@ Reference: He et al., ISCA 2023, and its artifact (docs/science.md; derivation i
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -46,8 +46,6 @@ class HistoryBound:
     >>> bounds["opt_state/m/basicblock_1_basic_0_conv1/kernel"]  # at 16x16 positions; 20 at 32x32
     10.0
     """
-
-    logged: ClassVar[str] = ""
 
     bounds: tuple[tuple[str, float], ...]
     of: str = "history"

@@ -52,6 +52,8 @@ def read_log(path: pathlib.Path, signed: bool = False) -> Log:
     """
     try:
         text = read_bounded(path, LARGEST).decode("utf-8-sig")
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path) from None
     except UnicodeDecodeError:
         raise InputError("not UTF-8 text; expected CSV with the columns step,tensor,value[,time]", path) from None
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)

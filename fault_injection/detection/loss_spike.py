@@ -11,4 +11,3 @@ class LossSpike(Spike):
     """See `Spike`."""
 
     signals: ClassVar[tuple[str, ...]] = ("loss",)
-    logged: ClassVar[str] = "the loss"

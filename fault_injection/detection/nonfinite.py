@@ -17,7 +17,6 @@ class NonFinite:
     """
 
     signals: ClassVar[tuple[str, ...]] = ("loss", "largest/gradients_of_parameters", "largest/state")
-    logged: ClassVar[str] = "any number"
 
     def init(self, names: Sequence[str]) -> Memory:
         """Nothing."""
