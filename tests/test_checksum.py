@@ -270,6 +270,7 @@ def test_an_alarm_is_a_value_above_one_or_not_finite(detector, xp):
     assert alarms.excess.tolist() == [0, 1, 1.25, np.inf, np.inf]
 
 
+@pytest.mark.slow
 def test_an_alarm_is_confirmed_if_the_step_gives_another_value_when_it_is_executed_again():
     fault = flipped(UP, "float32", Operand.OUTPUT)
     struck, clean, again = (stepped("transformer", "float32", each)[0] for each in (fault, None, None))

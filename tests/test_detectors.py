@@ -212,6 +212,7 @@ def test_three_strikes(minutes, raised):
         ({"MS_NPU_ASD_CONFIG": "enable:true, cooldown:1,upper_thresh1:60"}, AsdConfig(cooldown=1, upper_thresh1=60), 0),
         ({"NPU_ASD_CONFIG": "upper_thresh1:2,upper_thresh2:3"}, AsdConfig(upper_thresh2=3), 1),
         ({"NPU_ASD_CONFIG": "strikes_num:-1,strikes_window:x,enable:yes,foo,bar:1"}, AsdConfig(), 5),
+        ({"NPU_ASD_CONFIG": "with_checksum:true,grad_sample_interval:1"}, AsdConfig(with_checksum=True), 1),
         ({"NPU_ASD_CONFIG": "cooldown:2", "MS_NPU_ASD_CONFIG": "cooldown:3"}, AsdConfig(cooldown=3), 1),
     ],
 )

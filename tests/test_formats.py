@@ -35,9 +35,9 @@ from models.strike import perform
 FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")]
 STRUCK = "layers_0_mlp_up_proj_grad_in"
 NARROW = [name for name in PRECISIONS if name != "float32"]
-# One of the image network is enough for every change: it compiles longest.
+# Those of the image network compile longest.
 CASES = [("transformer", name) for name in NARROW] + [
-    pytest.param("resnet18", name, marks=[] if name == "bfloat16" else pytest.mark.slow) for name in NARROW
+    pytest.param("resnet18", name, marks=pytest.mark.slow) for name in NARROW
 ]
 SMALL = {"transformer": (small_transformer, STRUCK), "resnet18": (small_resnet, SITE)}
 
@@ -295,7 +295,7 @@ def test_a_workload_without_formats_says_so(capsys, tmp_path):
 # ---- Reductions ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "float16"])
 def test_reductions_are_those_of_the_tensors(precision):
     """A loss scale is taken out of gradients."""
     workload, trained = program("transformer", precision)

@@ -139,6 +139,10 @@ class Driver:
         """Numbers of the experiments."""
         return range(self.task.plan.experiments)
 
+    def _forked_from(self, experiments: Iterable[Experiment]) -> set[int]:
+        """Steps of their epoch before which these experiments need the golden state."""
+        return {e.step for e in experiments}
+
     def _display(self) -> Display:
         return Display(self.store, self.task.plan)
 
@@ -156,9 +160,8 @@ class Driver:
         """Hand out the walk through the next epoch, before any experiment."""
         epoch = next(iter(self.walks))
         experiments = self.walks.pop(epoch)
-        steps = tuple(sorted({e.step for e in experiments}))
         take = functools.partial(self._walked, epoch, experiments)
-        arguments = (self.golden.golden_key, epoch, steps)
+        arguments = (self.golden.golden_key, epoch, tuple(sorted(self._forked_from(experiments))))
         self.ready.appendleft(Errand(f"the walk through epoch {epoch}", jobs.walk, arguments, take))
         self.walking = True
 

@@ -2,19 +2,17 @@
 
 import argparse
 import collections
-import pathlib
 
 from ..campaign import jobs
 from ..campaign.driver import campaign
-from ..campaign.executors import on_a_scheduler, on_this_machine
 from ..campaign.plan import Plan
 from ..campaign.plan_file import read_plan
 from ..campaign.sampling import draw
 from ..campaign.standing import standing
 from ..machine import environment
-from ..machine.errors import InputError
-from .arguments import CommandLine, json_option, place_options, positive, tell, tell_json
+from .arguments import CommandLine, tell, tell_json
 from .estimates import clock, golden_needed
+from .plan_options import driving, plan_options
 
 DRAWN = 100_000  # experiments up to which `--check` draws them all, to count them by fault model
 
@@ -23,13 +21,7 @@ def add(commands: CommandLine) -> None:
     """Add the command."""
     text = "run a campaign: many injections of one plan, with their statistics; goes on where it stopped"
     sub = commands.add("campaign", run, text)
-    sub.add_argument("plan", type=pathlib.Path, metavar="PLAN", help="TOML file")
-    sub.add_argument("--out", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
-    sub.add_argument("--check", action="store_true", help="validate the plan, say what it needs, and run nothing")
-    sub.add_argument("--jobs", type=positive, metavar="N", help="processes (default: one per processor or accelerator)")
-    sub.add_argument("--scheduler", metavar="tcp://…", help="run on the workers of a Dask scheduler instead")
-    json_option(sub)
-    place_options(sub)
+    plan_options(sub, "folder of the campaign")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -41,23 +33,14 @@ def run(options: argparse.Namespace) -> None:
     if options.check:
         _check(plan, task, options)
         return
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")  # of this process alone: accelerators are the jobs'
     if not options.json:
         tell(plan.sentence())
-    if options.out is None:
-        raise InputError("--out DIR is missing: the folder of the campaign")
-    if options.out.exists() and not options.out.is_dir():
-        raise InputError("--out is a file, expected a folder", options.out)
-    if options.scheduler and options.jobs:
-        raise InputError("--jobs counts processes of this machine, --scheduler has its own; give one of them")
-    executors = on_a_scheduler(options.scheduler) if options.scheduler else on_this_machine(options.jobs)
-    campaign(task, options.out, executors, str(options.plan))
+    out, executors = driving(options)
+    campaign(task, out, executors(), str(options.plan))
     if options.json:
-        tell_json(standing(options.out).as_dict())
+        tell_json(standing(out).as_dict())
     else:
-        tell(f"now: python -m fault_injection report {options.out}")
+        tell(f"now: python -m fault_injection report {out}")
 
 
 def _check(plan: Plan, task: jobs.Task, options: argparse.Namespace) -> None:

@@ -17,6 +17,11 @@ from .strikes import Strikes
 
 CONFIGS = ("NPU_ASD_CONFIG", "MS_NPU_ASD_CONFIG")  # of torch_npu and of MindSpore: the same keys
 LEAST = 3  # of every threshold
+WITHOUT_EFFECT = {  # keys that are read and checked, and what to do instead
+    "with_checksum": "products are checked by the detector `checksum`",
+    "checksum_cooldown": "products are checked by the detector `checksum`",
+    "grad_sample_interval": "every gradient is watched",
+}
 SHOWN = 40  # characters of a wrong value that a note repeats
 
 
@@ -92,6 +97,9 @@ def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
             notes.append(
                 f"{name}: {key}:{text[:SHOWN]}; expected a whole number from {least}; the default {default} holds"
             )
+    for key, instead in WITHOUT_EFFECT.items():
+        if values.get(key, defaults[key]) != defaults[key]:
+            notes.append(f"{name}: {key} has no effect here: {instead}")
     return dataclasses.replace(AsdConfig(), **values), notes
 
 

@@ -60,14 +60,20 @@ class SignalReader:
     def __init__(self, program: Program, kinds: Iterable[str]):
         self._kinds = tuple(kinds)
         self._leaves = {
-            kind: [i for i, leaf in enumerate(program.watched) if leaf.role in KINDS[kind].roles]
+            kind: np.array([i for i, leaf in enumerate(program.watched) if leaf.role in KINDS[kind].roles], int)
             for kind in self._kinds
         }
         self._program = program
+        self._names: tuple[str, ...] | None = None
         self._reported: dict[str, list[str]] = {}
 
     def names(self, report: StepReport) -> tuple[str, ...]:
         """Names of the signals, the same for every step."""
+        if self._names is None:
+            self._names = self._named(report)
+        return self._names
+
+    def _named(self, report: StepReport) -> tuple[str, ...]:
         found: list[str] = []
         for kind in self._kinds:
             if kind in ("loss", "gradient_norm"):

@@ -6,7 +6,7 @@ import functools
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, Self
 
 from ..campaign import jobs
@@ -90,15 +90,10 @@ class ScoreDriver(Driver):
         first: int = self.task.plan.workload.seed + 1
         return (first + number) % 2**31
 
-    def _walk(self) -> None:
-        epoch = next(iter(self.walks))
-        for e in list(self.walks[epoch]):  # a recovery goes back one step further
-            if e.step:
-                self.walks[epoch].append(dataclasses.replace(e, step=e.step - 1, number=-1))
-        super()._walk()
-
-    def _walked(self, epoch: int, experiments: list[Experiment], value: tuple[int, float]) -> None:
-        super()._walked(epoch, [e for e in experiments if e.number >= 0], value)
+    def _forked_from(self, experiments: Iterable[Experiment]) -> set[int]:
+        """A recovery goes back one step further."""
+        steps = super()._forked_from(experiments)
+        return steps | {step - 1 for step in steps if step}
 
     def measure(self) -> None:
         """Measure what the detectors cost, when nothing else runs."""

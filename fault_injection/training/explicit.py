@@ -14,7 +14,7 @@ from flax import struct
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.dr_dna import NAME, SAMPLES, Profile, largest_excess
+from models.dr_dna import Profile
 from models.fault import Fault
 from models.formulations import CPU_OPTIONS
 from models.isolation import isolated
@@ -27,6 +27,7 @@ from ..machine.errors import InputError
 from ..machine.processes import from_leader
 from .gradient_scale import gradient_scale
 from .optimizers import Invertible, history
+from .packed import Packed
 from .program import (
     Array,
     Batch,
@@ -40,6 +41,7 @@ from .program import (
     leaf_names,
     report,
 )
+from .watched_activations import returned, scored, with_largest
 
 AXIS = "workers"
 Leaves = dict[str, dict[str, Any]]  # by layer and name: arrays, or their shapes and dtypes
@@ -220,7 +222,7 @@ def explicit_program(
             fault=fault,
             supported=supported,
             observe=observe,
-            reduce=_with_largest(reductions, profile),
+            reduce=with_largest(reductions, profile),
             input_gradient=False,
             profile=profile,
         )
@@ -232,10 +234,10 @@ def explicit_program(
         with isolated("false"):
             params, opt_state = update(grads, state.opt_state, state.params)
         new = ExplicitState(params, stats, opt_state)
-        found = together(here.seen.reduced, AXIS) | _scored(profile, here.seen)
+        found = together(here.seen.reduced, AXIS) | scored(profile, here.seen, AXIS)
         for name, gradient in zip(leaf_names(grads), jax.tree.leaves(grads), strict=True):
             found |= together(reduced(reductions, "parameter_gradients", name, gradient))
-        return new, report(loss, metric, grads, new, struck, _tensors(profile, here.seen), found)
+        return new, report(loss, metric, grads, new, struck, returned(profile, here.seen), found)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)
@@ -280,14 +282,14 @@ def explicit_program(
             supported=supported,
             train=False,
             observe=observe,
-            reduce=_with_largest(reductions, profile),
+            reduce=with_largest(reductions, profile),
             profile=profile,
         )
         logits, _, _, seen = network.forward(state.params, state.stats, batch["input"], ctx)
         loss, metric, _ = head(logits, batch["target"])
-        found = together(seen.reduced, AXIS) | _scored(profile, seen)
+        found = together(seen.reduced, AXIS) | scored(profile, seen, AXIS)
         predicted = jnp.argmax(logits, -1).astype(jnp.int32)
-        return Inference(loss, metric, predicted, lax.psum(seen.struck, AXIS), _tensors(profile, seen), found)
+        return Inference(loss, metric, predicted, lax.psum(seen.struck, AXIS), returned(profile, seen), Packed(found))
 
     evaluated = on_mesh(sums, (whole, split, split), whole)
     inferred = on_mesh(
@@ -354,30 +356,10 @@ def explicit_program(
             gradient_scale=lambda: gradient_scale(network, abstract.params, abstract.stats, inputs),
             undo=undo if isinstance(optimizer, Invertible) else None,
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
+            lower_infer=lambda state, batch: inferred.lower(state, batch, numbers, profile, None),
         )
 
     return watching(None)
-
-
-def _with_largest(reductions: frozenset[str], profile: Profile | None) -> frozenset[str]:
-    """The reductions, with what a profile is made of where there is none yet."""
-    return reductions | {"largest/activations"} if profile is not None and profile.histograms is None else reductions
-
-
-def _scored(profile: Profile | None, seen: Observations) -> dict[str, jax.Array]:
-    """What the pass says of its activations, by name: the largest of all examples of all devices."""
-    if profile is None or profile.histograms is None:
-        return {}
-    with isolated("false"):
-        found = largest_excess(profile, seen.tensors[SAMPLES])
-    found = lax.pmax(found, AXIS)
-    return {f"{NAME}/{layer}": found[i] for i, layer in enumerate(profile.layers)}
-
-
-def _tensors(profile: Profile | None, seen: Observations) -> dict[str, Any]:
-    """The tensors that are returned: samples only where a profile is made of them."""
-    scored = profile is not None and profile.histograms is not None
-    return {kind: named for kind, named in seen.tensors.items() if not (scored and kind == SAMPLES)}
 
 
 def _maxima(stats: Stats, now: dict[str, jax.Array]) -> Stats:

@@ -15,6 +15,7 @@ from models.fault import Fault, Struck
 
 from ..machine.errors import InputError
 from .digest import digest, magnitude
+from .packed import Packed
 
 Array = jax.Array | np.ndarray  # on a device, or fetched from it
 State = Any  # any pytree of arrays
@@ -141,7 +142,7 @@ def report(
       state: the one that the step returns.
     """
     largest = magnitude((gradients, state))
-    return StepReport(loss, metric, digest(state), largest, struck, tensors or {}, reductions or {})
+    return StepReport(loss, metric, digest(state), largest, struck, tensors or {}, Packed(reductions or {}))
 
 
 @struct.dataclass
@@ -196,6 +197,7 @@ class Program:
         (the reduction `whole/parameter_gradients`), by the optimizer's algebraic inverse: up to
         rounding, and without running statistics, which stay as they are.  None where there is none.
       lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
+      lower_infer: the same of `infer` without a fault.
       tests: the test data in batches, on the devices.
       infer: `(state, batch, fault or None) -> Inference`: one forward pass in evaluation.  A fault
         strikes forward operations of the sites that the program was made for; its positions count
@@ -221,6 +223,7 @@ class Program:
     evaluate: Callable[[State], Evaluation]
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     lower: Callable[[State, Batch], Any] | None = None
+    lower_infer: Callable[[State, Batch], Any] | None = None
     undo: Callable[[State, StepReport], State] | None = None
     tests: Callable[[], list[Batch]] = _no_activations
     infer: Callable[[State, Batch, Fault | None], Inference] = _no_activations
