@@ -172,7 +172,7 @@ class Driver:
             arguments = (self.golden.golden_key, e.number)
             self.ready.append(Errand(f"experiment {e.number}", self._experiment, arguments, self._keep))
 
-    def _keep(self, value: tuple[Result, dict[str, Any]]) -> None:
+    def _keep(self, value: tuple[Any, dict[str, Any]]) -> None:
         result, environment = value
         self.store.add([result], environment, self.golden.plan_key)
         self.left[result.epoch] -= 1

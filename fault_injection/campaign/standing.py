@@ -9,6 +9,7 @@ from ..runs.outcome import OUTCOMES
 from .plan import Plan
 from .rates import Rate, wilson
 from .report.queries import QUERIES
+from .store import NAME as STORE
 from .store import Store
 
 LOCK = "lock"  # the file that the driver of a campaign holds
@@ -63,6 +64,19 @@ class Standing:
             "outcomes": {name: rate._asdict() for name, rate in self.outcomes.items()},
             "last_event": self.last_event,
         }
+
+
+def finished(folder: pathlib.Path, plan: Plan) -> bool:
+    """Whether a folder has the verdicts of all experiments of a plan, whatever code or machine they are from.
+
+    Raises:
+      InputError: it is the campaign of another plan, or its store cannot be read.
+    """
+    if not (folder / STORE).exists():
+        return False
+    with Store(folder) as store:
+        store.expect(plan)
+        return store.plan() is not None and store.done() >= set(range(plan.experiments))
 
 
 def standing(folder: pathlib.Path) -> Standing:

@@ -3,6 +3,7 @@
 import argparse
 
 from ..campaign.driver import campaign
+from ..campaign.standing import finished
 from ..machine import environment
 from ..scoreboard.driver import plan_tasks, watch_campaign
 from ..scoreboard.settings import read_settings
@@ -40,7 +41,8 @@ def run(options: argparse.Namespace) -> None:
             tell_json({"plan": lines})
         return
     out, executors = driving(options)
-    campaign(task, out, executors(), str(options.plan))
+    if not finished(out, plan):  # else what is watched is compared with what was judged
+        campaign(task, out, executors(), str(options.plan))
     watch_campaign(task, out, executors())
     from ..scoreboard.board import read_board
     from ..scoreboard.page import write_page  # Matplotlib is slow to import

@@ -178,7 +178,7 @@ def read_board(folder: pathlib.Path) -> Board:
         row = verdicts.get(number)
         if row is None:
             continue
-        _same(number, value, row)
+        require_same(number, value, row)
         large = not (row["history_excess"] <= margin and row["variance_excess"] <= margin)  # NaN is large
         seen.append(ScoredExperiment(number, row["model"], row["outcome"], large, value))
     decided = [one for one in seen if one.outcome != UNDECIDED]
@@ -198,12 +198,22 @@ def read_board(folder: pathlib.Path) -> Board:
     )
 
 
-def _same(number: int, value: Mapping[str, Any], row: Any) -> None:
-    """See that what was watched is the run that was judged: the same bits struck, the same losses, bit by bit."""
+def require_same(number: int, value: Mapping[str, Any], row: Any) -> None:
+    """See that what was watched is the run that was judged: the same bits struck, the same losses, bit by bit.
+
+    Args:
+      number: of the experiment.
+      value: `tasks.Scored.found`.
+      row: one of `VERDICTS`.
+
+    Raises:
+      Untrustworthy: it is not.
+    """
     judged = decode(row["curve"], row["recorded"])[:, 0]
     watched = np.array([float(x) for x in value["loss"]], np.float32)
     steps = min(len(judged), len(watched))
     if (value["old"], value["new"]) != (row["old_bits"], row["new_bits"]) or not np.array_equal(
         judged[:steps], watched[:steps], equal_nan=True
     ):
-        raise Untrustworthy(f"experiment {number}: what the detectors watched is not the run that was judged")
+        what = f"experiment {number}: what the detectors watched is not the run that was judged"
+        raise Untrustworthy(f"{what}; made by other code or on another machine? Choose another --out")

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
+import sqlite3
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -12,7 +13,6 @@ from typing import Any, NoReturn, Self
 from ..campaign import jobs
 from ..campaign.driver import Driver, Errand
 from ..campaign.executors import Slot
-from ..campaign.report.queries import VERDICT
 from ..campaign.sampling import Experiment
 from ..campaign.standing import LOCK
 from ..campaign.store import Store
@@ -21,6 +21,7 @@ from ..machine.files import only_writer
 from ..runs.dependencies import content_hash
 from ..runs.outcome import MASKED, UNDECIDED
 from . import tasks
+from .board import VERDICTS, require_same
 from .store import ScoreStore
 
 EVERY = 10.0  # seconds between two lines about the progress
@@ -64,11 +65,20 @@ class ScoreDriver(Driver):
 
     def _wanted(self) -> list[int]:
         """All experiments that were not masked, and the first of those that were."""
-        with Store(self.store.path.parent) as campaign:
-            rows = campaign.query(f"SELECT number, {VERDICT} AS outcome FROM experiments ORDER BY number")
-        masked = [row["number"] for row in rows if row["outcome"] == MASKED]
-        others = [row["number"] for row in rows if row["outcome"] not in (MASKED, UNDECIDED)]
+        masked = [number for number, row in self._judged.items() if row["outcome"] == MASKED]
+        others = [number for number, row in self._judged.items() if row["outcome"] not in (MASKED, UNDECIDED)]
         return sorted([*masked[: self.task.settings.masked], *others])
+
+    @functools.cached_property
+    def _judged(self) -> dict[int, sqlite3.Row]:
+        """What the campaign says of its experiments, by their numbers in order."""
+        with Store(self.store.path.parent) as campaign:
+            return {row["number"]: row for row in campaign.query(f"{VERDICTS} ORDER BY number")}
+
+    def _keep(self, value: tuple[Any, dict[str, Any]]) -> None:
+        scored, _ = value
+        require_same(scored.number, scored.found, self._judged[scored.number])
+        super()._keep(value)
 
     def _begin(self, golden: jobs.Ready) -> None:
         settings = dataclasses.asdict(self.task.settings)
