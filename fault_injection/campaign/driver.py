@@ -19,7 +19,6 @@ from ..machine.termination import heed
 from ..runs.dependencies import content_hash
 from . import jobs
 from .executors import Slot
-from .experiment import Result
 from .sampling import Experiment, draw
 from .standing import LOCK
 from .store import Store
