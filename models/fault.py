@@ -153,7 +153,7 @@ def make_fault(
     """
     struck = site.operands[operand]
     elements, width = math.prod(struck.shape), jnp.dtype(struck.dtype).itemsize * 8
-    name = f"the {operand.name.lower()} of {site.name}"
+    name = site.named(operand)
     if elements > LARGEST_OPERAND:
         raise ValueError(f"{name} has {elements} elements; a fault reaches at most {LARGEST_OPERAND}")
     if width not in WIDTHS:
@@ -185,15 +185,16 @@ def make_fault(
     )
 
 
-def inactive_fault(size: int = 1) -> Fault:
-    """A fault of K = `size` elements that strikes nowhere.
+def inactive_fault(size: int = 1, site: Integer | None = None) -> Fault:
+    """A fault of K = `size` elements that strikes nowhere, or no element of the site that it names.
 
     >>> inactive_fault(2).index
     array([-1, -1], dtype=int32)
     """
     none = np.full(size, INACTIVE, np.int32)
     zero = np.zeros(size, np.uint32)
-    return Fault(np.int32(INACTIVE), np.int32(0), np.int32(INACTIVE), none, none * 0, zero, zero)
+    site = np.int32(INACTIVE) if site is None else site
+    return Fault(site, np.int32(0), np.int32(INACTIVE), none, none * 0, zero, zero)
 
 
 def nothing_struck(fault: Fault) -> Struck:

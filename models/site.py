@@ -12,12 +12,12 @@ from .layer import Context, Layer, Observations, Params, Stats, merge
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """One operation that can be struck.
+    """One operation, or leaf of a state, that can be struck.
 
     Attributes:
       name: as in an injection file.
       layer: name of the layer that the operation belongs to.
-      stage: `forward` or `backward`.
+      stage: `forward` or `backward`; of a leaf of a state, which has one operand, `state`.
       operands: shape and dtype of each operand, for one worker.
     """
 
@@ -25,6 +25,10 @@ class Site:
     layer: str
     stage: str
     operands: dict[Operand, jax.ShapeDtypeStruct]
+
+    def named(self, operand: Operand) -> str:
+        """What an operand is called; a leaf of a state, which has one, is called by its name."""
+        return self.name if len(self.operands) == 1 else f"the {operand.name.lower()} of {self.name}"
 
     @property
     def shapes(self) -> dict[Operand, tuple[int, ...]]:

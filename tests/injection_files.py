@@ -11,12 +11,15 @@ from own_workload import NAME
 from fault_injection.data import DATASETS
 from fault_injection.data.texts import TEXTS
 from fault_injection.faults.fault_models import FAULT_MODELS
-from fault_injection.faults.injection import STAGES, Injection
+from fault_injection.faults.injection import ALL, STAGES, Injection
 from fault_injection.faults.new_bits import NewBits, digits_of
 from fault_injection.faults.number_formats import format_of
+from fault_injection.faults.schedule import Schedule
 from fault_injection.training.image_workloads import AUGMENTATIONS
 from fault_injection.training.image_workloads import PUBLISHED as IMAGE_WORKLOADS
+from fault_injection.training.state_faults import STATE
 from fault_injection.training.workloads import make_workload
+from models.fault import ALL_ONES, Operand
 
 PUBLISHED = pathlib.Path(__file__).parent.parent / "injections" / "published"
 
@@ -127,29 +130,40 @@ def text_workloads(draw):
 ANY_WORKLOAD = image_workloads() | text_workloads() | own_workloads()
 
 
+NOTHING, COPIED = st.just(0), st.just(ALL_ONES)
+SCHEDULES = st.builds(Schedule, every=st.integers(0, 2**31 - 1)) | st.builds(
+    Schedule, probability=st.floats(0, 1, exclude_min=True, exclude_max=True)
+)
+
+
 @st.composite
 def injections(draw, workloads=ANY_WORKLOAD):
     """Any valid injection."""
     workload = draw(workloads)
-    site = draw(st.sampled_from(list(workload.sites().values())))
-    fmodel = draw(st.sampled_from(list(FAULT_MODELS)))
-    tensor = site.operands[FAULT_MODELS[fmodel].operand]
+    # Leaves of the state of a workload that is traced quickly.
+    found = [*workload.sites().values(), *(workload.state().values() if workload.name == NAME else [])]
+    site = draw(st.sampled_from(found))
+    of_state = site.stage == STATE
+    fmodel = "" if of_state else draw(st.sampled_from(list(FAULT_MODELS)))
+    tensor = site.operands[Operand.INPUT if of_state else FAULT_MODELS[fmodel].operand]
     places = st.tuples(*(st.integers(0, size - 1) for size in tensor.shape))
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
     masks = st.integers(0, 16 ** digits_of(tensor.dtype) - 1)
-    bits = st.builds(NewBits, masks, st.booleans()) | st.builds(NewBits, st.just(0), st.just(True), places)
+    bits = st.builds(NewBits, masks) | st.builds(NewBits.inverted, masks) | st.builds(NewBits, NOTHING, COPIED, places)
+    bits |= st.builds(NewBits.stuck, st.sampled_from([0, 1]), masks)
     become, each = draw(st.sampled_from([("values", values_of(format_of(tensor.dtype))), ("bits", bits)]))
     return Injection(
         workload=workload,
-        stage=next(stage for stage, name in STAGES.items() if name == site.stage),
+        stage=STATE if of_state else next(stage for stage, name in STAGES.items() if name == site.stage),
         fmodel=fmodel,
-        worker=draw(st.integers(0, workload.workers - 1)),
+        worker=ALL if of_state else draw(st.integers(0, workload.workers - 1)),
         layer=site.name,
         epoch=draw(st.integers(0, workload.epochs - 1)),
         step=draw(st.integers(0, workload.steps_per_epoch - 1)),
         positions=tuple(positions),
         **{become: tuple(draw(st.lists(each, min_size=len(positions), max_size=len(positions))))},
         horizon=draw(st.none() | st.sampled_from([0, 2**31 - 1]) | st.integers(0, 5000)),
+        schedule=draw(SCHEDULES),
     )
 
 

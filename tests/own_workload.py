@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from fault_injection.machine.reading import whole
 from fault_injection.training.program import Program
+from fault_injection.training.state_faults import STATE
 from fault_injection.training.workload import Contradiction, Option, Workload
 from models.fault import Operand
 from models.site import Site
@@ -47,6 +48,11 @@ class Series(Workload):
             for stage, name in (("forward", f"layer{layer}"), ("backward", f"layer{layer}_grad_wt")):
                 found[name] = Site(name=name, layer=f"layer{layer}", stage=stage, operands=operands)
         return found
+
+    def state(self) -> Mapping[str, Site]:
+        shape = jax.ShapeDtypeStruct((self.features, 2), jnp.float32)
+        names = [f"params/layer{layer}/w" for layer in range(self.layers)]
+        return {name: Site(name, name, STATE, {Operand.INPUT: shape}) for name in names}
 
     def contradiction(self) -> Contradiction | None:
         if self.points % self.workers:

@@ -21,8 +21,9 @@ from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, Bits, Patt
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection, write_injection
 from fault_injection.faults.new_bits import NewBits, from_masks
+from fault_injection.training.state_faults import STATE
 from fault_injection.training.workloads import WORKLOADS
-from models.fault import ALL_ONES, INACTIVE, make_fault, site_id
+from models.fault import ALL_ONES, INACTIVE, Operand, make_fault, site_id
 
 # ---- The published injections -------------------------------------------------------------
 
@@ -100,7 +101,7 @@ def test_a_fault_has_the_listed_elements_and_their_bits(injection):
     fault, count = injection.fault(), len(injection.positions)
     assert (fault.site, fault.operand, fault.worker) == (
         site_id(injection.layer),
-        FAULT_MODELS[injection.fmodel].operand,
+        Operand.INPUT if injection.stage == STATE else FAULT_MODELS[injection.fmodel].operand,
         injection.worker,
     )
     shape = injection.site.shapes[injection.operand]
@@ -124,7 +125,7 @@ def test_a_fault_has_the_listed_elements_and_their_bits(injection):
             assert flip == np.array(injection.values).astype(dtype).view(f"u{dtype.itemsize}").tolist()
     else:
         assert flip == [new.flip for new in injection.bits]
-        assert keep == [ALL_ONES * new.keep for new in injection.bits]
+        assert keep == [new.keep for new in injection.bits]
         sources = [
             at if new.source is None else row_major(new.source) for at, new in zip(index, injection.bits, strict=True)
         ]
@@ -154,12 +155,12 @@ def test_what_any_fault_model_draws_is_an_injection_before_anything_runs(workloa
         np.testing.assert_array_equal(mask, getattr(drawn, name), err_msg=name)
 
 
-@pytest.mark.parametrize("masks", [(0, 0x7FFFFFFF, 0), (1, ALL_ONES, 5), (1, 0xFFFF, 0)])
-def test_masks_that_no_fault_model_draws_are_no_injection(masks):
-    """Some bits kept, or a copy with inverted bits: a file has no words for them."""
+@pytest.mark.parametrize("masks", [(0, 0x7FFFFFFF, 1), (1, ALL_ONES, 5), (1, 0xFFFF, 0)])
+def test_masks_that_no_form_expresses_are_no_injection(masks):
+    """Some bits set and others inverted, or a copy with other bits than its source: a file has no words for them."""
     source, keep, flip = (np.array([mask]) for mask in masks)
     tensor = parse_injection(VALID).tensor
-    with pytest.raises(ValueError, match="must be given, or inverted, or copied"):
+    with pytest.raises(ValueError, match=r"several of these|all its bits as they are"):
         from_masks(np.array([0]), Bits(source, keep.astype(np.uint32), flip.astype(np.uint32)), tensor)
 
 
@@ -192,7 +193,7 @@ def with_bits(row, values=None):
 
 def test_bits_are_given_inverted_or_copied():
     injection = parse_injection(with_bits("inj_bits,0x7F800000,xor:00800000"))
-    assert injection.bits == (NewBits(0x7F800000), NewBits(0x00800000, keep=True))
+    assert injection.bits == (NewBits(0x7F800000), NewBits.inverted(0x00800000))
     fault = injection.fault()
     assert fault.flip[:2].tolist() == [0x7F800000, 0x00800000]
     assert fault.keep[:2].tolist() == [0, ALL_ONES]

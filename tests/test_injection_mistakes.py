@@ -175,7 +175,7 @@ def test_values_are_required_unless_there_are_bits():
     parse_injection(with_row("inj_values", "inj_bits,1,2"))
 
 
-ONLY_KNOWN = "leave out inj_values, because what the xor: and copy: of inj_bits give is only known when it runs"
+ONLY_KNOWN = "leave out inj_values, because what becomes of an element's own or copied bits is only known when it runs"
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,12 @@ from own_workload import NAME
 
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
+from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.scaling import scale, scale_options, scaled_name
 from fault_injection.machine.errors import InputError
+from models.fault import ALL_ONES
 
 SMALL = {"width": 8, "epochs": 20, "batch_size": 128}
 RUN = read_injection(PUBLISHED / "resnet18_nobn-short_term_infs_nans.csv")  # 64 elements of 128/6/6/256
@@ -157,17 +159,22 @@ def test_elements_that_would_become_one_are_refused():
 
 
 def test_bits_stay_and_the_elements_copied_are_mapped_like_any_other():
-    bits = (NewBits(5), NewBits(0, True, (127, 0, 5, 9)), NewBits(0, True, (0, 0, 0, 25)), NewBits(1, True))
+    bits = (NewBits(5), NewBits(0, ALL_ONES, (127, 0, 5, 9)), NewBits(0, ALL_ONES, (0, 0, 0, 25)), NewBits.inverted(1))
     old = at([(100, 5, 0, 255), (0, 0, 0, 8), (0, 0, 0, 24), (9, 5, 5, 0)])
     new, mapping = scale(dataclasses.replace(old, values=(), bits=bits), **SMALL)
-    assert new.bits == (NewBits(5), NewBits(0, True, (15, 0, 5, 1)), NewBits(0, True, (0, 0, 0, 3)), NewBits(1, True))
+    assert new.bits == (
+        NewBits(5),
+        NewBits(0, ALL_ONES, (15, 0, 5, 1)),
+        NewBits(0, ALL_ONES, (0, 0, 0, 3)),
+        NewBits.inverted(1),
+    )
     line = "copied from: 127/0/5/9 -> 15/0/5/1, and 1 more; 1 of them now copy themselves, which changes nothing"
     assert mapping[-3:-1] == [line, "bits: unchanged"]
 
 
 def test_a_run_of_copies_is_shortened_with_its_positions():
     old = at(run_from(128 * 6 * 6 * 256 - 512, 512))
-    copies = tuple(NewBits(0, True, position) for position in reversed(old.positions))
+    copies = tuple(NewBits(0, ALL_ONES, position) for position in reversed(old.positions))
     new, mapping = scale(dataclasses.replace(old, values=(), bits=copies), **SMALL)
     assert len(new.bits) == len(new.positions) == 64
     assert new.bits[0].source == (15, 5, 5, 31)
@@ -196,7 +203,7 @@ seed,123
 
 def test_a_workload_of_ones_own_scales_by_its_own_options():
     new, mapping = scale(parse_injection(OWN), features=3, points=4, epochs=2)
-    assert (new.positions, new.bits, new.epoch, new.step) == (((2,),), (NewBits(0, True, (1,)),), 1, 3)
+    assert (new.positions, new.bits, new.epoch, new.step) == (((2,),), (NewBits(0, ALL_ONES, (1,)),), 1, 3)
     assert mapping == [
         "workload: points 12 -> 4, features 6 -> 3, epochs 10 -> 2",
         "each coordinate c -> ⌊c·new/old⌋, counted from 0:",
@@ -228,7 +235,7 @@ def scalable(draw):
     """Any valid injection, half of them with a run for their positions."""
     old = dataclasses.replace(draw(injections(WORKLOADS)), horizon=draw(st.none() | st.integers(0, 100)))
     shape = old.site.shapes[old.operand]
-    size, unit = math.prod(shape), draw(st.sampled_from([1, FAULT_MODELS[old.fmodel].group]))
+    size, unit = math.prod(shape), draw(st.sampled_from([1, FAULT_MODELS[old.fmodel].group if old.fmodel else 1]))
     if draw(st.booleans()) or unit >= size:
         return old
     groups = size // unit
@@ -278,7 +285,7 @@ def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, data):
     assert {name: getattr(new.workload, name) for name in options} == options
     assert new.epoch == old.epoch * new.workload.epochs // old.workload.epochs
     assert new.step == old.step * new.steps_per_epoch // old.steps_per_epoch
-    assert new.worker == old.worker * new.workload.workers // old.workload.workers
+    assert new.worker == (ALL if old.worker == ALL else old.worker * new.workload.workers // old.workload.workers)
     assert (new.horizon is None, new.horizon == 0) == (old.horizon is None, old.horizon == 0)
     kept = len(new.positions)
     assert np.array(new.values).tobytes() == np.array(old.values[:kept]).tobytes()
@@ -293,9 +300,10 @@ def test_a_scaled_injection_is_valid_and_keeps_what_it_can(old, data):
     index, size = flat(new), math.prod(new.site.shapes[new.operand])
     assert (np.diff(index) == 1).all()
     expected = int(np.ravel_multi_index(nearest(old, new)[0], new.site.shapes[new.operand]))
-    if flat(old)[0] % FAULT_MODELS[old.fmodel].group == 0:
-        assert index[0] % FAULT_MODELS[old.fmodel].group == 0
-        assert 0 <= expected - index[0] < FAULT_MODELS[old.fmodel].group
+    group = FAULT_MODELS[old.fmodel].group if old.fmodel else 1
+    if flat(old)[0] % group == 0:
+        assert index[0] % group == 0
+        assert 0 <= expected - index[0] < group
     else:
         assert index[0] == expected
     assert kept == len(old.positions) or index[-1] == size - 1

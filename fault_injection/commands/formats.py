@@ -4,6 +4,7 @@ import argparse
 import pathlib
 from typing import Any
 
+from models.fault import ALL_ONES
 from models.precision import PRECISIONS
 
 from ..faults.injection import Injection
@@ -94,7 +95,8 @@ def _new_bits(injection: Injection) -> str:
     if injection.values:
         return f"{int(format.bits(injection.values[:1])[0]):0{format.width // 4}x}"
     first = injection.bits[0]
-    roles = [format.role(bit) for bit in range(format.width - 1, -1, -1) if first.keep and first.flip >> bit & 1]
+    inverted = first.flip if first.keep == ALL_ONES else 0
+    roles = [format.role(bit) for bit in range(format.width - 1, -1, -1) if inverted >> bit & 1]
     return format_new_bits(first, format.dtype) + (f" ({', '.join(roles)})" if len(roles) == 1 else "")
 
 

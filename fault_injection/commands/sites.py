@@ -1,16 +1,19 @@
-"""`sites`: list the sites of a workload with their operands."""
+"""`sites`: list what a fault can strike: the operations of a workload with their operands, and the state."""
 
 import argparse
 import json
 
+from ..training.state_faults import STATE
 from .arguments import CommandLine, aligned, chosen_workload, tell, workload_options
 
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("sites", run, "list the sites of a workload with their operands; runs nothing")
+    text = "list what a fault can strike: operations with their operands, or leaves of the state; runs nothing"
+    sub = commands.add("sites", run, text)
     sub.add_argument("workload", help="name of a workload")
-    sub.add_argument("--stage", choices=("forward", "backward"), help="only this pass")
+    text = "only this pass; or the leaves of the state, which a row `target` names (default: both passes)"
+    sub.add_argument("--stage", choices=("forward", "backward", STATE), help=text)
     sub.add_argument("--json", action="store_true", help="as JSON")
     workload_options(sub, "the published set-up")
 
@@ -18,7 +21,8 @@ def add(commands: CommandLine) -> None:
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
     workload = chosen_workload(options)
-    sites = [site for site in workload.sites().values() if options.stage in (None, site.stage)]
+    found = workload.state() if options.stage == STATE else workload.sites()
+    sites = [site for site in found.values() if options.stage in (None, site.stage)]
     if options.json:
         listed = [
             {

@@ -7,23 +7,27 @@ from typing import Self
 import jax
 import numpy as np
 
-from models.fault import LARGEST_OPERAND, Fault, Operand, make_fault
+from models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, make_fault
 from models.site import Site
 
 from ..training.program import NONFINITE_RULES
+from ..training.state_faults import STATE
 from ..training.workload import Workload
 from .fault_models import FAULT_MODELS, Bits, Indices
 from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 from .number_formats import format_of
+from .schedule import ONCE, Schedule
 
-STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}
+STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}  # of operations; that of the state is `STATE`
+ALL = INACTIVE  # all workers, which share one state
 
 
 @dataclasses.dataclass(frozen=True)
 class Injection:
-    """A fault at one (epoch, step) of one workload.
+    """A fault at one (epoch, step) of one workload, or from there on.
 
-    What the elements become is said by their values or by their bits, never by both.
+    It strikes an operand of an operation, or a leaf of the state before the step reads it.  What
+    the elements become is said by their values or by their bits, never by both.
 
     >>> from fault_injection.training.workloads import make_workload
     >>> injection = Injection(
@@ -38,15 +42,16 @@ in the output [128×10] of fc.
 
     Attributes:
       workload: with all its options.
-      stage: `fwrd_inject` or `bkwd_inject`.
-      fmodel: published name of the fault model; it selects the operand.
-      worker, epoch, step: where, counted from 0.
-      layer: name of the site.
-      positions: coordinates in the operand of one worker, at least one.
+      stage: `fwrd_inject`, `bkwd_inject` or `state`.
+      fmodel: published name of the fault model; it selects the operand.  Empty for the state.
+      worker, epoch, step: where, counted from 0; `ALL` workers share one state.
+      layer: name of the site, or of the leaf of the state.
+      positions: coordinates in the operand of one worker, or in the leaf, at least one.
       values: what each of them becomes, rounded to the operand's type.
       bits: what becomes of the bits of each.
       horizon: steps to go on after the fault; None goes on to the end of the training.
       nonfinite: one of `NONFINITE_RULES`: what ends the run when it is not finite.
+      schedule: when it strikes again after its first step.
 
     Raises:
       ValueError: values and bits are both given or both absent, or are not one for each position; or
@@ -65,6 +70,7 @@ in the output [128×10] of fc.
     bits: tuple[NewBits, ...] = ()
     horizon: int | None = None
     nonfinite: str = "loss"
+    schedule: Schedule = ONCE
 
     def __post_init__(self) -> None:
         if bool(self.values) == bool(self.bits):
@@ -88,6 +94,7 @@ in the output [128×10] of fc.
         bits: Bits,
         horizon: int | None = None,
         nonfinite: str = "loss",
+        schedule: Schedule = ONCE,
     ) -> Self:
         """The injection whose fault a fault model drew; `fault()` of it is that fault, bit by bit.
 
@@ -112,17 +119,18 @@ in the output [128×10] of fc.
             bits=from_masks(index, bits, tensor),
             horizon=horizon,
             nonfinite=nonfinite,
+            schedule=schedule,
         )
 
     @property
     def operand(self) -> Operand:
-        """The operand struck."""
-        return FAULT_MODELS[self.fmodel].operand
+        """The operand struck; that of a leaf is `INPUT`, because the step reads it."""
+        return Operand.INPUT if self.stage == STATE else FAULT_MODELS[self.fmodel].operand
 
     @property
     def site(self) -> Site:
-        """The operation struck, with its operands' shapes."""
-        return self.workload.sites()[self.layer]
+        """The operation, or the leaf of the state, that is struck, with its operands' shapes."""
+        return self.workload.target(self.layer)
 
     @property
     def tensor(self) -> jax.ShapeDtypeStruct:
@@ -161,15 +169,21 @@ in the output [128×10] of fc.
             what = f"element {where} {_becomes(self.bits[0], self.tensor.dtype)}"
         shape = "×".join(map(str, self.tensor.shape))
         when = f"In epoch {self.epoch}, step {self.step} of {self.workload.title}"
-        operand = f"the {self.operand.name.lower()} [{shape}] of {self.layer}"
-        return f"{when}, in the {self.site.stage} pass of worker {self.worker}, {what} in {operand}."
+        if self.stage == STATE:
+            said = f"{when}, before the step reads the state, {what} in {self.layer} [{shape}]"
+        else:
+            operand = f"the {self.operand.name.lower()} [{shape}] of {self.layer}"
+            said = f"{when}, in the {self.site.stage} pass of worker {self.worker}, {what} in {operand}"
+        return f"{said}{self.schedule.sentence()}."
 
 
 def _becomes(new: NewBits, dtype: np.dtype) -> str:
     if new.source is not None:
         return f"becomes a copy of element {format_position(new.source)}"
-    digits = format_new_bits(new, dtype).removeprefix("xor:")
-    return f"has its bits {digits} inverted" if new.keep else f"gets the bits {digits}"
+    how, _, digits = format_new_bits(new, dtype).rpartition(":")
+    return {"xor": "has its bits {} inverted", "set": "has its bits {} set", "clear": "has its bits {} cleared"}.get(
+        how, "gets the bits {}"
+    ).format(digits)
 
 
 def too_large(site: Site) -> str | None:

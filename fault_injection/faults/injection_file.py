@@ -27,20 +27,23 @@ from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text, write_text
 from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
 from ..training.program import NONFINITE_RULES
+from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
-from .injection import STAGES, Injection, too_large
+from .injection import ALL, STAGES, Injection, too_large
 from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
 from .number_formats import Format, format_of
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
+from .schedule import ONCE, SCHEDULE
 
 # Rows of the fault in the published order; two options of every workload follow them.
 FAULT_ROWS = (
     *("model", "stage", "fmodel", "target_worker", "target_layer", "target_epoch", "target_step"),
     *("inj_pos", "inj_values"),
 )
-OWN_ROWS = ("inj_bits", "horizon", "nonfinite")  # ours, optional
+OF_OPERATIONS = ("stage", "fmodel", "target_worker", "target_layer")  # for which `target` stands, of the state
+OWN_ROWS = ("target", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
 
 # What other programs write for numbers that are none, and how an injection file writes it.
 OTHER_SPELLINGS = {r"[+-]?nan": "nan", r"\+?inf(inity)?": "inf", r"-inf(inity)?": "-inf"}
@@ -107,21 +110,27 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     known = {**published.REQUIRED, **published.OPTIONS}
     rows = Rows(path, _by_key(listed, path, published))
 
-    stage, fmodel = rows.one("stage", one_of(STAGES)), rows.one("fmodel", one_of(FAULT_MODELS))
-    worker, layer = rows.one("target_worker", whole(0)), rows.one("target_layer", ANY_NAME)
+    of_state = "target" in rows
+    if of_state:
+        stage, fmodel, worker, layer = STATE, "", ALL, rows.one("target", ANY_NAME)
+    else:
+        stage, fmodel = rows.one("stage", one_of(STAGES)), rows.one("fmodel", one_of(FAULT_MODELS))
+        worker, layer = rows.one("target_worker", whole(0)), rows.one("target_layer", ANY_NAME)
     epoch, step = rows.one("target_epoch", whole(0)), rows.one("target_step", whole(0))
     positions = rows.every("inj_pos", POSITION)
     options = {name: rows.one(name, option.kind) for name, option in known.items() if name in rows}
     horizon = rows.one("horizon", whole(0)) if "horizon" in rows else None
     nonfinite = rows.one("nonfinite", one_of(NONFINITE_RULES)) if "nonfinite" in rows else NONFINITE_RULES[0]
+    schedule = rows.one("schedule", SCHEDULE) if "schedule" in rows else ONCE
 
     setup = SetUp(rows, published, options)
     _check_options(setup)
-    _check_address(setup, "worker", worker, lambda workload: workload.workers, "workers")
+    if not of_state:
+        _check_address(setup, "worker", worker, lambda workload: workload.workers, "workers")
     _check_address(setup, "epoch", epoch, lambda workload: workload.epochs, "epochs")
     _check_address(setup, "step", step, lambda workload: workload.steps_per_epoch, "steps of an epoch")
-    site = _find_site(setup, layer, stage)
-    operand = FAULT_MODELS[fmodel].operand
+    site = _find_leaf(setup, layer) if of_state else _find_site(setup, layer, stage)
+    operand = Operand.INPUT if of_state else FAULT_MODELS[fmodel].operand
     _check_positions(setup, "inj_pos", positions, layer, operand)
     often, times = collections.Counter(positions).most_common(1)[0]
     if times > 1:
@@ -145,7 +154,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
         _check_agreement(rows, values, bits, site.operands[operand].dtype)
         values = ()
     place = (worker, layer, epoch, step, positions)
-    return Injection(setup.workload, stage, fmodel, *place, values, bits, horizon, nonfinite)
+    return Injection(setup.workload, stage, fmodel, *place, values, bits, horizon, nonfinite, schedule)
 
 
 def _published_workload(listed: list[Row], path: object) -> Workload:
@@ -165,8 +174,7 @@ def _published_workload(listed: list[Row], path: object) -> Workload:
 
 def _by_key(listed: list[Row], path: object, workload: Workload) -> dict[str, Row]:
     """The rows by their keys: each known and given once, none required missing."""
-    required = (*FAULT_ROWS, *workload.REQUIRED)
-    known = (*required, *OWN_ROWS, *workload.OPTIONS)
+    known = (*FAULT_ROWS, *workload.REQUIRED, *OWN_ROWS, *workload.OPTIONS)
     rows: dict[str, Row] = {}
     for row in listed:
         if row.key not in known:
@@ -175,7 +183,14 @@ def _by_key(listed: list[Row], path: object, workload: Workload) -> dict[str, Ro
         if row.key in rows:
             raise InputError(f"{row.key} is given twice, first in line {rows[row.key].line}", path, row.line)
         rows[row.key] = row
-    for key in required:
+    of_state = "target" in rows
+    for key in OF_OPERATIONS if of_state else ():
+        if key in rows:
+            what = f"{key} does not go with the row target: the state is struck, not an operation"
+            raise InputError(f"{what}; leave out one", path, rows[key].line)
+    for key in (*FAULT_ROWS, *workload.REQUIRED):
+        if of_state and key in OF_OPERATIONS:
+            continue
         if key not in rows and not (key == "inj_values" and "inj_bits" in rows):
             raise InputError(f"no row '{key},…'" + (" (or 'inj_bits,…')" if key == "inj_values" else ""), path)
     return rows
@@ -225,14 +240,24 @@ def _find_site(setup: SetUp, layer: str, stage: str) -> Site:
     return site
 
 
+def _find_leaf(setup: SetUp, name: str) -> Site:
+    """The leaf of the state of this name."""
+    leaves = setup.workload.state()
+    if name not in leaves:
+        hint = did_you_mean(name, leaves) or f" (list them: python -m fault_injection sites {setup.workload.name})"
+        raise setup.rows.wrong("target", f"target {name[:SHOWN]!r} is no leaf of the state{hint}")
+    return leaves[name]
+
+
 def _check_positions(setup: SetUp, key: str, positions: Iterable[Position], layer: str, operand: Operand) -> None:
     """Refuse coordinates that are not as many as the operand has axes, or lie outside it."""
 
     def inside(position: Position, shape: tuple[int, ...]) -> bool:
         return len(position) == len(shape) and all(map(operator.lt, position, shape))
 
-    shape = setup.workload.sites()[layer].shapes[operand]
-    of = f"the {operand.name.lower()} of {layer}, which is {list(shape)}"
+    site = setup.workload.target(layer)
+    shape = site.shapes[operand]
+    of = f"{site.named(operand)}, which is {list(shape)}"
     wrong = next((position for position in positions if not inside(position, shape)), None)
     if wrong is None:
         return
@@ -245,7 +270,7 @@ def _check_positions(setup: SetUp, key: str, positions: Iterable[Position], laye
         key,
         f"{key} {_shown(wrong)} lies outside {of}: {found}",
         "position",
-        lambda other: layer in other.sites() and inside(wrong, other.sites()[layer].shapes[operand]),
+        lambda other: (site := other.find(layer)) is not None and inside(wrong, site.shapes[operand]),
     )
 
 
@@ -265,7 +290,7 @@ def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[NewBits
     if any(new.keep for new in bits):
         raise rows.wrong(
             "inj_values",
-            "leave out inj_values, because what the xor: and copy: of inj_bits give is only known when it runs",
+            "leave out inj_values, because what becomes of an element's own or copied bits is only known when it runs",
         )
     stated = format_of(dtype).bits(values)
     given = np.array([new.flip for new in bits], np.uint32)
@@ -294,18 +319,23 @@ def format_injection(injection: Injection) -> str:
         become: list[object] = ["inj_bits", *(format_new_bits(new, dtype) for new in injection.bits)]
     else:
         become = ["inj_values", *map(repr, injection.values)]
-    rows: list[list[object]] = [
-        ["model", injection.workload.name],
+    operation: list[list[object]] = [
         ["stage", injection.stage],
         ["fmodel", injection.fmodel],
         ["target_worker", injection.worker],
         ["target_layer", injection.layer],
+    ]
+    rows: list[list[object]] = [
+        ["model", injection.workload.name],
+        *([["target", injection.layer]] if injection.stage == STATE else operation),
         ["target_epoch", injection.epoch],
         ["target_step", injection.step],
         ["inj_pos", *map(format_position, injection.positions)],
         become,
         *([name, format_option(value)] for name, value in _stated_options(injection.workload).items()),
     ]
+    if injection.schedule != ONCE:
+        rows.append(["schedule", injection.schedule])
     if injection.horizon is not None:
         rows.append(["horizon", injection.horizon])
     if injection.nonfinite != NONFINITE_RULES[0]:

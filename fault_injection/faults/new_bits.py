@@ -1,13 +1,15 @@
 """New bits of one element, as a row `inj_bits` of an injection file writes them.
 
 Three forms express everything that the fault models do: the bits are given, some bits are
-inverted, or another element of the same operand is copied.  So a fault can be written to a
-file before anything runs.
+inverted, or another element of the same operand is copied.  A bit that is stuck is set or cleared.
+So a fault can be written to a file before anything runs.
 """
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Self
 
 import jax
 import numpy as np
@@ -25,21 +27,37 @@ POSITION: Kind[Position] = counts("/", 0, "coordinates such as 107/3/3/85, count
 class NewBits:
     """What one element becomes.
 
-    >>> inf, sign, copy = NewBits(0x7F800000), NewBits(0x80000000, keep=True), NewBits(0, True, (107, 3, 3, 85))
+    >>> inf, sign, copy = NewBits(0x7F800000), NewBits.inverted(0x80000000), NewBits(0, ALL_ONES, (107, 3, 3, 85))
+    >>> stuck_at_1, stuck_at_0 = NewBits.stuck(1, 4), NewBits.stuck(0, 4)
 
     Attributes:
-      flip: the new bits themselves or, where `keep` is true, the bits that are inverted.
-      keep: whether bits of an element remain.
+      flip: the bits that are inverted after those outside `keep` have become 0.
+      keep: the bits that remain: none where the bits are given, all where some are inverted.
       source: coordinates of the element whose bits are taken; None for the element struck.
+
+    Raises:
+      ValueError: a combination that no form expresses.
     """
 
     flip: int
-    keep: bool = False
+    keep: int = 0
     source: Position | None = None
 
     def __post_init__(self) -> None:
-        if self.source is not None and (self.flip or not self.keep):
+        if self.source is not None and (self.flip or self.keep != ALL_ONES):
             raise ValueError("an element is copied with all its bits as they are")
+        if self.keep not in (0, ALL_ONES) and self.flip not in (0, ALL_ONES ^ self.keep):
+            raise ValueError("bits of an element are given, inverted, set or cleared, and not several of these")
+
+    @classmethod
+    def inverted(cls, mask: int) -> Self:
+        """Those bits are inverted."""
+        return cls(mask, ALL_ONES)
+
+    @classmethod
+    def stuck(cls, at: int, mask: int) -> Self:
+        """Those bits are stuck at 0 or 1."""
+        return cls(mask if at else 0, ALL_ONES ^ mask)
 
 
 def digits_of(dtype: np.dtype) -> int:
@@ -56,35 +74,49 @@ def new_bits(dtype: np.dtype) -> Kind[NewBits]:
 
     >>> kind = new_bits(np.dtype(np.float32))
     >>> kind.parse("7f800000")
-    NewBits(flip=2139095040, keep=False, source=None)
+    NewBits(flip=2139095040, keep=0, source=None)
     >>> kind.parse("copy:107/3/3/85").source
     (107, 3, 3, 85)
     >>> print("inj_bits " + kind.wrong("7f80000000"))
-    inj_bits '7f80000000'; expected at most 8 hexadecimal digits for float32, xor: before them, or copy:107/3/3/85
+    inj_bits '7f80000000'; expected at most 8 hexadecimal digits for float32, xor:, set: or clear: before them, or \
+copy:107/3/3/85
     """
     digits = digits_of(dtype)
-    pattern = re.compile(rf"(xor:)?(?:0x)?([0-9a-fA-F]{{1,{digits}}})")
+    pattern = re.compile(rf"(?:(xor|set|clear):)?(?:0x)?([0-9a-fA-F]{{1,{digits}}})")
+    forms: dict[str | None, Callable[[int], NewBits]] = {
+        None: NewBits,
+        "xor": NewBits.inverted,
+        "set": partial(NewBits.stuck, 1),
+        "clear": partial(NewBits.stuck, 0),
+    }
 
     def parse(text: str) -> NewBits:
         if text.startswith("copy:"):
-            return NewBits(0, True, POSITION.parse(text.removeprefix("copy:")))
+            return NewBits(0, ALL_ONES, POSITION.parse(text.removeprefix("copy:")))
         if (found := pattern.fullmatch(text)) is None:
             raise ValueError
-        return NewBits(int(found[2], 16), keep=found[1] is not None)
+        return forms[found[1]](int(found[2], 16))
 
-    expected = f"at most {digits} hexadecimal digits for {dtype.name}, xor: before them, or copy:107/3/3/85"
+    expected = (
+        f"at most {digits} hexadecimal digits for {dtype.name}, xor:, set: or clear: before them, or copy:107/3/3/85"
+    )
     return Kind(parse, lambda text: expected)
 
 
 def format_new_bits(new: NewBits, dtype: np.dtype) -> str:
     """The cell that says so.
 
-    >>> [format_new_bits(new, np.dtype(np.float32)) for new in (NewBits(1), NewBits(1, True), NewBits(0, True, (1, 2)))]
-    ['00000001', 'xor:00000001', 'copy:1/2']
+    >>> each = NewBits(1), NewBits.inverted(1), NewBits.stuck(1, 4), NewBits.stuck(0, 4), NewBits(0, ALL_ONES, (1, 2))
+    >>> [format_new_bits(new, np.dtype(np.float16)) for new in each]
+    ['0001', 'xor:0001', 'set:0004', 'clear:0004', 'copy:1/2']
     """
     if new.source is not None:
         return f"copy:{format_position(new.source)}"
-    return f"{'xor:' if new.keep else ''}{new.flip:0{digits_of(dtype)}x}"
+    if new.keep in (0, ALL_ONES):
+        how, mask = "xor:" if new.keep else "", new.flip
+    else:
+        how, mask = "set:" if new.flip else "clear:", ALL_ONES ^ new.keep
+    return f"{how}{mask:0{digits_of(dtype)}x}"
 
 
 def format_position(position: Position) -> str:
@@ -105,32 +137,31 @@ def from_masks(index: Indices, bits: Bits, tensor: jax.ShapeDtypeStruct) -> tupl
       tensor: shape and type of the operand.
 
     Raises:
-      ValueError: masks that no fault model draws: some bits kept, or a copy with inverted bits.
+      ValueError: masks that no form expresses.
     """
     width = (1 << 4 * digits_of(tensor.dtype)) - 1  # a narrower type takes the low bits
     keep, flip = (np.asarray(mask).astype(np.uint64) & np.uint64(width) for mask in (bits.keep, bits.flip))
-    kept, other = keep == width, np.asarray(bits.source) != index
-    if (~kept & (keep != 0)).any() or (kept & other & (flip != 0)).any():
-        raise ValueError("new bits of an element must be given, or inverted, or copied as they are")
+    keep = np.where(keep == 0, 0, keep | np.uint64(ALL_ONES ^ width))
+    other = (np.asarray(bits.source) != index) & (keep != 0)
     sources = unravel(bits.source, tensor.shape)
     return tuple(
-        NewBits(mask, whole, source if whole and elsewhere else None)
-        for mask, whole, elsewhere, source in zip(flip.tolist(), kept.tolist(), other.tolist(), sources, strict=True)
+        NewBits(mask, kept, source if elsewhere else None)
+        for mask, kept, elsewhere, source in zip(flip.tolist(), keep.tolist(), other.tolist(), sources, strict=True)
     )
 
 
 def to_masks(new: Sequence[NewBits], index: Indices, shape: tuple[int, ...]) -> Bits:
     """Sources and masks of elements' new bits; the inverse of `from_masks`.
 
-    >>> to_masks([NewBits(5), NewBits(1, True), NewBits(0, True, (1, 1))], np.arange(3), (2, 2)).source
+    >>> to_masks([NewBits(5), NewBits.inverted(1), NewBits(0, ALL_ONES, (1, 1))], np.arange(3), (2, 2)).source
     array([0, 1, 3])
     """
     source = np.array(index)
     copied = [at for at, each in enumerate(new) if each.source is not None]
     if copied:
         source[copied] = ravel([each.source for each in new if each.source is not None], shape)
-    keep = np.where([each.keep for each in new], np.uint32(ALL_ONES), np.uint32(0))
-    return Bits(source, keep, np.array([each.flip for each in new], np.uint32))
+    keep, flip = (np.array([getattr(each, name) for each in new], np.uint32) for name in ("keep", "flip"))
+    return Bits(source, keep, flip)
 
 
 def ravel(positions: Sequence[Position], shape: tuple[int, ...]) -> Indices:

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
+from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
 from .fault_models import FAULT_MODELS
-from .injection import Injection, too_large
+from .injection import ALL, Injection, too_large
 from .injection_file import format_injection, parse_injection
 from .new_bits import Position, format_position, ravel, unravel
 
@@ -57,14 +58,14 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
     old, new = injection.workload, injection.workload.changed(**options)
     if (problem := new.contradiction()) is not None:
         raise InputError(problem.message)
-    if injection.layer not in new.sites():
+    if (site := new.find(injection.layer)) is None:
         keep = [name for name, option in new.OPTIONS.items() if "layer" in option.scales]
         of = " and ".join(f"{name} {_option(new, name)}" for name in keep)
         expected = f"of {new.name} with {of}, expected {' and '.join(keep)} that keep it"
         raise InputError(f"{injection.layer} is not a site {expected}{did_you_mean(injection.layer, new.sites())}")
-    if (message := too_large(new.sites()[injection.layer])) is not None:
+    if (message := too_large(site)) is not None:
         raise InputError(message)
-    shape = new.sites()[injection.layer].shapes[injection.operand]
+    shape = site.shapes[injection.operand]
     positions, elements = _scale_positions(injection, shape)
     bits = tuple(
         dataclasses.replace(each, source=each.source and _nearest(each.source, injection.tensor.shape, shape))
@@ -77,7 +78,7 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
         workload=new,
         epoch=injection.epoch * new.epochs // old.epochs,
         step=injection.step * new_steps // steps,
-        worker=injection.worker * new.workers // old.workers,
+        worker=ALL if injection.worker == ALL else injection.worker * new.workers // old.workers,
         positions=positions,
         values=injection.values[: len(positions)],
         bits=bits,
@@ -85,13 +86,14 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
     )
     parse_injection(format_injection(scaled), "the scaled file")  # what it refuses is not to be written
 
+    worker = f"worker: {injection.worker} of {old.workers} -> {scaled.worker} of {new.workers}"
     changed = [name for name in new.OPTIONS if getattr(new, name) != getattr(old, name)]
     mapping = [
         "workload: " + (", ".join(f"{k} {_option(old, k)} -> {_option(new, k)}" for k in changed) or "unchanged"),
         "each coordinate c -> ⌊c·new/old⌋, counted from 0:",
         f"epoch: {injection.epoch} of {old.epochs} -> {scaled.epoch} of {new.epochs}",
         f"step: {injection.step} of {steps} -> {scaled.step} of {new_steps}",
-        f"worker: {injection.worker} of {old.workers} -> {scaled.worker} of {new.workers}",
+        *([] if injection.worker == ALL else [worker]),
         *elements,
         *_copies(injection, scaled),
         _unchanged(injection, scaled),
@@ -118,10 +120,10 @@ def scaled_name(stem: str, workload: Workload, options: Mapping[str, object]) ->
 
 def _scale_positions(injection: Injection, new: tuple[int, ...]) -> tuple[tuple[Position, ...], list[str]]:
     """The positions in an operand of shape `new`, and the mapping's lines for them."""
-    old, operand = injection.tensor.shape, injection.operand.name.lower()
+    old, tensor = injection.tensor.shape, injection.site.named(injection.operand).removesuffix(f" of {injection.layer}")
 
     def of(ends: Sequence[Position], shape: tuple[int, ...]) -> str:
-        return f"{' to '.join(map(format_position, ends))} of the {operand} [{'×'.join(map(str, shape))}]"
+        return f"{' to '.join(map(format_position, ends))} of {tensor} [{'×'.join(map(str, shape))}]"
 
     nearest = [_nearest(position, old, new) for position in injection.positions]
     count, index = len(nearest), ravel(injection.positions, old)
@@ -135,7 +137,7 @@ def _scale_positions(injection: Injection, new: tuple[int, ...]) -> tuple[tuple[
         return tuple(nearest), [f"element: {of([at], old)} -> {of([to], new)}" for to, at in taken.items()]
 
     first = int(ravel(nearest[:1], new)[0])
-    group = FAULT_MODELS[injection.fmodel].group
+    group = 1 if injection.stage == STATE else FAULT_MODELS[injection.fmodel].group
     aligned = group if index[0] % group == 0 else 1
     first -= first % aligned
     positions = tuple(unravel(np.arange(first, min(first + count, math.prod(new))), new))

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+from models.fault import ALL_ONES
+
 from ..machine.errors import InputError
 from .injection import Injection
 from .new_bits import NewBits
@@ -12,7 +14,7 @@ from .number_formats import Format, format_of
 def translate(injection: Injection, precision: str) -> Injection:
     """The injection in its workload with another `precision`: the same elements, and the same change of each.
 
-    Inverted bits keep their roles: the sign, the k-th bit of the exponent from the top, the k-th of
+    Inverted and stuck bits keep their roles: the sign, the k-th bit of the exponent from the top, the k-th of
     the mantissa from the top.  Values, and bits that replace an element's own, become the nearest
     number of the new format, which may be infinite or NaN.  Copies stay copies.  An operand of
     integers stays as it is.
@@ -56,11 +58,18 @@ def _moved(each: NewBits, old: Format, new: Format) -> NewBits:
         return each
     if not each.keep:
         return NewBits(int(new.bits(old.values([each.flip]).astype(float))[0]))
-    flip = 0
+    if each.keep == ALL_ONES:
+        return NewBits.inverted(_roles_moved(each.flip, old, new))
+    return NewBits.stuck(int(each.flip != 0), _roles_moved(ALL_ONES ^ each.keep, old, new))
+
+
+def _roles_moved(mask: int, old: Format, new: Format) -> int:
+    """The bits of the new format that have the roles of these."""
+    found = 0
     for bit in range(old.width):
-        if each.flip >> bit & 1:
+        if mask >> bit & 1:
             role = old.role(bit)
             if (moved := new.bit(role)) is None:
                 raise InputError(f"a {new.name} has no bit '{role}', which is bit {bit} of a {old.name}")
-            flip |= 1 << moved
-    return NewBits(flip, keep=True)
+            found |= 1 << moved
+    return found

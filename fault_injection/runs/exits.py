@@ -56,6 +56,8 @@ class ExactlyMasked(Observer):
       record: the golden record of an epoch, whose digests suggest that a state is the golden one.
       golden: the golden state after an address, which confirms it on every bit.
       ends: whether to end the run there, or only to note it.
+      last_strike: number of steps from the fault to the last step that it can strike.  Before
+        that step a state that is the golden one again does not stay so.
     """
 
     def __init__(
@@ -64,13 +66,15 @@ class ExactlyMasked(Observer):
         record: Callable[[int], Epoch],
         golden: Callable[[Address], State],
         ends: bool = True,
+        last_strike: int = 0,
     ):
         self._since, self._record, self._golden, self._ends = since, record, golden, ends
+        self._last_strike = last_strike
         self.after: int | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
         """End the run if the state is the golden one."""
-        if self._since(at) < 0:  # before the fault every state is the golden one
+        if self._since(at) < self._last_strike:
             return None
         if self.after is not None or (report.digest != self._record(at.epoch)["digest"][at.step]).any():
             return None

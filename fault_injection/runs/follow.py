@@ -14,6 +14,7 @@ from models.fault import Fault
 
 from ..machine.termination import heed
 from ..training.program import Evaluation, Program, State, StepReport
+from ..training.state_faults import faulty_step
 
 
 class Address(NamedTuple):
@@ -91,6 +92,7 @@ def follow(
     observers: Sequence[Observer] = (),
     keep: int = 0,
     undo: Callable[[State, StepReport], State] | None = None,
+    lasting: bool = False,
 ) -> Followed:
     """Move a run forward until its steps are done, or an observer gives a reason to end it.
 
@@ -101,8 +103,8 @@ def follow(
       state: the state before the first step, on the devices.  A step without a fault consumes its
         buffers; after a first step with a fault it can still be used.
       steps: addresses in the order of the training.
-      faults: what strikes at which step.  A fault that lasts stands at several.  A step that is
-        executed again has none: what was transient is over.
+      faults: what strikes at which step.  A fault that lasts stands at several.
+      lasting: whether a step that is executed again is struck again.  What was transient is over.
       observers: see `Observer`.
       keep: how many steps can be undone.  The states before them are copied, because a step
         consumes the buffers of its state.
@@ -121,7 +123,7 @@ def follow(
         if fault is None:
             state, report = program.step(state, batch, *at)
         else:
-            state, report = program.faulty_step(state, batch, *at, fault)
+            state, report = faulty_step(program, state, batch, *at, fault)
         here, at = at, next(upcoming, None)
         batch = None if at is None else program.batch(*at)  # prepared while the device computes
         report = jax.device_get(report)
@@ -133,7 +135,8 @@ def follow(
             undone = [kept.pop() for _ in range(min(asked.steps, len(kept)))]
             for first, before, told in undone:  # the newest first
                 state = before if undo is None else undo(state, told)
-                faults.pop(first, None)
+                if not lasting:
+                    faults.pop(first, None)
             if asked.again:
                 for observer in observers:
                     observer.undone(first)

@@ -10,12 +10,13 @@ import numpy as np
 
 from models.fault import Struck
 
-from ..faults.injection import Injection
+from ..faults.injection import ALL, Injection
 from ..faults.injection_file import format_injection
 from ..faults.number_formats import format_of
 from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
+from ..training.state_faults import STATE
 from .follow import Address
 from .records import columns
 from .replay_run import Replay
@@ -135,8 +136,9 @@ def describe_fault(injection: Injection, struck: Struck) -> str:
     which = f"bits {', '.join(map(str, differing))} differ" if differing else "no bit differs"
     values = f"from {float(old)!r} to {float(new)!r} ({which}, bit 0 the lowest)"
     first = "" if len(injection.positions) == 1 else "the first of them "
-    result = f"{int(struck.output_changed)} element(s) of the operation's result changed"
-    return f"{injection.sentence().removesuffix('.')}: {first}{values}; {result}."
+    result = f"; {int(struck.output_changed)} element(s) of the operation's result changed"
+    result = "" if injection.stage == STATE else result
+    return f"{injection.sentence().removesuffix('.')}: {first}{values}{result}."
 
 
 def published_log(replay: Replay) -> str:
@@ -180,7 +182,7 @@ def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
     # A file's own numbers where it gives them; they may have more digits than the operand's dtype.
     new = injection.values or [float(value) for value in struck_values(injection, struck.new)]
     return [
-        f"Inject worker: {injection.worker}",
+        f"Inject worker: {'all' if injection.worker == ALL else injection.worker}",
         f"Inject layer: {injection.layer}",
         f"Shape for target layer is {tuple(shape)}",
         *(

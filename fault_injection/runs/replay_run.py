@@ -23,6 +23,7 @@ from ..machine.errors import Untrustworthy
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
 from ..training.program import Evaluation, State, StepReport
+from ..training.state_faults import STATE
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
 from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered
@@ -116,23 +117,30 @@ def replay(
 
             # 3. The control: the faulty step with an inactive fault, which must be the golden step.
             progress.compiling("the step with the fault")
-            nothing = {struck_at: inactive_fault(len(fault.index))}
+            of_state = injection.stage == STATE
+            nothing = {struck_at: inactive_fault(len(fault.index), fault.site if of_state else None)}
             waiting = addresses(begin, struck_at, steps_per_epoch)
             alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
             control = follow(program, alike, waiting, nothing, [Repeats(golden)]).state
-            steps, faults = addresses(begin, last, steps_per_epoch), {struck_at: fault}
+            steps = addresses(begin, last, steps_per_epoch)
         else:
             # An interrupted replay goes on after the epochs that it has finished.
             going_on, recorder = Address(first.epoch + kept.run.ended, 0), Recorder(kept.run)
             say(f"going on with an interrupted replay after epoch {going_on.epoch - 1}")
             state = program.place(from_leader(lambda: store.read_checkpoint(going_on.epoch)))
-            steps, faults = addresses(going_on, last, steps_per_epoch), {}
+            steps = addresses(going_on, last, steps_per_epoch)
 
         # 4. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
-        masked = ExactlyMasked(since, record, lambda at: control if at == struck_at else golden.fetch_state_after(at))
+        faults = strikes(injection)
+        masked = ExactlyMasked(
+            since,
+            record,
+            lambda at: control if at == struck_at else golden.fetch_state_after(at),
+            last_strike=since(max(faults)),
+        )
         keeper = [] if watching else [_Keeper(store, recorder, witness)]
         observers = [progress, recorder, witness, *watching, nonfinite, masked, *keeper]
-        ended = follow(program, state, steps, faults, observers, keep, undo).ended
+        ended = follow(program, state, steps, faults, observers, keep, undo, injection.schedule.lasting).ended
         faulty = recorder.run
         if ended == EXACT:
             faulty = _continued(faulty, record, last, steps_per_epoch)
@@ -177,7 +185,8 @@ def golden_for(
     """
     w = injection.workload
     telling = {"reductions": reductions} if reductions else {}
-    program = w.program(frozenset({injection.layer}), devices, data_dir, **telling)
+    struck = frozenset() if injection.stage == STATE else frozenset({injection.layer})
+    program = w.program(struck, devices, data_dir, **telling)
     golden = Golden(w, program, cache, kept_epochs(program, w.epochs, {injection.epoch}))
     return golden if start is None else dataclasses.replace(golden, start=start(golden))
 
@@ -186,6 +195,14 @@ def last_step(injection: Injection) -> Address:
     """The last step to run: the horizon's, or the training's."""
     w, fault = injection.workload, Address(injection.epoch, injection.step)
     return horizon_or_end(w.epochs, w.steps_per_epoch, fault, injection.horizon)
+
+
+def strikes(injection: Injection) -> dict[Address, Fault]:
+    """The fault at all steps that its schedule has it strike, as far as the run goes."""
+    fault, schedule, seed = injection.fault(), injection.schedule, injection.workload.seed
+    first, steps_per_epoch = Address(injection.epoch, injection.step), injection.steps_per_epoch
+    later = enumerate(addresses(first, last_step(injection), steps_per_epoch))
+    return {at: fault for after, at in later if schedule.strikes(after, seed)}
 
 
 def make_golden(golden: Golden, epochs: int) -> None:
@@ -205,7 +222,7 @@ def make_golden(golden: Golden, epochs: int) -> None:
 
 
 class Witness(Observer):
-    """Holds what the faulty step reports, and compares it with the fault.
+    """Compares what every faulty step reports with the fault, and holds what the first one reports.
 
     Attributes:
       struck: what the fault did; None before the faulty step.
@@ -216,9 +233,10 @@ class Witness(Observer):
         self.struck = struck
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Look at the faulty step; raises FaultNotApplied where its observations contradict the fault."""
-        if self.struck is None and at == self._at:
-            self.struck = check_struck(self._site.name, self._fault, report.struck)
+        """Look at a faulty step; raises FaultNotApplied where its observations contradict the fault."""
+        if at == self._at or report.struck is not None:
+            struck = check_struck(self._site.name, self._fault, report.struck)
+            self.struck = self.struck or struck
 
 
 def check_struck(site: str, fault: Fault, struck: Struck | None) -> Struck:

@@ -182,9 +182,10 @@ def read_board(folder: pathlib.Path) -> Board:
         large = not (row["history_excess"] <= margin and row["variance_excess"] <= margin)  # NaN is large
         seen.append(ScoredExperiment(number, row["model"], row["outcome"], large, value))
     decided = [one for one in seen if one.outcome != UNDECIDED]
-    if not decided:
-        raise InputError("no experiment was watched yet", folder)
-    detectors = tuple(decided[0].found["seen"])
+    watched = [one.found["seen"] for one in decided] + list(fault_free.values())
+    if not watched:
+        raise InputError("nothing was watched yet", folder)
+    detectors = tuple(watched[0])
     return Board(
         plan.workload.title,
         plan.workload.details,

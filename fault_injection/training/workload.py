@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 import pathlib
 import re
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from models.site import Site
 
 from ..machine.reading import Kind, number, one_of, whole
 from .program import Program
+from .state_faults import state_sites
 
 
 class Option(NamedTuple):
@@ -89,6 +91,24 @@ class Workload(abc.ABC):
     def sites(self) -> Mapping[str, Site]:
         """The operations that a fault can strike, by name, in the order in which a step runs them."""
 
+    def target(self, name: str) -> Site:
+        """What a fault can strike, by name: an operation, or a leaf of the state.
+
+        Raises:
+          KeyError: there is none.
+        """
+        if (found := self.find(name)) is None:
+            raise KeyError(name)
+        return found
+
+    def find(self, name: str) -> Site | None:
+        """As `target`; None where there is none."""
+        return self.sites().get(name) or self.state().get(name)
+
+    def state(self) -> Mapping[str, Site]:
+        """The leaves of the state that a fault can strike, by name."""
+        return _state(self)
+
     @abc.abstractmethod
     def program(
         self,
@@ -164,6 +184,11 @@ class Workload(abc.ABC):
     def options(self) -> dict[str, Any]:
         """The values of all its options by name."""
         return {name: getattr(self, name) for name in (*self.REQUIRED, *self.OPTIONS)}
+
+
+@functools.lru_cache(maxsize=8)
+def _state(workload: Workload) -> Mapping[str, Site]:
+    return state_sites(workload.program(frozenset(), devices=1))
 
 
 def narrower(precision: str) -> str:
