@@ -17,7 +17,7 @@ from .dr_dna import SAMPLES, watched
 from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .isolation import fence, isolated
 from .layer import Context, Observations, observed
-from .operations import Checkable, Operation, Summed
+from .operations import Checkable, Operation, SparseGradient, SparseLookupGradWt, Summed
 from .precision import Precision, largest, narrowed, natively, read, scale
 from .reductions import reduced
 
@@ -126,6 +126,8 @@ def _perform(
         # Only what the fault can change passes the conditional, which copies what passes it.
         whole = isinstance(operation, Summed) or result is None
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
+        if isinstance(operation, SparseLookupGradWt):
+            part = operation.with_room(part, fault.index.size)
         part, struck = lax.cond(
             hit,
             partial(_strike, operation, compute, product, a, b, fault, r),
@@ -173,7 +175,10 @@ def _strike(
         # What the other workers contribute is summed afresh: (sum - clean) would round, and
         # would turn an infinite sum into a NaN.
         others = fence(compute(_without(a, r), _without(b, r)))
-        output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
+        at, by = operation.from_published(differs), operation.from_published(output)
+        if isinstance(operation, SparseLookupGradWt):
+            return operation.replaced(result, at, operation.whole(others) + by), struck
+        output = jnp.where(at, others + by, result)
     return output, struck
 
 
@@ -191,7 +196,11 @@ def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: 
     result = multiply(*read(a, b, held))
     if scales is not None:
         result = result * (scales[0] * scales[1])
-    return result if held is None else result.astype(held)
+    if held is None:
+        return result
+    if isinstance(result, SparseGradient):
+        return SparseGradient(result.rows, result.values.astype(held))
+    return result.astype(held)
 
 
 def _without(tensor: jax.Array, r: jax.Array) -> jax.Array:
