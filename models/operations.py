@@ -10,7 +10,7 @@ carried over into the fast result.
 
 import dataclasses
 import math
-from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ class Operation(Protocol):
 
     gradient: ClassVar[Operand | None]
 
-    def compute(self, a: jax.Array, b: jax.Array, /) -> jax.Array:
-        """The result for all workers, in the fastest formulation.
+    def compute(self, a: jax.Array, b: jax.Array, /) -> Any:
+        """The result for all workers, in the fastest formulation: an array, or a `SparseGradient`.
 
         The class says what `a` and `b` are; each that belongs to workers has them as leading axis [R].
         """
@@ -587,7 +587,7 @@ class SparseLookupGradWt(LookupGradWt):
 
 
 def coalesced(rows: jax.Array, values: jax.Array, vocabulary: int) -> SparseGradient:
-    """The gradient of the rows [n] of a table of `vocabulary` rows: the sum of the values [n,C] of each, in their order.
+    """The gradient of the rows [n] of a table of `vocabulary` rows: the sum of the values [n,C] of each, in order.
 
     A row that is `vocabulary` is none, and its value 0.
 

@@ -54,7 +54,7 @@ class Case:
     def sites(self):
         return list_sites(self.network, jax.ShapeDtypeStruct(self.batch["input"].shape[1:], np.int32))
 
-    @functools.cache  # noqa: B019: there is one case in a session
+    @functools.cache  # noqa: B019  (there is one case in a session)
     def compiled(self, supported, observe=frozenset()):
         """Both passes, with the gradients of whole tables."""
 
@@ -234,7 +234,7 @@ class TestDlrm:
         np.testing.assert_allclose(error, entry["max_logit_error"], rtol=1e-4, atol=FORWARD)
 
     def test_two_steps_of_sgd(self, case):
-        """Of whole tables here; `test_dlrm.py` shows that a step of the program, which touches rows alone, is the same."""
+        """Of whole tables here; `test_dlrm.py` shows that a program's step, which touches rows alone, is the same."""
         params, stored = jax.device_put(case.params), case.stored["optimizer"]
         optimizer = keras_sgd(RATE)
         opt_state = optimizer.init(params)
