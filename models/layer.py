@@ -72,6 +72,8 @@ class Observations:
       sites: names of the sites of the pass, in the order in which it runs them.
       reduced: this device's parts of the reductions asked for, see `models.reductions.reduced`.
       maxima: float32 [2] by site, this step's part of what `Context.maxima` remembers.
+      rows: int32 [n] by parameter, such as `emb_0/table`: its gradient is [n,…], of these rows of it
+        alone; all others are zero.  The number of its rows marks an empty place.
     """
 
     struck: Struck | None = None
@@ -79,6 +81,7 @@ class Observations:
     sites: tuple[str, ...] = struct.field(pytree_node=False, default=())
     maxima: dict[str, jax.Array] = struct.field(default_factory=dict)
     reduced: dict[str, jax.Array] = struct.field(default_factory=dict)
+    rows: dict[str, jax.Array] = struct.field(default_factory=dict)
 
 
 def merge(observations: Iterable[Observations]) -> Observations:
@@ -99,8 +102,9 @@ def merge(observations: Iterable[Observations]) -> Observations:
     sites: dict[str, None] = {}  # ordered
     maxima: dict[str, jax.Array] = {}
     parts: dict[str, jax.Array] = {}
+    rows: dict[str, jax.Array] = {}
     for one in observations:
-        maxima, parts = maxima | one.maxima, parts | one.reduced
+        maxima, parts, rows = maxima | one.maxima, parts | one.reduced, rows | one.rows
         if one.struck is not None:
             struck = one.struck if struck is None else jax.tree.map(jnp.add, struck, one.struck)
         for kind, named in one.tensors.items():
@@ -110,7 +114,7 @@ def merge(observations: Iterable[Observations]) -> Observations:
                 problem = f"site {site!r} occurs twice: a fault would strike both"
                 raise ValueError(f"{problem}; give each layer with sites its own name")
             sites[site] = None
-    return Observations(struck, tensors, tuple(sites), maxima, parts)
+    return Observations(struck, tensors, tuple(sites), maxima, parts, rows)
 
 
 def observed(ctx: Context, kind: str, name: str, tensor: jax.Array) -> Observations:
@@ -179,8 +183,8 @@ class Backward(Protocol):
 
         Returns:
           dx, the gradient with respect to the input, [R, b, …] (arbitrary if `ctx.input_gradient`
-          is False); the gradients of this layer's parameters, summed over the device's workers;
-          observations.
+          is False); the gradients of this layer's parameters, summed over the device's workers (of
+          some rows alone, where `Observations.rows` says which); observations.
         """
 
 

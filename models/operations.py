@@ -10,7 +10,7 @@ carried over into the fast result.
 
 import dataclasses
 import math
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +30,8 @@ class Operation(Protocol):
 
     gradient: ClassVar[Operand | None]
 
-    def compute(self, a: jax.Array, b: jax.Array, /) -> jax.Array:
-        """The result for all workers, in the fastest formulation.
+    def compute(self, a: jax.Array, b: jax.Array, /) -> Any:
+        """The result for all workers, in the fastest formulation: an array, or a `SparseGradient`.
 
         The class says what `a` and `b` are; each that belongs to workers has them as leading axis [R].
         """
@@ -49,6 +49,18 @@ class Summed(Operation, Protocol):
 
     def from_published(self, output: jax.Array, /) -> jax.Array:
         """An output operand in the layout of `compute`'s result."""
+
+
+class SparseGradient(NamedTuple):
+    """The gradient of a table [V,C], given by the rows that are read: all others are zero.
+
+    Attributes:
+      rows: int32 [n], distinct and rising; V where a place is empty.
+      values: [n,C], the gradient of each of these rows; 0 where a place is empty.
+    """
+
+    rows: jax.Array
+    values: jax.Array
 
 
 @runtime_checkable
@@ -536,6 +548,54 @@ class LookupGradWt:
     def from_published(self, output: jax.Array) -> jax.Array:
         """[V,C] as it is."""
         return output
+
+
+class SparseLookupGradWt(LookupGradWt):
+    """dtable as `LookupGradWt`, but what every step computes are the rows that tokens read, not the whole table.
+
+    A fault acts on the published form, which is the whole table: only a step whose fault strikes
+    here computes that.  The executable of such a step has `more` further places, one for each
+    element of its fault: that many rows that no token reads can be changed.
+
+    tokens [R,b,…] integers, dy [R,b,…,C] -> n = R·b·… rows of [V,C].
+
+    >>> found = SparseLookupGradWt(9).compute(jnp.array([[7, 1, 7]]), jnp.array([[[0.5], [2.0], [1.0]]]))
+    >>> found.rows.tolist(), found.values.tolist()
+    ([1, 7, 9], [[2.0], [1.5], [0.0]])
+    """
+
+    def compute(self, tokens: jax.Array, dy: jax.Array) -> SparseGradient:  # type: ignore[override]
+        """dtable, summed over all workers, in the order of the tokens."""
+        return coalesced(_rows(tokens, self.vocabulary).reshape(-1), dy.reshape(-1, dy.shape[-1]), self.vocabulary)
+
+    def with_room(self, gradient: SparseGradient, more: int) -> SparseGradient:
+        """The same gradient with `more` empty places."""
+        rows = jnp.pad(gradient.rows, (0, more), constant_values=self.vocabulary)
+        return SparseGradient(rows, jnp.pad(gradient.values, ((0, more), (0, 0))))
+
+    def whole(self, gradient: SparseGradient) -> jax.Array:
+        """The whole table's gradient [V,C]."""
+        zero = jnp.zeros((self.vocabulary, gradient.values.shape[-1]), gradient.values.dtype)
+        return zero.at[gradient.rows].set(gradient.values, mode="drop")
+
+    def replaced(self, gradient: SparseGradient, at: jax.Array, by: jax.Array) -> SparseGradient:
+        """The gradient with the elements of `by` [V,C] in place of its own where `at` [V,C]; it has room for them."""
+        table = jnp.where(at, by, self.whole(gradient))
+        known = jnp.any(at, -1).at[gradient.rows].set(True, mode="drop")
+        rows = jnp.nonzero(known, size=len(gradient.rows), fill_value=self.vocabulary)[0].astype(jnp.int32)
+        return SparseGradient(rows, table.at[rows].get(mode="fill", fill_value=0))
+
+
+def coalesced(rows: jax.Array, values: jax.Array, vocabulary: int) -> SparseGradient:
+    """The gradient of the rows [n] of a table of `vocabulary` rows: the sum of the values [n,C] of each, in order.
+
+    A row that is `vocabulary` is none, and its value 0.
+
+    >>> coalesced(jnp.array([2, 0, 2]), jnp.array([[1.0], [2.0], [3.0]]), 4).values.tolist()
+    [[2.0], [4.0], [0.0]]
+    """
+    distinct, place = jnp.unique(rows, size=len(rows), fill_value=vocabulary, return_inverse=True)
+    return SparseGradient(distinct.astype(jnp.int32), jnp.zeros_like(values).at[place].add(values))
 
 
 def _rows(tokens: jax.Array, vocabulary: int) -> jax.Array:

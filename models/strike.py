@@ -7,6 +7,7 @@ carried over into the fast result.
 import dataclasses
 from collections.abc import Callable
 from functools import partial
+from typing import Any, overload
 
 import jax
 import jax.numpy as jnp
@@ -17,16 +18,24 @@ from .dr_dna import SAMPLES, watched
 from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .isolation import fence, isolated
 from .layer import Context, Observations, observed
-from .operations import Checkable, Operation, Summed
+from .operations import Checkable, Operation, SparseGradient, SparseLookupGradWt, Summed
 from .precision import Precision, largest, narrowed, natively, read, scale
 from .reductions import reduced
 
-Multiply = Callable[[jax.Array, jax.Array], jax.Array]
+Multiply = Callable[[jax.Array, jax.Array], Any]
 
 
+@overload
+def perform(
+    operation: SparseLookupGradWt, site: str, a: jax.Array, b: jax.Array, ctx: Context
+) -> tuple[SparseGradient, Observations]: ...
+@overload
 def perform(
     operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
-) -> tuple[jax.Array, Observations]:
+) -> tuple[jax.Array, Observations]: ...
+def perform(
+    operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
+) -> tuple[Any, Observations]:
     """Run one operation for all workers of the device; the context's fault strikes it if it names this site.
 
     Args:
@@ -116,16 +125,18 @@ def _perform(
     fault: Fault | None,
     strike: tuple[jax.Array, jax.Array] | None,
     workers: int,
-) -> tuple[jax.Array | None, Struck | None, dict[str, jax.Array] | None]:
+) -> tuple[Any, Struck | None, dict[str, jax.Array] | None]:
     compute = partial(_rounded, operation.compute, held, scales)
     product = partial(_rounded, operation.product, held, scales)
-    result = fence(compute(a, b)) if used else None
+    result: Any = fence(compute(a, b)) if used else None
     struck = None
     if fault is not None and strike is not None:
         hit, r = strike
         # Only what the fault can change passes the conditional, which copies what passes it.
         whole = isinstance(operation, Summed) or result is None
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
+        if isinstance(operation, SparseLookupGradWt):
+            part = operation.with_room(part, fault.index.size)
         part, struck = lax.cond(
             hit,
             partial(_strike, operation, compute, product, a, b, fault, r),
@@ -146,8 +157,8 @@ def _strike(
     b: jax.Array,
     fault: Fault,
     r: jax.Array,
-    result: jax.Array | None,
-) -> tuple[jax.Array | None, Struck]:
+    result: Any,
+) -> tuple[Any, Struck]:
     """The result (of worker r, or summed over the workers, or None) with the fault in it.
 
     The published form is computed twice, clean and faulty.  Only the elements that differ are taken
@@ -172,12 +183,15 @@ def _strike(
     if isinstance(operation, Summed):
         # What the other workers contribute is summed afresh: (sum - clean) would round, and
         # would turn an infinite sum into a NaN.
-        others = fence(compute(_without(a, r), _without(b, r)))
-        output = jnp.where(operation.from_published(differs), others + operation.from_published(output), result)
+        others: Any = fence(compute(_without(a, r), _without(b, r)))
+        at, by = operation.from_published(differs), operation.from_published(output)
+        if isinstance(operation, SparseLookupGradWt):
+            return operation.replaced(result, at, operation.whole(others) + by), struck
+        output = jnp.where(at, others + by, result)
     return output, struck
 
 
-def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: jax.Array, b: jax.Array) -> jax.Array:
+def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: jax.Array, b: jax.Array) -> Any:
     """`multiply(a, b)`, summed in float32 at least, of the operands as multipliers read them.
 
     Args:
@@ -191,7 +205,11 @@ def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: 
     result = multiply(*read(a, b, held))
     if scales is not None:
         result = result * (scales[0] * scales[1])
-    return result if held is None else result.astype(held)
+    if held is None:
+        return result
+    if isinstance(result, SparseGradient):
+        return SparseGradient(result.rows, result.values.astype(held))
+    return result.astype(held)
 
 
 def _without(tensor: jax.Array, r: jax.Array) -> jax.Array:

@@ -54,6 +54,13 @@ def tokens(vocabulary, count, length):
     return tuple(draw.astype(np.int32) for draw in draws)
 
 
+def clicks(cardinalities, count, dense):
+    """Numbers [count,dense] float32, categories [count,features] int32 and labels [count] int32 of dlrm."""
+    numbers = np.random.default_rng(7).standard_normal((count, dense)).astype(np.float32)
+    categories = np.random.default_rng(9).integers(0, cardinalities, (count, len(cardinalities)))
+    return numbers, categories.astype(np.int32), np.random.default_rng(8).integers(0, 2, count).astype(np.int32)
+
+
 def mismatch(name, array, stored, rtol):
     """What differs from the stored summary by more than `rtol` of its largest element, or ''."""
     flat = np.asarray(array).reshape(-1)

@@ -14,6 +14,7 @@ import optax
 import pytest
 import recipe
 from conftest import FIXTURES
+from dlrm_parity import TestDlrm  # noqa: F401
 from transformer_parity import TestTransformer  # noqa: F401
 
 from fault_injection.training.explicit import ExplicitState, explicit_program, forward_and_backward

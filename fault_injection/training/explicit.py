@@ -19,12 +19,13 @@ from models.fault import Fault
 from models.formulations import CPU_OPTIONS
 from models.isolation import isolated
 from models.layer import Context, Layer, Observations, Params, Stats, merge
-from models.loss import Head, cross_entropy
+from models.loss import Head, cross_entropy, predicted
 from models.precision import MAXIMA, remembered
 from models.reductions import WHOLE, reduced, together
 
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
+from . import sparse
 from .gradient_scale import gradient_scale
 from .optimizers import Invertible, history
 from .packed import Packed
@@ -49,11 +50,12 @@ Leaves = dict[str, dict[str, Any]]  # by layer and name: arrays, or their shapes
 
 @struct.dataclass
 class ExplicitState:
-    """What a step reads and writes: parameters, running statistics, optimizer state."""
+    """What a step reads and writes: parameters, running statistics, optimizer state; what is kept of sparse tables."""
 
     params: Leaves
     stats: Leaves
     opt_state: optax.OptState
+    tables: sparse.Tables = struct.field(default_factory=dict)
 
 
 class BatchSource(Protocol):
@@ -171,6 +173,7 @@ def explicit_program(
     observe: frozenset[str] = frozenset(),
     reductions: frozenset[str] = frozenset(),
     head: Head = cross_entropy,
+    tables: frozenset[str] = frozenset(),
 ) -> Program:
     """The program of a network.
 
@@ -186,6 +189,7 @@ def explicit_program(
       reductions: of `models.reductions.CHOICES`: what every step returns of tensors and products; no bit of a run
         depends on it.
       head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
+      tables: parameters whose gradients are sparse (`Observations.rows`); the optimizer keeps no history of them.
 
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
@@ -197,7 +201,7 @@ def explicit_program(
     def init(key: tuple[int, ...] | None) -> ExplicitState:
         params, stats = network.init(key, (workers, batch_size // workers, *example.shape))
         make = optimizer.init if key is not None else functools.partial(jax.eval_shape, optimizer.init)
-        return ExplicitState(params, stats, make(params))
+        return ExplicitState(params, stats, make(params), sparse.initial(params, tables))
 
     @jax.jit
     @isolated("true")
@@ -229,15 +233,21 @@ def explicit_program(
         terms = batch_size * math.prod(batch["target"].shape[2:])
         here = forward_and_backward(network, state.params, state.stats, batch, ctx, terms, head)
         # The only communication of a step.
-        loss, metric, grads, struck = lax.psum((here.loss, here.metric, here.grads, here.seen.struck), AXIS)
+        grads, of_tables = sparse.apart(here.grads, here.seen.rows)
+        loss, metric, grads, struck = lax.psum((here.loss, here.metric, grads, here.seen.struck), AXIS)
+        grads, rows = sparse.joined(grads, of_tables, state.params, AXIS, count)
         stats = lax.pmean(here.stats, AXIS) | _maxima(state.stats, lax.pmax(here.seen.maxima, AXIS))
         with isolated("false"):
-            params, opt_state = update(grads, state.opt_state, state.params)
-        new = ExplicitState(params, stats, opt_state)
+            read = sparse.read(state.params, rows)
+            params, opt_state = update(grads, state.opt_state, read)
+        params, kept, known = sparse.written(state.params, read, params, state.tables, rows)
+        new = ExplicitState(params, stats, opt_state, kept)
         found = together(here.seen.reduced, AXIS) | scored(profile, here.seen, AXIS)
         for name, gradient in zip(leaf_names(grads), jax.tree.leaves(grads), strict=True):
             found |= together(reduced(reductions, "parameter_gradients", name, gradient))
-        return new, report(loss, metric, grads, new, struck, returned(profile, here.seen), found)
+        if WHOLE in reductions:
+            found |= {f"{WHOLE}/{name}": table for name, table in sparse.whole(grads, state.params, rows).items()}
+        return new, report(loss, metric, grads, new, struck, returned(profile, here.seen), found, known)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)
@@ -288,8 +298,8 @@ def explicit_program(
         logits, _, _, seen = network.forward(state.params, state.stats, batch["input"], ctx)
         loss, metric, _ = head(logits, batch["target"])
         found = together(seen.reduced, AXIS) | scored(profile, seen, AXIS)
-        predicted = jnp.argmax(logits, -1).astype(jnp.int32)
-        return Inference(loss, metric, predicted, lax.psum(seen.struck, AXIS), returned(profile, seen), Packed(found))
+        struck = lax.psum(seen.struck, AXIS)
+        return Inference(loss, metric, predicted(logits), struck, returned(profile, seen), Packed(found))
 
     evaluated = on_mesh(sums, (whole, split, split), whole)
     inferred = on_mesh(
@@ -315,7 +325,8 @@ def explicit_program(
     def inverted(state: ExplicitState, gradients: Params) -> ExplicitState:
         assert isinstance(optimizer, Invertible)
         opt_state, params = optimizer.inverse(gradients, state.opt_state, state.params)
-        return ExplicitState(params, state.stats, opt_state)
+        kept = sparse.looked_at(params, state.tables)
+        return ExplicitState(params, state.stats, opt_state, kept)
 
     def undo(state: ExplicitState, told: StepReport) -> ExplicitState:
         names = leaf_names(abstract.params)

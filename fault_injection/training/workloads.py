@@ -8,11 +8,12 @@ from typing import Any
 
 from ..machine.errors import InputError, did_you_mean
 from ..machine.reading import SHOWN
+from .click_workloads import RECOMMENDERS
 from .image_workloads import PUBLISHED
 from .text_workloads import TRANSFORMERS
 from .workload import Workload
 
-WORKLOADS: dict[str, Workload] = {**PUBLISHED, **TRANSFORMERS}
+WORKLOADS: dict[str, Workload] = {**PUBLISHED, **TRANSFORMERS, **RECOMMENDERS}
 
 
 def find_workload(name: str) -> Workload:

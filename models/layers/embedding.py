@@ -1,4 +1,4 @@
-"""Embedding of tokens, and the head that shares its table; their operations are sites."""
+"""Embeddings: of tokens, with the head that shares the table, and of categories; their operations are sites."""
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from ..layer import (
     Initial,
     Key,
     Layer,
+    Observations,
     Params,
     Shape,
     Stats,
@@ -18,9 +19,9 @@ from ..layer import (
     observed,
     stateless,
 )
-from ..operations import Dense, DenseGradIn, DenseGradWt, Lookup, LookupGradWt
+from ..operations import Dense, DenseGradIn, DenseGradWt, Lookup, LookupGradWt, SparseLookupGradWt
 from ..strike import perform
-from .initial import small_normal
+from .initial import small_normal, uniform_by_rows
 
 
 def embedding(name: str, vocabulary: int, features: int) -> Layer:
@@ -51,6 +52,42 @@ def embedding(name: str, vocabulary: int, features: int) -> Layer:
         seen = merge([observations, observed(ctx, "gradients", name, dy)])
         dtable = dtable.astype(params[name]["table"].dtype)
         return jnp.full(tokens.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, seen
+
+    return Layer(init, forward, backward, "int32")
+
+
+def sparse_embedding(name: str, categories: int, features: int) -> Layer:
+    """As `embedding`, with a gradient of the rows that are read alone: no step touches the whole table.
+
+    Parameter `table` [V,C], uniform between ±√(1/V).  Its gradient is [n,C], n = R·b·…, the rows
+    being `Observations.rows`: distinct, each with the sum over all that read it.  Sites as of
+    `embedding`; in an injection file the output of `name_grad_wt` is the whole table's gradient.
+
+    Args:
+      categories: V; what comes in is int32, from 0 to V − 1.
+
+    >>> embed, ctx = sparse_embedding("emb_0", 9, 3), Context(jax.random.key(0), jnp.arange(1))
+    >>> params = {"emb_0": {"table": jnp.ones((9, 3))}}
+    >>> _, _, cache, _ = embed.forward(params, {}, jnp.array([[4, 2, 4]]), ctx)
+    >>> _, dparams, seen = embed.backward(params, cache, jnp.ones((1, 3, 3)), ctx)
+    >>> seen.rows["emb_0/table"].tolist(), dparams["emb_0"]["table"][:, 0].tolist()
+    ([2, 4, 9], [1.0, 2.0, 0.0])
+    """
+
+    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
+        return {name: {"table": uniform_by_rows(key, name, (categories, features))}}, {}
+
+    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
+        y, observations = perform(Lookup(), name, x, params[name]["table"], ctx)
+        return y, {}, x, observations
+
+    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
+        read = cache  # [R,b,…]
+        gradient, observations = perform(SparseLookupGradWt(categories), f"{name}_grad_wt", read, dy, ctx)
+        rows = Observations(rows={f"{name}/table": gradient.rows})
+        seen = merge([observations, observed(ctx, "gradients", name, dy), rows])
+        dtable = gradient.values.astype(params[name]["table"].dtype)
+        return jnp.full(read.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, seen
 
     return Layer(init, forward, backward, "int32")
 

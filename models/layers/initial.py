@@ -50,6 +50,23 @@ def small_normal(key: Key, name: str, shape: Shape) -> np.ndarray | jax.ShapeDty
     return _truncated_normal(key, name, shape, 0.02**2)
 
 
+def uniform_by_rows(key: Key, name: str, shape: Shape) -> np.ndarray | jax.ShapeDtypeStruct:
+    """Table [V,C], uniform between ±√(1/V): the fewer rows, the more often each is read, and the larger it is.
+
+    Reference: Naumov et al., arXiv 1906.00091 (its code).
+
+    >>> table = uniform_by_rows((0,), "emb_0", (100, 16))
+    >>> table.dtype, round(float(np.abs(table).max()), 2)
+    (dtype('float32'), 0.1)
+    """
+    if key is None:
+        return jax.ShapeDtypeStruct(shape, np.float32)
+    table = np.random.default_rng([*key, zlib.crc32(name.encode())]).random(shape, np.float32)
+    table -= np.float32(0.5)  # in place: a table may be large
+    table *= np.float32(2 / math.sqrt(shape[0]))
+    return table
+
+
 def _truncated_normal(key: Key, name: str, shape: Shape, variance: float) -> np.ndarray | jax.ShapeDtypeStruct:
     if key is None:
         return jax.ShapeDtypeStruct(shape, np.float32)
