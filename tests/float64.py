@@ -26,16 +26,18 @@ from models.layers.attention import causal_attention  # noqa: E402
 from models.layers.convolution import convolution, depthwise_convolution  # noqa: E402
 from models.layers.dense import dense  # noqa: E402
 from models.layers.dropout import dropout  # noqa: E402
-from models.layers.embedding import embedding, tied_head  # noqa: E402
+from models.layers.embedding import embedding, sparse_embedding, tied_head  # noqa: E402
 from models.layers.gain import skip_gain  # noqa: E402
 from models.layers.heads import repeated_heads, split_heads  # noqa: E402
+from models.layers.interaction import columns, dot_interaction  # noqa: E402
 from models.layers.normalisation import batch_norm  # noqa: E402
 from models.layers.pooling import global_average  # noqa: E402
 from models.layers.rms_norm import rms_norm  # noqa: E402
 from models.layers.rotary import rotary  # noqa: E402
 from models.layers.standardisation import standardised_convolution  # noqa: E402
-from models.loss import cross_entropy  # noqa: E402
+from models.loss import binary_cross_entropy, cross_entropy  # noqa: E402
 from models.networks import NETWORKS  # noqa: E402
+from models.networks.dlrm import dlrm  # noqa: E402
 from models.networks.transformer import transformer  # noqa: E402
 
 VOCABULARY = 11  # of layers that take tokens
@@ -88,6 +90,10 @@ LAYERS = {
     "dense_without_bias": (dense("d", 7, bias=False), (2, 3, 5, 6)),
     "embedding": (embedding("e", VOCABULARY, 6), (2, 3, 5)),
     "embedding_and_tied_head": (chain(embedding("e", VOCABULARY, 6), swish(), tied_head("h", "e")), (2, 3, 5)),
+    "sparse_embedding": (sparse_embedding("e", VOCABULARY, 6), (2, 3, 5)),
+    "sparse_embedding_of_one_row": (sparse_embedding("e", 1, 6), (2, 3)),
+    "dot_interaction": (dot_interaction("i"), (2, 3, 5, 6)),
+    "columns": (columns(2, dense("d", 4), [sparse_embedding(n, VOCABULARY, 4) for n in "ef"]), (2, 3, 4)),
     "rms_norm": (rms_norm("n"), (2, 3, 5, 6)),
     "rms_norm_of_small_rows": (chain(skip_gain("g"), rms_norm("n", 10.0)), (2, 3, 5, 6)),
     "rotary": (rotary(), (2, 3, 2, 5, 6)),
@@ -132,11 +138,13 @@ LAYERS = {
     "densenet": (NETWORKS["densenet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
     "nfnet": (NETWORKS["nfnet"](width=4, blocks=(2, 1, 1, 1)), (2, 3, 32, 32, 3)),
     "transformer": (transformer(VOCABULARY, width=16, heads=4, kv_heads=2), (2, 3, 5)),
+    "dlrm": (dlrm(2, (VOCABULARY, 3, 40), 4, (8, 8), (8,)), (2, 3, 5)),
     "transformer_untied": (transformer(VOCABULARY, width=16, heads=2, kv_heads=2, blocks=1, tied=False), (2, 3, 5)),
 }
 
 
-WHOLE = {*NETWORKS, "transformer", "transformer_untied"}
+WHOLE = {*NETWORKS, "transformer", "transformer_untied", "dlrm"}
+NUMBERS = {"columns": 2, "dlrm": 2}  # columns of the input, the first ones, that are bits of float32 numbers
 # Compiled in less time; what is computed is the same.
 QUICKLY = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -155,14 +163,25 @@ def largest_error(found, expected):
     return max(errors, default=0.0)
 
 
-def check(layer, shape, random):
-    """Error of one layer's backward pass."""
+def whole_tables(dparams, rows, params):
+    """The gradients with those of whole tables in place of those of the rows that were read."""
+    for name, read in rows.items():
+        layer, leaf = name.split("/")
+        table = jnp.zeros_like(params[layer][leaf]).at[read].add(dparams[layer][leaf], mode="drop")
+        dparams = dparams | {layer: dparams[layer] | {leaf: table}}
+    return dparams
+
+
+def check(layer, shape, random, numbers=0):
+    """Error of one layer's backward pass; the first `numbers` of its input's columns are the bits of numbers."""
     draw = lambda like: jnp.asarray(random.standard_normal(like.shape))  # noqa: E731
     params, stats = layer.init((0,), shape)
     params = jax.tree.map(draw, params)
     stats = jax.tree.map(jnp.float64, stats)
     takes_tokens = layer.takes == "int32"
     x = jnp.asarray(random.integers(0, VOCABULARY, shape) if takes_tokens else random.standard_normal(shape))
+    if numbers:
+        x = x.astype("int32").at[..., :numbers].set(random.standard_normal((*shape[:-1], numbers), "f4").view("i4"))
     workers = jnp.arange(shape[0], dtype=jnp.int32)
     ctx = Context(key=jax.random.key(1), workers=workers, fault=inactive_fault())
 
@@ -170,7 +189,8 @@ def check(layer, shape, random):
     def both(params, x, dy):
         _, vjp = jax.vjp(lambda p, x: layer.forward(p, stats, x, ctx)[0], params, x)
         _, _, cache, _ = layer.forward(params, stats, x, ctx)
-        return vjp(dy), layer.backward(params, cache, dy, ctx)[:2]
+        dx, dparams, seen = layer.backward(params, cache, dy, ctx)
+        return vjp(dy), (dx, whole_tables(dparams, seen.rows, params))
 
     dy = draw(jax.eval_shape(lambda x: layer.forward(params, stats, x, ctx)[0], x))
     (dparams_expected, dx_expected), (dx, dparams) = both(params, x, dy)
@@ -180,10 +200,13 @@ def check(layer, shape, random):
 
 
 def check_loss(random):
-    """Error of the loss head's gradient."""
+    """Error of the loss heads' gradients."""
     logits, labels = jnp.asarray(random.standard_normal((2, 5, 10))), jnp.asarray(random.integers(0, 10, (2, 5)))
-    expected = jax.grad(lambda z: cross_entropy(z, labels)[0].sum())(logits)
-    return largest_error(cross_entropy(logits, labels)[2], expected)
+    found, expected = [], []
+    for head, z, y in ((cross_entropy, logits, labels), (binary_cross_entropy, logits[..., :1], labels % 2)):
+        found.append(head(z, y)[2])
+        expected.append(jax.grad(lambda z, head=head, y=y: head(z, y)[0].sum())(z))
+    return largest_error(found, expected)
 
 
 def check_published_forms(random):
@@ -236,5 +259,5 @@ if __name__ == "__main__":
         elif name == "cross_entropy":
             errors[name] = check_loss(random)
         else:
-            errors[name] = check(*LAYERS[name], random)
+            errors[name] = check(*LAYERS[name], random, NUMBERS.get(name, 0))
     json.dump(errors, sys.stdout)

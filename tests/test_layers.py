@@ -47,7 +47,7 @@ def test_every_backward_pass_is_the_derivative_in_float64(repository):
 
 @pytest.mark.slow
 def test_the_backward_pass_of_every_network_is_the_derivative_in_float64(repository):
-    errors = in_float64(repository, *NETWORKS, "transformer", "transformer_untied")
+    errors = in_float64(repository, *NETWORKS, "transformer", "transformer_untied", "dlrm")
     assert not {name: error for name, error in errors.items() if error > 1e-10}
 
 

@@ -75,7 +75,7 @@ def _mistake(lines: bytes, before: int, path: pathlib.Path) -> InputError:
             return InputError(f"{len(fields)} columns; {EXPECTED}", path, number)
         for column, field in enumerate(fields):
             digits = field.removeprefix(b"-") if 0 < column <= NUMBERS else field
-            found = f"column {column + 1}, {field[:SHOWN].decode('ascii', 'backslashreplace')!r}"
+            found = f"column {column + 1}, {field[:SHOWN].decode(errors='replace')!r}"
             if column == 0:
                 expected, right = "a label, 0 or 1", field in (b"0", b"1")
             elif column <= NUMBERS:

@@ -134,10 +134,6 @@ class ClickWorkload(Workload):
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
 
-    def embedded(self) -> "ClickWorkload":
-        """The same network on the embedded examples, small enough for two cores."""
-        return RECOMMENDERS["dlrm"] if self.dataset != "adult" else self
-
 
 @functools.lru_cache(maxsize=256)
 def _sites(workload: ClickWorkload) -> Mapping[str, Site]:

@@ -55,8 +55,8 @@ def columns(dense: int, bottom: Layer, tables: Sequence[Layer]) -> Layer:
         return params, stats
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
-        # As wide as the parameters: float32, and float64 where JAX computes in that.
-        numbers = lax.bitcast_convert_type(x[..., :dense], jnp.float32).astype(float)
+        width = jax.tree.leaves(params)[0].dtype  # float32, but where a test computes in float64
+        numbers = lax.bitcast_convert_type(x[..., :dense], jnp.float32).astype(width)
         inputs = [numbers, *(x[..., dense + k] for k in range(len(tables)))]
         new_stats: Stats = {}
         vectors, caches, observations = [], [], []
