@@ -22,12 +22,14 @@ from fault_injection.data import criteo
 from fault_injection.data.adult import SIZES, load_adult
 from fault_injection.data.clicks import ClickBatches, Clicks
 from fault_injection.data.criteo_text import converted
+from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.training.digest import digest, magnitude
 from fault_injection.training.explicit import explicit_program
 from fault_injection.training.optimizers import keras_sgd
+from fault_injection.training.state_faults import faulty_step, state_sites
 from fault_injection.training.workloads import make_workload, restore_workload
-from models.fault import Operand, inactive_fault, make_fault
+from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.loss import binary_cross_entropy
 from models.networks.dlrm import dlrm
 from models.operations import coalesced
@@ -117,6 +119,17 @@ def test_a_step_is_that_of_whole_tables_and_its_report_that_of_a_look_at_all_of_
             if layer.startswith("emb_"):
                 read = np.unique(batch["input"][..., 6 + int(layer.removeprefix("emb_"))])
                 assert set(np.flatnonzero(gradient.any(-1))) <= set(read)
+
+
+def test_a_table_that_is_struck_is_looked_at_again():
+    """What is kept of a table is no target, and is that of the table that the step reads."""
+    own, sites, state = program(), state_sites(program()), start()
+    assert not [name for name in sites if name.startswith("tables/")]
+    fault = make_fault(sites["params/emb_2/table"], Operand.INPUT, ALL, [5], keep=ALL_ONES, flip=1 << 30)
+    for step in range(2):
+        state, report = faulty_step(own, state, own.batch(0, step), 0, step, fault)
+        np.testing.assert_array_equal(report.digest, digest(state))
+        assert report.struck.operand_changed == 1
 
 
 def test_an_inactive_fault_changes_no_bit_of_any_state():

@@ -125,7 +125,7 @@ def columns(run: Run, program: Program, metric: str) -> dict[str, np.ndarray]:
     optimizer's history apart.
     """
     magnitude = run.column("magnitude")
-    groups = {role.value: program.positions(role) for role in Role if role not in (Role.HISTORY, Role.OTHER)}
+    groups = {role.value: program.positions(role) for role in Role if role not in (Role.HISTORY, Role.KEPT, Role.OTHER)}
     groups |= {f"history_{moment}": program.positions(Role.HISTORY, moment) for moment in program.moments}
     steps = {
         "epoch": np.concatenate([np.full(len(e["step"]), run.first + i) for i, e in enumerate(run.epochs)]),

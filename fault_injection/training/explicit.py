@@ -328,6 +328,10 @@ def explicit_program(
         kept = sparse.looked_at(params, state.tables)
         return ExplicitState(params, state.stats, opt_state, kept)
 
+    @jax.jit
+    def restated(state: ExplicitState) -> ExplicitState:
+        return dataclasses.replace(state, tables=sparse.looked_at(state.params, state.tables))
+
     def undo(state: ExplicitState, told: StepReport) -> ExplicitState:
         names = leaf_names(abstract.params)
         leaves = [told.reductions[f"{WHOLE}/{name}"] for name in names]
@@ -365,6 +369,7 @@ def explicit_program(
             activations=activations,
             watching=watching,
             gradient_scale=lambda: gradient_scale(network, abstract.params, abstract.stats, inputs),
+            restated=restated if tables else lambda state: state,
             undo=undo if isinstance(optimizer, Invertible) else None,
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
             lower_infer=lambda state, batch: inferred.lower(state, batch, numbers, profile, None),
@@ -391,6 +396,8 @@ def _leaves(state: ExplicitState) -> tuple[Leaf, ...]:
     def role(name: str) -> Role:
         if name in moments:
             return Role.HISTORY
+        if name.startswith("tables/"):
+            return Role.KEPT
         if name.startswith("stats/"):
             return Role.VARIANCE if name.endswith("/var") else Role.STATISTIC
         return Role.PARAMETER if name.startswith("params/") else Role.OTHER

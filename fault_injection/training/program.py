@@ -33,6 +33,7 @@ class Role(enum.StrEnum):
     STATISTIC = "statistics"  # running statistics but for variances
     VARIANCE = "running_variance"
     HISTORY = "history"  # what an optimizer keeps of past gradients
+    KEPT = "kept"  # what a step keeps of other leaves, to report it; no fault strikes it
     OTHER = "other"
 
 
@@ -208,6 +209,8 @@ class Program:
       undo: the state before a step, from the one after it and the step's report of whole gradients
         (the reduction `whole/parameter_gradients`), by the optimizer's algebraic inverse: up to
         rounding, and without running statistics, which stay as they are.  None where there is none.
+      restated: the state with its leaves of the role `KEPT` brought up to date, after others were changed outside of
+        a step.
       lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
       lower_infer: the same of `infer` without a fault.
       tests: the test data in batches, on the devices.
@@ -234,6 +237,7 @@ class Program:
     faulty_step: Callable[[State, Batch, int, int, Fault], tuple[State, StepReport]]
     evaluate: Callable[[State], Evaluation]
     gradient_scale: Callable[[], Mapping[str, float]] = dict
+    restated: Callable[[State], State] = lambda state: state
     lower: Callable[[State, Batch], Any] | None = None
     lower_infer: Callable[[State, Batch], Any] | None = None
     undo: Callable[[State, StepReport], State] | None = None

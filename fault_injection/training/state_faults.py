@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from models.fault import Fault, Operand, Struck, overwrite, site_id
 from models.site import Site
 
-from .program import Batch, Program, State, StepReport
+from .program import Batch, Program, Role, State, StepReport
 
 STATE = "state"  # the stage of a leaf, beside the forward and the backward pass
 
@@ -21,7 +21,11 @@ def state_sites(program: Program) -> dict[str, Site]:
       ValueError: two names have the same id.
     """
     leaves = zip(program.leaves, jax.tree.leaves(program.abstract), strict=True)
-    found = {leaf.name: Site(leaf.name, leaf.name, STATE, {Operand.INPUT: tensor}) for leaf, tensor in leaves}
+    found = {
+        leaf.name: Site(leaf.name, leaf.name, STATE, {Operand.INPUT: tensor})
+        for leaf, tensor in leaves
+        if leaf.role != Role.KEPT
+    }
     if len({site_id(name) for name in found}) < len(found):
         raise ValueError("two leaves of the state have names with the same id")
     return found
@@ -41,7 +45,8 @@ def faulty_step(
         return program.faulty_step(state, batch, epoch, step, fault)
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.copy, state))
     leaves[number], struck = _overwritten(leaves[number], fault)
-    state, report = program.step(jax.tree.unflatten(tree, leaves), batch, epoch, step)
+    struck_state = program.restated(jax.tree.unflatten(tree, leaves))
+    state, report = program.step(struck_state, batch, epoch, step)
     return state, dataclasses.replace(report, struck=struck)
 
 
