@@ -80,7 +80,7 @@ def _summary(board: Board) -> list[str]:
     said = [
         f"{len(board.seen):,} experiments on {board.title} ({board.details}): {len(latent)} latent outcomes, "
         f"{len(nonfinite)} with a loss that is not finite, {len(board.of([MASKED]))} masked. All detectors watched "
-        f"the same runs for at most {board.window} steps after the fault, and none influenced them.",
+        f"the same runs for at most {board.window} step(s) after the fault, and none influenced them.",
         f"False alarms are counted in {len(board.fault_free)} fault-free runs of {board.fault_free_steps:,} steps.",
     ]
     if latent:
