@@ -75,12 +75,14 @@ def test_a_new_workload_changes_no_key(copy):
 
 ONLY_DIGITS = {"resnet18 on digits"}
 ONLY_TEXT = {"transformer"}
-IMAGES = set(ALL) - ONLY_TEXT
+ONLY_CLICKS = {"dlrm", "dlrm_criteo"}
+IMAGES = set(ALL) - ONLY_TEXT - ONLY_CLICKS
 EDITS = {
     "models/layers/convolution.py": IMAGES,
     "models/layers/standardisation.py": {"nfnet"},
     "models/layers/normalisation.py": IMAGES - {"nfnet"},
     "models/layers/attention.py": ONLY_TEXT,
+    "models/layers/interaction.py": ONLY_CLICKS,
     "models/networks/densenet.py": {"densenet"},
     "models/operations.py": set(ALL),
     "models/strike.py": set(ALL),
@@ -93,6 +95,8 @@ EDITS = {
     "fault_injection/faults/fault_models.py": set(VERDICTS),
     "fault_injection/runs/outcome.py": set(VERDICTS),
     "fault_injection/runs/follow.py": set(VERDICTS),
+    "fault_injection/training/state_faults.py": set(VERDICTS),
+    "fault_injection/faults/schedule.py": set(VERDICTS),
     "fault_injection/runs/exits.py": set(VERDICTS),
     "fault_injection/runs/replay_run.py": set(VERDICTS),  # which checks what an experiment's fault did, too
     "fault_injection/campaign/conditions.py": {"campaigns"},

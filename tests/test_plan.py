@@ -49,7 +49,8 @@ twins = 2
 
 def test_every_shipped_plan_is_one(repository):
     plans = {path.stem: read_plan(path) for path in (repository / "injections" / "plans").glob("*.toml")}
-    assert plans.keys() == {"quick", "reference", "lean", "latent", "transformer_float32", "transformer_bfloat16"}
+    of_images = {"quick", "reference", "lean", "latent", "fault_free"}
+    assert plans.keys() == of_images | {"transformer_float32", "transformer_bfloat16", "dlrm"}
     reference = plans["reference"]
     same = dataclasses.replace(plans["lean"], audit=reference.audit, audit_near=reference.audit_near)
     assert same == reference  # the same experiments, with fewer audits

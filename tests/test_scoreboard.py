@@ -9,7 +9,7 @@ import pytest
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import Untrustworthy
 from fault_injection.runs.outcome import MASKED
-from fault_injection.scoreboard.board import Board, ScoredExperiment, _same
+from fault_injection.scoreboard.board import Board, ScoredExperiment, require_same
 from fault_injection.scoreboard.settings import read_settings
 from fault_injection.scoreboard.store import ScoreStore
 from fault_injection.scoreboard.tasks import SWEPT
@@ -70,10 +70,10 @@ def test_a_watched_run_that_is_not_the_judged_one_is_not_scored():
     curve = np.float32([[1.5, 0.0], [np.nan, 0.0]])
     row = {"old_bits": 1, "new_bits": 2, "curve": curve.tobytes(), "recorded": 2}
     value = {"old": 1, "new": 2, "loss": [1.5, "NaN"]}
-    _same(3, value, row)
+    require_same(3, value, row)
     for wrong in ({"new": 3}, {"loss": [1.5000001, "NaN"]}):
         with pytest.raises(Untrustworthy, match="experiment 3"):
-            _same(3, value | wrong, row)
+            require_same(3, value | wrong, row)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Faults in the state and faults that last: what a step reads is struck, at the steps that a schedule says."""
 
 import dataclasses
+import json
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from small import small
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL, Injection
-from fault_injection.faults.injection_file import format_injection, parse_injection
+from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.schedule import SCHEDULE, Schedule
 from fault_injection.runs.follow import Address, Back, Observer, addresses, follow
@@ -188,6 +189,15 @@ def test_a_mistake_is_one_line(change, message, tmp_path, capsys):
     assert main(["replay", str(path), "--check"]) == 2
     said = capsys.readouterr().err
     assert message in said and said.count("\n") == 1
+
+
+def test_shipped_injections_are_valid_and_have_results(repository):
+    files = sorted((repository / "injections" / "state").glob("*.csv"))
+    results = repository / "results" / "state"
+    for path in files:
+        said = json.loads((results / path.stem / "provenance.json").read_text())["injection"]
+        assert read_injection(path) == parse_injection("\n".join(said))
+    assert [path.stem for path in files] == sorted(folder.name for folder in results.iterdir())
 
 
 def test_leaves_are_listed(capsys):

@@ -37,7 +37,7 @@ def load_adult(folder: pathlib.Path | None, sizes: tuple[int, ...] = SIZES) -> C
 
     >>> clicks = load_adult(None)
     >>> clicks.train.shape, clicks.test.shape, round(clicks.positive, 3), round(clicks.chance, 3)
-    ((39073, 15), (9769, 15), 0.24, 0.76)
+    ((39073, 15), (9769, 15), 0.239, 0.761)
     """
     rows = list(csv.DictReader(io.StringIO(gzip.decompress(FILE.read_bytes()).decode("ascii"))))
     tested = np.arange(len(rows)) % EVERY == 0

@@ -16,7 +16,7 @@ from ..machine.sources import closure, source_hash
 from ..training.workload import Workload
 
 COMPUTING = ("models", "fault_injection/training", "fault_injection/data")
-STRIKING = ("fault_injection/faults",)
+STRIKING = ("fault_injection/faults", "fault_injection/training/state_faults.py")
 JUDGING = ("fault_injection/runs", "fault_injection/campaign")
 
 REPLAY = "fault_injection/runs/replay_run.py"

@@ -234,7 +234,8 @@ class Witness(Observer):
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         """Look at a faulty step; raises FaultNotApplied where its observations contradict the fault."""
-        if at == self._at or report.struck is not None:
+        due = self.struck is None and at == self._at  # executed again, it may be without the fault
+        if due or report.struck is not None:
             struck = check_struck(self._site.name, self._fault, report.struck)
             self.struck = self.struck or struck
 
