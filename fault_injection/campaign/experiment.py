@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.fault import Struck, inactive_fault
+from models.fault import Fault, Struck, inactive_fault
 
 from ..runs.exits import EXACT, ExactlyMasked, FirstNonFinite
 from ..runs.follow import Address, addresses, follow, numbered
@@ -137,14 +137,14 @@ class Laboratory:
             lambda epoch, step: Walk(golden, walks, epoch).state_before(step)
         )
         self.noise = functools.cache(lambda window: noise_floor(golden, plan.workload.epochs, window, plan.twins))
-        self._controlled: set[int] = set()
+        self._controlled: set[tuple[int, int]] = set()
 
-    def control(self, at: Address, size: int) -> float:
+    def control(self, at: Address, fault: Fault) -> float:
         """See that both executables reproduce the golden run, also the one that strikes while nothing strikes.
 
         Args:
           at: a step of the golden run.
-          size: number of elements of a fault; each has an executable, which is controlled once.
+          fault: each number of elements has an executable, which is controlled once; so has each leaf of the state.
 
         Returns:
           Seconds that it took, compiling included.
@@ -152,13 +152,14 @@ class Laboratory:
         Raises:
           NotRepeated: one of them does not.
         """
-        if size in self._controlled:
+        size, site = len(fault.index), fault.site if self.plan.of_state else None
+        if (size, int(site or 0)) in self._controlled:
             return 0.0
         begun = time.perf_counter()
-        for faults in ({at: inactive_fault(size)}, {}):
+        for faults in ({at: inactive_fault(size, site)}, {}):
             start = _copy(self.state_before(at.epoch, at.step))
             follow(self.golden.program, start, [at], faults, [Repeats(self.golden)])
-        self._controlled.add(size)
+        self._controlled.add((size, int(site or 0)))
         return time.perf_counter() - begun
 
     def golden_after(self, fault: Address, at: Address) -> State:
@@ -179,7 +180,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     """
     begun = time.perf_counter()
     choice = choose(lab.plan, draw(lab.plan, number))
-    setting_up = lab.control(choice.at, len(choice.fault.index))
+    setting_up = lab.control(choice.at, choice.fault)
     course = _follow(lab, choice)
     judged = functools.partial(
         judge,
@@ -226,13 +227,16 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     # From the start of the fault's epoch: before the fault this run is the golden one.
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
     witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
-    masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full")
+    faults = choice.faults(plan)
+    last_strike = since(max(faults))
+    masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full", last_strike=last_strike)
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite)
     verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends)
     observers = [recorder, witness, nonfinite, masked, projection, verdict]
 
     state = lab.state_before(at.epoch, at.step)
-    followed = follow(program, state, addresses(at, last, steps_per_epoch), {at: choice.fault}, observers)
+    lasting = plan.schedule.lasting
+    followed = follow(program, state, addresses(at, last, steps_per_epoch), faults, observers, lasting=lasting)
     seconds = followed.seconds
     if followed.ended is None and last < end and early and plan.exit == "conditions":
         # An audit goes on to the end, whatever the horizon.

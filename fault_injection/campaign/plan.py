@@ -1,20 +1,24 @@
 """The plan of a campaign: what is struck, how often, and when to stop looking."""
 
 import dataclasses
+import functools
 import math
 import statistics
 from typing import Any
 
+from models.site import Site
+
 from ..faults.fault_models import FAULT_MODELS, VALUES, Pattern, Values
+from ..faults.schedule import ONCE, Schedule
 from ..machine.reading import fits
 from ..runs.follow import Address, horizon_or_end, numbered
 from ..training.program import NONFINITE_RULES
+from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload, restore_workload
 
 # How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")
-PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED")
 LARGEST = 10_000_000  # experiments of a plan
 
 
@@ -48,7 +52,7 @@ class Plan:
       experiments: how many.
       half_width, confidence: what their number was calculated from, or None.
       epochs: among which the fault's is drawn.
-      sites: names of the operations struck, of the stages and patterns asked for.
+      sites: names of the operations struck, or of the leaves of the state, of the stages and patterns asked for.
       models: fault models with their weights.
       seed: of all that is drawn.
       exit: one of `EXITS`.
@@ -57,6 +61,7 @@ class Plan:
       audit_near: the same share of those near a threshold, by `Conditions.near`.
       twins: golden runs one unit in the last place apart, for the tolerance of verdicts.
       nonfinite: one of `NONFINITE_RULES`: what ends a run when it is not finite.
+      schedule: when a fault strikes again.
     """
 
     workload: Workload
@@ -73,6 +78,17 @@ class Plan:
     audit_near: float
     twins: int
     nonfinite: str = NONFINITE_RULES[0]
+    schedule: Schedule = ONCE
+
+    @functools.cached_property
+    def targets(self) -> dict[str, Site]:
+        """What is struck, by name."""
+        return {name: self.workload.target(name) for name in self.sites}
+
+    @property
+    def of_state(self) -> bool:
+        """Whether the state is struck, and not operations."""
+        return any(site.stage == STATE for site in self.targets.values())
 
     @property
     def steps_per_epoch(self) -> int:
@@ -107,10 +123,12 @@ class Plan:
             size += f", for rates within ±{self.half_width:g} at {self.confidence:.0%}"
         ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
         models = ", ".join(model.name for model in self.models)
-        w = self.workload
+        struck = "leaves of the state" if self.of_state else "sites"
+        w, again = self.workload, "" if self.schedule == ONCE else f", {self.schedule}"
         return (
-            f"{size}, on {w.title} ({w.details}): {len(self.sites)} sites, {len(self.epochs)} of {w.epochs} epochs; "
-            f"fault models {models}; exit mode {self.exit}, followed {ends}"
+            f"{size}, on {w.title} ({w.details}): {len(self.sites)} {struck}, "
+            f"{len(self.epochs)} of {w.epochs} epochs; fault models {models}{again}; "
+            f"exit mode {self.exit}, followed {ends}"
         )
 
     def identity(self) -> dict[str, Any]:
@@ -130,7 +148,7 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
     """
     try:
         plan = _restored_plan(kept)
-        workload, sites = plan.workload, plan.workload.sites()
+        workload = plan.workload
         options = {**workload.OPTIONS, **workload.REQUIRED}
         read = {
             name: option.kind.parse(str(format_option(getattr(workload, name)))) for name, option in options.items()
@@ -147,7 +165,7 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
         "experiments": 0 < plan.experiments <= LARGEST,
         "confidence": 0.5 <= plan.confidence < 1,
         "epochs": bool(plan.epochs) and all(0 <= epoch < plan.workload.epochs for epoch in plan.epochs),
-        "sites": bool(plan.sites) and all(site in sites for site in plan.sites),
+        "sites": bool(plan.sites) and all(workload.find(site) is not None for site in plan.sites),
         "models": bool(values) and all(m.name in FAULT_MODELS and 0 < m.weight < 1e6 for m in plan.models),
         "seed": 0 <= plan.seed < 2**31,
         "exit": plan.exit in EXITS,
@@ -168,6 +186,7 @@ def _restored_plan(kept: dict[str, Any]) -> Plan:
         Model(**{**model, "options": tuple((name, _restored(name, value)) for name, value in model["options"])})
         for model in known["models"]
     )
+    known["schedule"] = Schedule(**known.get("schedule", {}))
     known |= {name: tuple(known[name]) for name in ("epochs", "sites")}
     return Plan(**known)
 

@@ -7,23 +7,27 @@ import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from models.fault import Operand
 from models.site import Site
 
-from ..faults.fault_models import FAULT_MODELS, VALUES, read_histogram
+from ..faults.fault_models import FAULT_MODELS, FLIPS, PUBLISHED_MODELS, VALUES, read_histogram
 from ..faults.injection import STAGES, too_large
 from ..faults.number_formats import Format, format_of
+from ..faults.schedule import ONCE, SCHEDULE, Schedule
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
 from ..training.program import NONFINITE_RULES
+from ..training.state_faults import STATE
 from ..training.workload import Workload
 from ..training.workloads import find_workload
-from .plan import EXITS, LARGEST, PUBLISHED_MODELS, Model, Plan, sample_size
+from .plan import EXITS, LARGEST, Model, Plan, sample_size
 
 LONGEST = 400  # characters of a pattern, and of a message about a key
 SAID = 200  # characters of a message that is not ours
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
-FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models")
+FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models", "schedule")
+FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
 RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite")
 
 
@@ -69,6 +73,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     if twins == 1:
         raise read.wrong("run.twins", "1; a spread needs two at least")
     sites = _sites(faults, workload, read)
+    schedule = _schedule(faults, exit, read)
     return Plan(
         workload=workload,
         experiments=experiments,
@@ -76,7 +81,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         confidence=confidence,
         epochs=_epochs(faults, workload, read),
         sites=sites,
-        models=_models(faults, [workload.sites()[name] for name in sites], read),
+        models=_models(faults, [workload.target(name) for name in sites], read),
         seed=read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
         exit=exit,
         horizon=horizon,
@@ -84,7 +89,20 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         audit_near=read.number(run, "run.audit_near", 1.0, 0, 1),
         twins=twins,
         nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
+        schedule=schedule,
     )
+
+
+def _schedule(faults: Mapping[str, Any], exit: str, read: "Reader") -> Schedule:
+    text = faults.get("schedule", str(ONCE))
+    try:
+        found = SCHEDULE.parse(_as_text(text))
+    except ValueError:
+        raise read.wrong("faults.schedule", SCHEDULE.wrong(_as_text(text))) from None
+    if found != ONCE and exit == "conditions":
+        what = "early verdicts hold for faults that strike once; expected run.exit = 'exact' or 'full'"
+        raise read.wrong("faults.schedule", f"{found} does not go with the exit mode 'conditions': {what}")
+    return found
 
 
 def plan_tables(path: pathlib.Path) -> tuple[dict[str, Any], "Reader"]:
@@ -231,13 +249,15 @@ def _epochs(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tupl
 
 def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[str, ...]:
     """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
-    known = list(STAGES.values())
-    stages = read.list_of(faults, "faults.stages", known, str, "stages")
+    known = [*STAGES.values(), STATE]
+    stages = read.list_of(faults, "faults.stages", known[:-1], str, "stages")
     for stage in stages:
         if stage not in known:
             raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
+    if STATE in stages and len(stages) > 1:
+        raise read.wrong("faults.stages", f"'{STATE}' stands alone: a plan strikes operations, or the state")
     patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
-    sites = workload.sites()
+    sites = workload.state() if STATE in stages else workload.sites()
     chosen = set(sites) if patterns[0].startswith("!") else set()
     for pattern in patterns:
         fitting = fnmatch.filter(sites, pattern.removeprefix("!")) if len(pattern) <= LONGEST else []
@@ -256,7 +276,8 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple
 
 
 def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> tuple[Model, ...]:
-    given = faults.get("models", dict.fromkeys(PUBLISHED_MODELS, 1))
+    of_state = sites[0].stage == STATE
+    given = faults.get("models", dict.fromkeys(FLIP_MODELS[:1] if of_state else PUBLISHED_MODELS, 1))
     if not isinstance(given, dict) or not given:
         raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
     models = []
@@ -264,6 +285,9 @@ def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> t
         key = f"faults.models.{name[:60]}"
         if name not in FAULT_MODELS:
             raise read.wrong(key, f"unknown fault model{did_you_mean(name, FAULT_MODELS)}")
+        if of_state and FAULT_MODELS[name].operand != Operand.INPUT:
+            what = f"strikes the {FAULT_MODELS[name].operand.name.lower()} of an operation"
+            raise read.wrong(key, f"{what}, and the state is no operation; expected such as {', '.join(FLIP_MODELS)}")
         entry = entry if isinstance(entry, dict) else {"weight": entry}
         read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
         weight = entry.get("weight", 1)

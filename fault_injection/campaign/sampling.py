@@ -10,10 +10,11 @@ from models.fault import Fault, Operand, make_fault
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, Bits
-from ..faults.injection import Injection
+from ..faults.injection import ALL, Injection
 from ..faults.number_formats import format_of
+from ..faults.schedule import ONCE
 from ..machine.errors import InputError
-from ..runs.follow import Address
+from ..runs.follow import Address, addresses
 from .plan import Model, Plan
 
 WHERE, WHAT = 0, 1  # tell an experiment's two random streams apart
@@ -50,7 +51,8 @@ class Experiment:
 def draw(plan: Plan, number: int) -> Experiment:
     """Experiment `number`: epoch, step, worker and site each uniform, the model by its weight.
 
-    The streams are NumPy's, whose version is part of a campaign's key.
+    Of the state every element is as likely as any other, so a leaf is drawn by its size; and no
+    worker is drawn, because all share it.  The streams are NumPy's, whose version is part of a campaign's key.
     """
     rng = np.random.default_rng([plan.seed, number, WHERE])
     weights = np.array([model.weight for model in plan.models])
@@ -58,12 +60,18 @@ def draw(plan: Plan, number: int) -> Experiment:
         number=number,
         epoch=plan.epochs[rng.integers(len(plan.epochs))],
         step=int(rng.integers(plan.steps_per_epoch)),
-        worker=int(rng.integers(plan.workload.workers)),
-        site=plan.sites[rng.integers(len(plan.sites))],
+        worker=ALL if plan.of_state else int(rng.integers(plan.workload.workers)),
+        site=_drawn_leaf(plan, rng) if plan.of_state else plan.sites[rng.integers(len(plan.sites))],
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),
         audited_near=bool(rng.random() < plan.audit_near),
     )
+
+
+def _drawn_leaf(plan: Plan, rng: np.random.Generator) -> str:
+    """A leaf of the state, by its size."""
+    sizes = np.array([math.prod(site.shapes[Operand.INPUT]) for site in plan.targets.values()])
+    return plan.sites[rng.choice(len(sizes), p=sizes / sizes.sum())]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +101,13 @@ class Choice:
         e = self.experiment
         return make_fault(self.site, e.operand, e.worker, self.index, **self.bits._asdict())
 
+    def faults(self, plan: Plan) -> dict[Address, Fault]:
+        """The fault at all steps that the plan's schedule has it strike, as far as a run may be followed."""
+        if plan.schedule == ONCE:
+            return {self.at: self.fault}
+        later = enumerate(addresses(self.at, plan.end, plan.steps_per_epoch))
+        return {at: self.fault for after, at in later if plan.schedule.strikes(after, plan.workload.seed)}
+
     @property
     def flipped_bit(self) -> int | None:
         """The bit that is inverted, 0 the lowest, where it is one bit of one element."""
@@ -114,13 +129,14 @@ class Choice:
             bits=self.bits,
             horizon=plan.horizon,
             nonfinite=plan.nonfinite,
+            schedule=plan.schedule,
         )
 
 
 def choose(plan: Plan, experiment: Experiment) -> Choice:
     """Positions and values of an experiment's fault, by its model."""
     rng = np.random.default_rng([plan.seed, experiment.number, WHAT])
-    site = plan.workload.sites()[experiment.site]
+    site = plan.targets[experiment.site]
     tensor = site.operands[experiment.operand]
     size, format = math.prod(tensor.shape), format_of(tensor.dtype)
     index = FAULT_MODELS[experiment.model.name].places(rng, size)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, NoReturn, Self
 
 from models.fault import Operand
 
+from ..faults.injection import ALL
 from ..machine.errors import InputError, printable
 from ..machine.reading import fits
 from ..runs.dependencies import content_hash
@@ -364,18 +365,18 @@ def _describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
 
 def _wrong_in(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
     """A function that names a column of an experiment of this plan that cannot be; None where all can."""
-    columns, sites = TABLES["experiments"], plan.workload.sites()
+    columns, sites = TABLES["experiments"], plan.targets
     known: dict[str, Collection[object]] = {
         "model": {model.name for model in plan.models},
         "site": set(plan.sites),
         "operand": {operand.name.lower() for operand in Operand},
         "epoch": set(plan.epochs),
         "step": range(plan.steps_per_epoch),
-        "worker": range(plan.workload.workers),
+        "worker": [ALL] if plan.of_state else range(plan.workload.workers),
         "outcome": set(OUTCOMES),
         "audit_outcome": {None, *OUTCOMES},
     }
-    counted = [name for name, column in columns.items() if column.kind is int]
+    counted = [name for name, column in columns.items() if column.kind is int and name not in known]
     typed: set[tuple[type, ...]] = set()  # that of the rows so far, which are few
 
     def wrong_in(row: sqlite3.Row) -> str | None:

@@ -238,6 +238,22 @@ def periodic(count: int) -> Places:
     return places
 
 
+def scattered(count: int) -> Places:
+    """So many elements, uniformly among all; all of them in a smaller operand.
+
+    >>> scattered(3)(np.random.default_rng(0), 100).shape
+    (3,)
+    """
+
+    def places(rng: np.random.Generator, size: int) -> Indices:
+        found: set[int] = set()  # no list of all positions: a table has millions
+        while len(found) < min(count, size):
+            found |= set(rng.integers(size, size=min(count, size) - len(found)).tolist())
+        return np.array(sorted(found), np.int64)
+
+    return places
+
+
 @dataclasses.dataclass(frozen=True)
 class FaultModel:
     """How positions and values of a fault are chosen.
@@ -253,6 +269,9 @@ class FaultModel:
     places: Places
     values: str
     group: int = 1
+
+
+FLIPS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _model(operand: Operand, values: str, group: int = 1, run: bool = False) -> FaultModel:
@@ -281,4 +300,8 @@ FAULT_MODELS = {
     "N64_WT_16": _model(Operand.WEIGHT, "same_tensor", 64),
     "N64_WT_GLB": _model(Operand.WEIGHT, "same_tensor", 64, run=True),
     "MEASURED": FaultModel(Operand.OUTPUT, periodic(16), "measured"),
+    # One bit of each of so many elements of what a step or an operation reads; ours, for the state.
+    **{f"FLIPS_{count}": FaultModel(Operand.INPUT, scattered(count), "bit_flip") for count in FLIPS},
 }
+# Of the published systems; a plan without a table of models has these.
+PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED" and not name.startswith("FLIPS_"))

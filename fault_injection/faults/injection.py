@@ -109,8 +109,8 @@ in the output [128×10] of fc.
         tensor = site.operands[FAULT_MODELS[fmodel].operand]
         return cls(
             workload=workload,
-            stage=next(published for published, stage in STAGES.items() if stage == site.stage),
-            fmodel=fmodel,
+            stage=next((published for published, stage in STAGES.items() if stage == site.stage), STATE),
+            fmodel="" if site.stage == STATE else fmodel,
             worker=worker,
             layer=site.name,
             epoch=epoch,

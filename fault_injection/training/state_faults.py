@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import ShapeDtypeStruct
 
 from models.fault import Fault, Operand, Struck, overwrite, site_id
 from models.site import Site
@@ -22,7 +23,10 @@ def state_sites(program: Program) -> dict[str, Site]:
     """
     leaves = zip(program.leaves, jax.tree.leaves(program.abstract), strict=True)
     found = {
-        leaf.name: Site(leaf.name, leaf.name, STATE, {Operand.INPUT: tensor})
+        # One number has the position 0.
+        leaf.name: Site(
+            leaf.name, leaf.name, STATE, {Operand.INPUT: ShapeDtypeStruct(tensor.shape or (1,), tensor.dtype)}
+        )
         for leaf, tensor in leaves
         if leaf.role != Role.KEPT
     }

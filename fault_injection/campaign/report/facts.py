@@ -14,6 +14,7 @@ from ...faults.number_formats import Format, format_of
 from ...machine.errors import InputError
 from ...runs.outcome import MASKED, UNDECIDED
 from ...training.program import Measure
+from ...training.state_faults import STATE
 from ..rates import Rate, stratified, wilson
 from ..store import Store
 from .queries import QUERIES
@@ -113,7 +114,7 @@ class Facts:
 
     def bits(self) -> dict[Format, dict[int, Counts]]:
         """Outcomes of the experiments that inverted one bit, by the operand's format and by bit, the highest first."""
-        sites = self.plan.workload.sites()
+        sites = self.plan.targets
         found: dict[Format, dict[int, Counts]] = {}
         for row in sorted(self.rows("bits"), key=lambda row: -row["bit"]):
             struck = sites[row["site"]].operands[Operand[row["operand"].upper()]]
@@ -136,11 +137,12 @@ class Facts:
         return [Group(role, found[role], self.not_masked(found[role])) for role in sorted(found, key=place)]
 
     def kind_groups(self) -> list[Group]:
-        """Experiments by what kind of operation they struck, as the workload calls it."""
-        sites = self.plan.workload.sites()
+        """Experiments by what kind of operation they struck, as the workload calls it, or what part of the state."""
+        sites = self.plan.targets
         found: dict[str, Counts] = {}
         for site, counts in self.outcomes_by("sites").items():
-            found.setdefault(self.plan.workload.kind(sites[site]), collections.Counter()).update(counts)
+            kind = part_of_state(site) if self.plan.of_state else self.plan.workload.kind(sites[site])
+            found.setdefault(kind, collections.Counter()).update(counts)
         return [Group(kind, counts, self.not_masked(counts)) for kind, counts in sorted(found.items())]
 
     def bit_groups(self) -> list[Group]:
@@ -157,10 +159,20 @@ class Facts:
         """Outcomes by layer, in the order of the forward pass, and by stage; layers that were not struck have none."""
         struck = self.outcomes_by("sites")
         layers: dict[str, dict[str, Counts]] = {}
-        for site, operation in self.plan.workload.sites().items():
-            stages = layers.setdefault(operation.layer, {})
+        for site, operation in (self.plan.workload.sites() | self.plan.targets).items():
+            layer = site.split("/")[-2] if operation.stage == STATE and "/" in site else operation.layer
+            stages = layers.setdefault(layer, {})
             stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))
         return layers
+
+
+def part_of_state(name: str) -> str:
+    """The part of the state that a leaf belongs to: what precedes its layer.
+
+    >>> part_of_state("opt_state/v/conv1/kernel"), part_of_state("params/fc/bias"), part_of_state("slopes")
+    ('opt_state/v', 'params', 'slopes')
+    """
+    return "/".join(name.split("/")[:-2]) or name
 
 
 def total(counts: Iterable[Counts]) -> Counts:

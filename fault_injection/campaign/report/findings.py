@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ...runs.outcome import OUTCOMES, UNDECIDED
+from ...training.state_faults import STATE
 from ..rates import Rate
 from . import figures
 from .facts import Facts, Group, decode, total
@@ -73,7 +74,7 @@ def outcomes(facts: Facts) -> Section:
         "confidence. The rate of all faults that were not masked is stratified: each fault model has its weight in the "
         "plan. All other rates are raw shares of experiments."
     ]
-    operations = plan.workload.sites()
+    operations = plan.targets
     backward = sum(operations[site].stage == "backward" for site in plan.sites)
     if 0 < backward < len(plan.sites):
         text.append(
@@ -153,7 +154,8 @@ def depth(facts: Facts) -> Section:
         "those of the backward pass that compute the gradients of the same layer have the same depth."
     )
     rows: list[dict[str, Cell]] = []
-    series: dict[str, dict[int, Rate]] = {"forward": {}, "backward": {}}
+    stages = [STATE] if facts.plan.of_state else ["forward", "backward"]
+    series: dict[str, dict[int, Rate]] = {stage: {} for stage in stages}
     for at, (layer, stages) in enumerate(facts.depths().items()):
         if not (struck := total(stages.values()).total()):
             continue

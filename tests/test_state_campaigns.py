@@ -1,0 +1,103 @@
+"""Campaigns whose faults strike the state, or strike again: drawn by size, judged as replays are, and reported."""
+
+import json
+import sqlite3
+
+import numpy as np
+import pytest
+from strict_html import check_html
+
+from fault_injection.campaign.plan_file import parse_plan
+from fault_injection.campaign.sampling import choose, draw, injection_of
+from fault_injection.commands.main import main
+from fault_injection.faults.injection import ALL
+from fault_injection.machine.errors import InputError
+from fault_injection.runs.golden_run import Golden
+from fault_injection.runs.replay_run import replay
+from fault_injection.training.state_faults import STATE
+
+PLAN = """\
+workload = "resnet18"
+[options]
+dataset = "digits"
+width = 4
+[faults]
+experiments = 1000
+stages = ["state"]
+sites = ["params/*", "opt_state/v/*"]
+[faults.models]
+FLIPS_1 = 1
+FLIPS_16 = 1
+"""
+TOY = """\
+workload = "{workload}"
+[faults]
+experiments = 40
+stages = ["state"]
+schedule = "{schedule}"
+[faults.models]
+FLIPS_1 = 1
+FLIPS_2 = 1
+[run]
+exit = "{exit}"
+"""
+
+
+def answer(capsys, *arguments):
+    """The line of JSON that a command prints."""
+    code = main([*map(str, arguments), "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return json.loads(out)
+
+
+def test_leaves_are_drawn_by_their_size_and_elements_uniformly():
+    plan = parse_plan(PLAN)
+    sizes = {name: int(np.prod(site.shapes[0])) for name, site in plan.targets.items()}
+    drawn = [choose(plan, draw(plan, number)) for number in range(1000)]
+    largest = max(sizes, key=sizes.get)
+    share = sizes[largest] / sum(sizes.values())
+    found = np.mean([choice.site.name == largest for choice in drawn])
+    assert abs(found - share) < 4 * (share * (1 - share) / 1000) ** 0.5
+    assert {choice.experiment.worker for choice in drawn} == {ALL}
+    counts = {len(choice.index) for choice in drawn}
+    assert 16 in counts and 1 in counts and max(counts) == 16
+    for choice in drawn:
+        assert len(set(choice.index.tolist())) == len(choice.index) and choice.index.max() < sizes[choice.site.name]
+        assert all(int(mask).bit_count() == 1 for mask in choice.bits.flip)
+
+
+@pytest.mark.parametrize(("schedule", "exit"), [("once", "conditions"), ("permanent", "exact"), ("every 3", "full")])
+def test_experiments_come_to_the_verdicts_of_their_replays(capsys, tmp_path, repository, schedule, exit):
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    workload = f"{repository / 'tests' / 'toy.py'}:linear"
+    plan.write_text(TOY.format(workload=workload, schedule=schedule, exit=exit))
+    cache = ["--cache", tmp_path / "cache"]
+    assert answer(capsys, "campaign", plan, "--out", out, *cache, "--jobs", 1)["done"] == 40
+    rows = sqlite3.connect(out / "campaign.sqlite").execute("SELECT number, stage, outcome FROM experiments").fetchall()
+    assert {stage for _, stage, _ in rows} == {STATE}
+    assert len({outcome for *_, outcome in rows}) > 1
+    found = parse_plan(plan.read_text(), plan)
+    golden = Golden(found.workload, found.workload.program(frozenset()), tmp_path / "replays")
+    for number, _, outcome in rows[:6]:
+        injection = injection_of(found, number)
+        assert str(injection.schedule) == schedule
+        assert replay(injection, golden).outcome.outcome == outcome
+    assert main(["report", str(out)]) == 0
+    check_html((out / "report.html").read_text())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (('["state"]', '["state", "forward"]'), "'state' stands alone: a plan strikes operations, or the state"),
+        (("opt_state/v/*", "opt_state/w/*"), "no site of resnet18 fits 'opt_state/w/*'"),
+        (("FLIPS_1 = 1", "RD = 1"), "strikes the output of an operation, and the state is no operation"),
+        (("[faults.models]", 'schedule = "permanent"\n[faults.models]'), "does not go with the exit mode 'conditions'"),
+        (("[faults.models]", 'schedule = "often"\n[faults.models]'), "expected once, permanent, every N (steps)"),
+    ],
+)
+def test_mistakes(change, message):
+    with pytest.raises(InputError, match="plan") as error:
+        parse_plan(PLAN.replace(*change))
+    assert message in str(error.value)
