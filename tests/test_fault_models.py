@@ -30,11 +30,11 @@ def fits(observed, expected):
     return stats.chisquare(observed, expected).pvalue > UNLIKELY
 
 
-OPERANDS = {"INPUT": Operand.INPUT, "WT": Operand.WEIGHT}
+OPERANDS = {"INPUT": Operand.INPUT, "FLIPS": Operand.INPUT, "WT": Operand.WEIGHT}
 
 
 @pytest.mark.parametrize("name", FAULT_MODELS)
-def test_the_operand_is_in_the_published_name(name):
+def test_the_operand_is_in_the_name(name):
     said = name.removeprefix("N64_").split("_")[0]
     assert FAULT_MODELS[name].operand == OPERANDS.get(said, Operand.OUTPUT)
 
@@ -49,9 +49,18 @@ def test_positions_are_distinct_and_inside_and_come_in_groups(name, size, seed):
     group = FAULT_MODELS[name].group
     if name == "MEASURED":
         assert len(index) <= 16 and len(set(np.diff(index))) <= 1 and set(np.diff(index)) <= {2, 4, 8, 16}
+    elif name.startswith("FLIPS_"):
+        assert len(index) == min(size, int(name.removeprefix("FLIPS_")))
+        assert all(int(mask).bit_count() == 1 for mask in bits.flip)
     elif size >= group:
         assert index[0] % group == 0 and len(index) % group == 0 and (np.diff(index) == 1).all()
         assert name.endswith("_GLB") or len(index) == group
+
+
+def test_scattered_positions_are_each_as_likely():
+    counts = np.bincount(np.concatenate([drawn("FLIPS_4", 10, seed)[0] for seed in range(DRAWS)]), minlength=10)
+    # Four of ten without repetition vary less than independent draws, by the factor 2/3.
+    assert stats.chi2.sf(np.sum((counts - DRAWS * 0.4) ** 2) / (DRAWS * 0.4) / (2 / 3), 9) > UNLIKELY
 
 
 @pytest.mark.parametrize("name", ["INPUT", "WT_16", "RBFLIP"])
