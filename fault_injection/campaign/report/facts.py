@@ -159,7 +159,7 @@ class Facts:
         """Outcomes by layer, in the order of the forward pass, and by stage; layers that were not struck have none."""
         struck = self.outcomes_by("sites")
         layers: dict[str, dict[str, Counts]] = {}
-        for site, operation in (self.plan.workload.sites() | self.plan.targets).items():
+        for site, operation in {**self.plan.workload.sites(), **self.plan.targets}.items():
             layer = site.split("/")[-2] if operation.stage == STATE and "/" in site else operation.layer
             stages = layers.setdefault(layer, {})
             stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))

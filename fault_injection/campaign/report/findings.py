@@ -154,8 +154,8 @@ def depth(facts: Facts) -> Section:
         "those of the backward pass that compute the gradients of the same layer have the same depth."
     )
     rows: list[dict[str, Cell]] = []
-    stages = [STATE] if facts.plan.of_state else ["forward", "backward"]
-    series: dict[str, dict[int, Rate]] = {stage: {} for stage in stages}
+    named = [STATE] if facts.plan.of_state else ["forward", "backward"]
+    series: dict[str, dict[int, Rate]] = {stage: {} for stage in named}
     for at, (layer, stages) in enumerate(facts.depths().items()):
         if not (struck := total(stages.values()).total()):
             continue
