@@ -137,13 +137,17 @@ exit = "full"
 """
 
 
+# Of those that differ in a number alone, one.
+MODELS = [name for name in FAULT_MODELS if not name.startswith("FLIPS_") or name == "FLIPS_4"]
+
+
 def test_experiments_of_every_fault_model_are_their_exported_injections(repository, tmp_path):
     """Copies of other elements, inverted bits, values: all are written down before anything has run."""
     (tmp_path / "histogram.csv").write_text("flip,00800000,1\nset,7fc00000,1\n")
     text = EVERY_MODEL.format(
         workload=f"{repository / 'tests' / 'toy.py'}:linear",
         experiments=100,
-        models="\n".join(f"{name} = 1" for name in FAULT_MODELS if name != "RD"),
+        models="\n".join(f"{name} = 1" for name in MODELS if name != "RD"),
         histogram=tmp_path / "histogram.csv",
     )
     plan = parse_plan(text, tmp_path / "plan.toml")
@@ -151,7 +155,7 @@ def test_experiments_of_every_fault_model_are_their_exported_injections(reposito
     golden.make(plan.workload.epochs)
     lab = Laboratory(plan, golden, Conditions(), tmp_path / "walks")
     injections = [exported(plan, number, tmp_path) for number in range(plan.experiments)]
-    assert {injection.fmodel for injection in injections} == {*FAULT_MODELS}
+    assert {injection.fmodel for injection in injections} == set(MODELS)
     assert any(new.source is not None for injection in injections for new in injection.bits)
     assert any(new.source is None and new.keep for injection in injections for new in injection.bits)
     verdicts = set()

@@ -22,6 +22,7 @@ from models.fault import Operand
 from ..faults.injection import ALL
 from ..machine.errors import InputError, printable
 from ..machine.reading import fits
+from ..machine.termination import unbroken
 from ..runs.dependencies import content_hash
 from ..runs.outcome import OUTCOMES
 from ..training.program import Measure
@@ -225,8 +226,8 @@ class Store:
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
-        """All of it or nothing; one after the other, with those of other connections."""
-        with self._explained():
+        """All of it or nothing; one after the other, with those of other connections.  No signal breaks it."""
+        with self._explained(), unbroken():
             self.connection.execute("BEGIN IMMEDIATE")
             try:
                 yield
