@@ -17,7 +17,6 @@ from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.schedule import Schedule
 from fault_injection.training.image_workloads import AUGMENTATIONS
 from fault_injection.training.image_workloads import PUBLISHED as IMAGE_WORKLOADS
-from fault_injection.training.state_faults import STATE
 from fault_injection.training.workloads import make_workload
 from models.fault import ALL_ONES, Operand
 
@@ -140,12 +139,12 @@ SCHEDULES = st.builds(Schedule, every=st.integers(0, 2**31 - 1)) | st.builds(
 def injections(draw, workloads=ANY_WORKLOAD):
     """Any valid injection."""
     workload = draw(workloads)
-    # Leaves of the state of a workload that is traced quickly.
-    found = [*workload.sites().values(), *(workload.state().values() if workload.name == NAME else [])]
+    # Leaves of a workload that is traced quickly.
+    found = [*workload.sites().values(), *(workload.leaves().values() if workload.name == NAME else [])]
     site = draw(st.sampled_from(found))
-    of_state = site.stage == STATE
-    fmodel = "" if of_state else draw(st.sampled_from(list(FAULT_MODELS)))
-    tensor = site.operands[Operand.INPUT if of_state else FAULT_MODELS[fmodel].operand]
+    of_leaf = site.stage not in STAGES.values()
+    fmodel = "" if of_leaf else draw(st.sampled_from(list(FAULT_MODELS)))
+    tensor = site.operands[Operand.INPUT if of_leaf else FAULT_MODELS[fmodel].operand]
     places = st.tuples(*(st.integers(0, size - 1) for size in tensor.shape))
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
     masks = st.integers(0, 16 ** digits_of(tensor.dtype) - 1)
@@ -154,9 +153,9 @@ def injections(draw, workloads=ANY_WORKLOAD):
     become, each = draw(st.sampled_from([("values", values_of(format_of(tensor.dtype))), ("bits", bits)]))
     return Injection(
         workload=workload,
-        stage=STATE if of_state else next(stage for stage, name in STAGES.items() if name == site.stage),
+        stage=site.stage if of_leaf else next(stage for stage, name in STAGES.items() if name == site.stage),
         fmodel=fmodel,
-        worker=ALL if of_state else draw(st.integers(0, workload.workers - 1)),
+        worker=ALL if of_leaf else draw(st.integers(0, workload.workers - 1)),
         layer=site.name,
         epoch=draw(st.integers(0, workload.epochs - 1)),
         step=draw(st.integers(0, workload.steps_per_epoch - 1)),

@@ -49,7 +49,7 @@ class Series(Workload):
                 found[name] = Site(name=name, layer=f"layer{layer}", stage=stage, operands=operands)
         return found
 
-    def state(self) -> Mapping[str, Site]:
+    def leaves(self) -> Mapping[str, Site]:
         shape = jax.ShapeDtypeStruct((self.features, 2), jnp.float32)
         names = [f"params/layer{layer}/w" for layer in range(self.layers)]
         return {name: Site(name, name, STATE, {Operand.INPUT: shape}) for name in names}

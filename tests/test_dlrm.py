@@ -166,7 +166,7 @@ def test_a_gradient_of_a_row_that_nobody_read_changes_that_row_and_no_other():
     one, other = (np.asarray(s.params["emb_7"]["table"]) for s in (clean, faulty))
     assert np.argwhere(one != other).tolist() == [[row, 2]]
     assert other[row, 2] == pytest.approx(one[row, 2] + 0.3)
-    assert report.magnitude[own.gradients.index("gradients/emb_7/table")] == 3
+    assert report.magnitude[own.gradients.index("gradient/emb_7/table")] == 3
     np.testing.assert_array_equal(report.digest, digest(faulty))
 
 

@@ -331,7 +331,7 @@ def test_a_step_reports_reductions_and_no_bit_depends_on_them():
     telling = workload.program(frozenset({STRUCK}), reductions=frozenset(CHOICES))
     (_, plain), (_, report) = first_steps(trained, None), first_steps(telling, None)
     np.testing.assert_array_equal(plain.digest, report.digest)
-    names = [name.removeprefix("gradients/") for name in trained.gradients]
+    names = [name.removeprefix("gradient/") for name in trained.gradients]
     largest = [report.reductions[f"largest/parameter_gradients/{name}"] for name in names]
     np.testing.assert_array_equal(largest, report.magnitude[: len(names)])
     assert not plain.reductions

@@ -21,7 +21,6 @@ from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, Bits, Patt
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection, write_injection
 from fault_injection.faults.new_bits import NewBits, from_masks
-from fault_injection.training.state_faults import STATE
 from fault_injection.training.workloads import WORKLOADS
 from models.fault import ALL_ONES, INACTIVE, Operand, make_fault, site_id
 
@@ -101,7 +100,7 @@ def test_a_fault_has_the_listed_elements_and_their_bits(injection):
     fault, count = injection.fault(), len(injection.positions)
     assert (fault.site, fault.operand, fault.worker) == (
         site_id(injection.layer),
-        Operand.INPUT if injection.stage == STATE else FAULT_MODELS[injection.fmodel].operand,
+        Operand.INPUT if injection.of_leaf else FAULT_MODELS[injection.fmodel].operand,
         injection.worker,
     )
     shape = injection.site.shapes[injection.operand]

@@ -75,14 +75,14 @@ def test_an_unknown_rule_is_refused():
 
 # ---- The first array ----------------------------------------------------------------------
 
-WATCHED = [Leaf("gradients/w"), Leaf("params/w"), Leaf("opt_state/v/w")]
+WATCHED = [Leaf("gradient/w"), Leaf("params/w"), Leaf("opt_state/v/w")]
 
 
 def test_the_first_array_is_that_of_the_first_step_and_a_gradient_before_the_state():
     magnitude = np.ones((4, 3))
     assert first_nonfinite_leaf(magnitude, WATCHED) is None
     magnitude[3] = np.nan
-    assert first_nonfinite_leaf(magnitude, WATCHED) == NonFiniteLeaf("gradients/w", 3)
+    assert first_nonfinite_leaf(magnitude, WATCHED) == NonFiniteLeaf("gradient/w", 3)
     magnitude[1, 2] = np.inf
     assert first_nonfinite_leaf(magnitude, WATCHED) == NonFiniteLeaf("opt_state/v/w", 1)
 

@@ -204,7 +204,7 @@ def test_the_bound_of_history_is_the_published_one():
         assert bounds[f"opt_state/v/{layer}/kernel"] == pytest.approx(expected**2)
     assert bounds["opt_state/m/fc/kernel"] == pytest.approx(20 / 32)
     own = {name.split("/", 2)[2] for name in bounds if name.startswith("opt_state/m/")}
-    assert own == {name.removeprefix("gradients/") for name in workload.program(frozenset()).gradients}
+    assert own == {name.removeprefix("gradient/") for name in workload.program(frozenset()).gradients}
 
 
 LATENT = f"""model,resnet18

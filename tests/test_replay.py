@@ -122,7 +122,7 @@ def test_a_nan_in_a_gradient_ends_the_run_at_the_next_loss(nan):
     result, folder = nan
     assert (result.outcome.outcome, result.outcome.first_nonfinite) == (IMMEDIATE, 1)
     leaf = result.outcome.first_nonfinite_state
-    assert leaf["leaf"].startswith("gradients/") and leaf["steps"] == 0
+    assert leaf["leaf"].startswith("gradient/") and leaf["steps"] == 0
     assert (folder / "replay_example.txt").read_text().endswith("Encounter NaN! Terminate training!\n")
     assert json.loads((folder / "provenance.json").read_text())["struck"]["new"] == ["NaN"]
     assert len(result.faulty.column("loss")) == 6

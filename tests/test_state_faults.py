@@ -174,7 +174,7 @@ def test_the_rows_of_a_file():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (("params/fc/kernel", "params/fc/kernal"), "is no leaf of the state; did you mean 'params/fc/kernel'?"),
+        (("params/fc/kernel", "params/fc/kernal"), "is no leaf of resnet18; did you mean 'params/fc/kernel'?"),
         (("inj_pos,2/0", "inj_pos,2/99"), "lies outside params/fc/kernel, which is"),
         (("target_epoch", "stage,fwrd_inject\ntarget_epoch"), "stage does not go with the row target"),
         (("target_epoch", "schedule,sometimes\ntarget_epoch"), "expected once, permanent, every N (steps), or probab"),

@@ -75,7 +75,7 @@ class Linear(Workload):
             steps_per_epoch=STEPS,
             abstract=abstract(start),
             leaves=(Leaf("slopes", Role.PARAMETER), Leaf("offset", Role.PARAMETER)),
-            gradients=("gradients/slopes", "gradients/offset"),
+            gradients=("gradient/slopes", "gradient/offset"),
             measure=lambda: Measure("loss", "lower", chance=float(np.var(y)), tolerance=0.01),
             data=lambda: "drawn",
             devices=1,

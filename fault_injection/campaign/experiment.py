@@ -20,6 +20,7 @@ from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
 from ..training.program import State
+from ..training.state_faults import STATE
 from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
 from .plan import Plan
 from .projection import Projection
@@ -152,7 +153,7 @@ class Laboratory:
         Raises:
           NotRepeated: one of them does not.
         """
-        size, site = len(fault.index), fault.site if self.plan.of_state else None
+        size, site = len(fault.index), fault.site if self.plan.leaf == STATE else None
         if (size, int(site or 0)) in self._controlled:
             return 0.0
         begun = time.perf_counter()

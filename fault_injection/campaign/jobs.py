@@ -109,8 +109,7 @@ def laboratory(task: Task) -> Laboratory:
 def _laboratory(task: Task) -> Laboratory:
     plan = task.plan
     telling = {"reductions": reductions} if (reductions := task.reductions()) else {}
-    struck = frozenset() if plan.of_state else frozenset(plan.sites)
-    program = plan.workload.program(struck, devices=1, data_dir=task.data_dir, **telling)
+    program = plan.workload.program(plan.supported, devices=1, data_dir=task.data_dir, **telling)
     golden = Golden(plan.workload, program, task.cache, kept_epochs(program, plan.golden_epochs, plan.epochs))
     return Laboratory(plan, golden, Conditions(), golden.folder / "walks" / task.name)
 

@@ -9,9 +9,11 @@ from typing import Any
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, VALUES, Pattern, Values
+from ..faults.injection import STAGES
 from ..faults.schedule import ONCE, Schedule
 from ..machine.reading import fits
 from ..runs.follow import Address, horizon_or_end, numbered
+from ..training.exchange import WORKER_GRADIENT
 from ..training.program import NONFINITE_RULES
 from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
@@ -85,10 +87,21 @@ class Plan:
         """What is struck, by name."""
         return {name: self.workload.target(name) for name in self.sites}
 
+    @functools.cached_property
+    def leaf(self) -> str | None:
+        """Which leaves are struck, as a stage of sites; None where operations are."""
+        stage = next(iter(self.targets.values())).stage
+        return None if stage in STAGES.values() else stage
+
     @property
-    def of_state(self) -> bool:
-        """Whether the state is struck, and not operations."""
-        return any(site.stage == STATE for site in self.targets.values())
+    def shared(self) -> bool:
+        """Whether all workers share what is struck."""
+        return self.leaf not in (None, WORKER_GRADIENT)
+
+    @property
+    def supported(self) -> frozenset[str]:
+        """What the program of its runs has to be able to strike: the state is struck beside the step."""
+        return frozenset() if self.leaf == STATE else frozenset(self.sites)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -123,7 +136,7 @@ class Plan:
             size += f", for rates within ±{self.half_width:g} at {self.confidence:.0%}"
         ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
         models = ", ".join(model.name for model in self.models)
-        struck = "leaves of the state" if self.of_state else "sites"
+        struck = "sites" if self.leaf is None else f"leaves ({self.leaf})"
         w, again = self.workload, "" if self.schedule == ONCE else f", {self.schedule}"
         return (
             f"{size}, on {w.title} ({w.details}): {len(self.sites)} {struck}, "

@@ -17,6 +17,7 @@ from ..faults.schedule import ONCE, SCHEDULE, Schedule
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
+from ..training.exchange import EXCHANGED
 from ..training.program import NONFINITE_RULES
 from ..training.state_faults import STATE
 from ..training.workload import Workload
@@ -249,15 +250,17 @@ def _epochs(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tupl
 
 def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[str, ...]:
     """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
-    known = [*STAGES.values(), STATE]
-    stages = read.list_of(faults, "faults.stages", known[:-1], str, "stages")
+    leaves = [STATE, *EXCHANGED]
+    known = [*STAGES.values(), *leaves]
+    stages = read.list_of(faults, "faults.stages", list(STAGES.values()), str, "stages")
     for stage in stages:
         if stage not in known:
             raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
-    if STATE in stages and len(stages) > 1:
-        raise read.wrong("faults.stages", f"'{STATE}' stands alone: a plan strikes operations, or the state")
+    of_leaves = [stage for stage in stages if stage in leaves]
+    if of_leaves and len(stages) > 1:
+        raise read.wrong("faults.stages", f"{of_leaves[0]!r} stands alone: a plan strikes operations, or such leaves")
     patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
-    sites = workload.state() if STATE in stages else workload.sites()
+    sites = workload.leaves() if of_leaves else workload.sites()
     chosen = set(sites) if patterns[0].startswith("!") else set()
     for pattern in patterns:
         fitting = fnmatch.filter(sites, pattern.removeprefix("!")) if len(pattern) <= LONGEST else []
@@ -276,8 +279,8 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple
 
 
 def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> tuple[Model, ...]:
-    of_state = sites[0].stage == STATE
-    given = faults.get("models", dict.fromkeys(FLIP_MODELS[:1] if of_state else PUBLISHED_MODELS, 1))
+    of_leaves = sites[0].stage not in STAGES.values()
+    given = faults.get("models", dict.fromkeys(FLIP_MODELS[:1] if of_leaves else PUBLISHED_MODELS, 1))
     if not isinstance(given, dict) or not given:
         raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
     models = []
@@ -285,9 +288,9 @@ def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> t
         key = f"faults.models.{name[:60]}"
         if name not in FAULT_MODELS:
             raise read.wrong(key, f"unknown fault model{did_you_mean(name, FAULT_MODELS)}")
-        if of_state and FAULT_MODELS[name].operand != Operand.INPUT:
+        if of_leaves and FAULT_MODELS[name].operand != Operand.INPUT:
             what = f"strikes the {FAULT_MODELS[name].operand.name.lower()} of an operation"
-            raise read.wrong(key, f"{what}, and the state is no operation; expected such as {', '.join(FLIP_MODELS)}")
+            raise read.wrong(key, f"{what}, and a leaf is no operation; expected such as {', '.join(FLIP_MODELS)}")
         entry = entry if isinstance(entry, dict) else {"weight": entry}
         read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
         weight = entry.get("weight", 1)

@@ -51,8 +51,8 @@ class Experiment:
 def draw(plan: Plan, number: int) -> Experiment:
     """Experiment `number`: epoch, step, worker and site each uniform, the model by its weight.
 
-    Of the state every element is as likely as any other, so a leaf is drawn by its size; and no
-    worker is drawn, because all share it.  The streams are NumPy's, whose version is part of a campaign's key.
+    Of leaves every element is as likely as any other, so one is drawn by its size; and no worker is
+    drawn where all share them.  The streams are NumPy's, whose version is part of a campaign's key.
     """
     rng = np.random.default_rng([plan.seed, number, WHERE])
     weights = np.array([model.weight for model in plan.models])
@@ -60,8 +60,8 @@ def draw(plan: Plan, number: int) -> Experiment:
         number=number,
         epoch=plan.epochs[rng.integers(len(plan.epochs))],
         step=int(rng.integers(plan.steps_per_epoch)),
-        worker=ALL if plan.of_state else int(rng.integers(plan.workload.workers)),
-        site=_drawn_leaf(plan, rng) if plan.of_state else plan.sites[rng.integers(len(plan.sites))],
+        worker=ALL if plan.shared else int(rng.integers(plan.workload.workers)),
+        site=plan.sites[rng.integers(len(plan.sites))] if plan.leaf is None else _drawn_leaf(plan, rng),
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),
         audited_near=bool(rng.random() < plan.audit_near),
@@ -69,7 +69,7 @@ def draw(plan: Plan, number: int) -> Experiment:
 
 
 def _drawn_leaf(plan: Plan, rng: np.random.Generator) -> str:
-    """A leaf of the state, by its size."""
+    """A leaf, by its size."""
     sizes = np.array([math.prod(site.shapes[Operand.INPUT]) for site in plan.targets.values()])
     return plan.sites[rng.choice(len(sizes), p=sizes / sizes.sum())]
 

@@ -3,17 +3,20 @@
 import argparse
 import json
 
+from ..training.exchange import EXCHANGED
 from ..training.state_faults import STATE
 from .arguments import CommandLine, aligned, chosen_workload, tell, workload_options
+
+LEAVES = (STATE, *EXCHANGED)
 
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    text = "list what a fault can strike: operations with their operands, or leaves of the state; runs nothing"
+    text = "list what a fault can strike: operations, leaves of the state, gradients and updates; runs nothing"
     sub = commands.add("sites", run, text)
     sub.add_argument("workload", help="name of a workload")
-    text = "only this pass; or the leaves of the state, which a row `target` names (default: both passes)"
-    sub.add_argument("--stage", choices=("forward", "backward", STATE), help=text)
+    text = "only this pass; or what a row `target` names: the state, gradients, updates (default: both passes)"
+    sub.add_argument("--stage", choices=("forward", "backward", *LEAVES), help=text)
     sub.add_argument("--json", action="store_true", help="as JSON")
     workload_options(sub, "the published set-up")
 
@@ -21,7 +24,7 @@ def add(commands: CommandLine) -> None:
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
     workload = chosen_workload(options)
-    found = workload.state() if options.stage == STATE else workload.sites()
+    found = workload.leaves() if options.stage in LEAVES else workload.sites()
     sites = [site for site in found.values() if options.stage in (None, site.stage)]
     if options.json:
         listed = [

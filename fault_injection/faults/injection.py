@@ -10,6 +10,7 @@ import numpy as np
 from models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, make_fault
 from models.site import Site
 
+from ..training.exchange import GRADIENT, UPDATE, WORKER_GRADIENT
 from ..training.program import NONFINITE_RULES
 from ..training.state_faults import STATE
 from ..training.workload import Workload
@@ -18,16 +19,24 @@ from .new_bits import NewBits, Position, format_new_bits, format_position, from_
 from .number_formats import format_of
 from .schedule import ONCE, Schedule
 
-STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}  # of operations; that of the state is `STATE`
-ALL = INACTIVE  # all workers, which share one state
+STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}  # of operations, as files name them
+ALL = INACTIVE  # all workers, which share what is struck
+# When a leaf is struck, by its stage; the number is the worker's.
+WHEN = {
+    STATE: "before the step reads the state",
+    WORKER_GRADIENT: "before the gradient of worker {} is added to those of the others",
+    GRADIENT: "before the optimizer reads the summed gradient",
+    UPDATE: "before the update is added to the parameters",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Injection:
     """A fault at one (epoch, step) of one workload, or from there on.
 
-    It strikes an operand of an operation, or a leaf of the state before the step reads it.  What
-    the elements become is said by their values or by their bits, never by both.
+    It strikes an operand of an operation, or a leaf: of the state before the step reads it, of a
+    gradient, or of the update.  What the elements become is said by their values or by their bits,
+    never by both.
 
     >>> from fault_injection.training.workloads import make_workload
     >>> injection = Injection(
@@ -42,10 +51,10 @@ in the output [128×10] of fc.
 
     Attributes:
       workload: with all its options.
-      stage: `fwrd_inject`, `bkwd_inject` or `state`.
-      fmodel: published name of the fault model; it selects the operand.  Empty for the state.
-      worker, epoch, step: where, counted from 0; `ALL` workers share one state.
-      layer: name of the site, or of the leaf of the state.
+      stage: `fwrd_inject`, `bkwd_inject`, or the stage of a leaf, such as `state`.
+      fmodel: published name of the fault model; it selects the operand.  Empty for a leaf.
+      worker, epoch, step: where, counted from 0; `ALL` workers share the state, the summed gradient and the update.
+      layer: name of the site, or of the leaf.
       positions: coordinates in the operand of one worker, or in the leaf, at least one.
       values: what each of them becomes, rounded to the operand's type.
       bits: what becomes of the bits of each.
@@ -109,8 +118,8 @@ in the output [128×10] of fc.
         tensor = site.operands[FAULT_MODELS[fmodel].operand]
         return cls(
             workload=workload,
-            stage=next((published for published, stage in STAGES.items() if stage == site.stage), STATE),
-            fmodel="" if site.stage == STATE else fmodel,
+            stage=next((published for published, stage in STAGES.items() if stage == site.stage), site.stage),
+            fmodel=fmodel if site.stage in STAGES.values() else "",
             worker=worker,
             layer=site.name,
             epoch=epoch,
@@ -125,11 +134,16 @@ in the output [128×10] of fc.
     @property
     def operand(self) -> Operand:
         """The operand struck; that of a leaf is `INPUT`, because the step reads it."""
-        return Operand.INPUT if self.stage == STATE else FAULT_MODELS[self.fmodel].operand
+        return Operand.INPUT if self.of_leaf else FAULT_MODELS[self.fmodel].operand
+
+    @property
+    def of_leaf(self) -> bool:
+        """Whether a leaf is struck, and not an operation."""
+        return self.stage not in STAGES
 
     @property
     def site(self) -> Site:
-        """The operation, or the leaf of the state, that is struck, with its operands' shapes."""
+        """The operation, or the leaf, that is struck, with its operands' shapes."""
         return self.workload.target(self.layer)
 
     @property
@@ -169,8 +183,8 @@ in the output [128×10] of fc.
             what = f"element {where} {_becomes(self.bits[0], self.tensor.dtype)}"
         shape = "×".join(map(str, self.tensor.shape))
         when = f"In epoch {self.epoch}, step {self.step} of {self.workload.title}"
-        if self.stage == STATE:
-            said = f"{when}, before the step reads the state, {what} in {self.layer} [{shape}]"
+        if self.of_leaf:
+            said = f"{when}, {WHEN[self.stage].format(self.worker)}, {what} in {self.layer} [{shape}]"
         else:
             operand = f"the {self.operand.name.lower()} [{shape}] of {self.layer}"
             said = f"{when}, in the {self.site.stage} pass of worker {self.worker}, {what} in {operand}"

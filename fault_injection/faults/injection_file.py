@@ -26,8 +26,8 @@ from models.site import Site
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text, write_text
 from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
+from ..training.exchange import WORKER_GRADIENT
 from ..training.program import NONFINITE_RULES
-from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
@@ -110,12 +110,13 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     known = {**published.REQUIRED, **published.OPTIONS}
     rows = Rows(path, _by_key(listed, path, published))
 
-    of_state = "target" in rows
-    if of_state:
-        stage, fmodel, worker, layer = STATE, "", ALL, rows.one("target", ANY_NAME)
+    of_leaf = "target" in rows
+    worker = rows.one("target_worker", whole(0)) if "target_worker" in rows else ALL
+    if of_leaf:
+        stage, fmodel, layer = "", "", rows.one("target", ANY_NAME)
     else:
         stage, fmodel = rows.one("stage", one_of(STAGES)), rows.one("fmodel", one_of(FAULT_MODELS))
-        worker, layer = rows.one("target_worker", whole(0)), rows.one("target_layer", ANY_NAME)
+        layer = rows.one("target_layer", ANY_NAME)
     epoch, step = rows.one("target_epoch", whole(0)), rows.one("target_step", whole(0))
     positions = rows.every("inj_pos", POSITION)
     options = {name: rows.one(name, option.kind) for name, option in known.items() if name in rows}
@@ -125,12 +126,12 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
 
     setup = SetUp(rows, published, options)
     _check_options(setup)
-    if not of_state:
+    if worker != ALL:
         _check_address(setup, "worker", worker, lambda workload: workload.workers, "workers")
     _check_address(setup, "epoch", epoch, lambda workload: workload.epochs, "epochs")
     _check_address(setup, "step", step, lambda workload: workload.steps_per_epoch, "steps of an epoch")
-    site = _find_leaf(setup, layer) if of_state else _find_site(setup, layer, stage)
-    operand = Operand.INPUT if of_state else FAULT_MODELS[fmodel].operand
+    site = _find_leaf(setup, layer) if of_leaf else _find_site(setup, layer, stage)
+    stage, operand = stage or site.stage, FAULT_MODELS[fmodel].operand if fmodel else Operand.INPUT
     _check_positions(setup, "inj_pos", positions, layer, operand)
     often, times = collections.Counter(positions).most_common(1)[0]
     if times > 1:
@@ -183,13 +184,13 @@ def _by_key(listed: list[Row], path: object, workload: Workload) -> dict[str, Ro
         if row.key in rows:
             raise InputError(f"{row.key} is given twice, first in line {rows[row.key].line}", path, row.line)
         rows[row.key] = row
-    of_state = "target" in rows
-    for key in OF_OPERATIONS if of_state else ():
-        if key in rows:
-            what = f"{key} does not go with the row target: the state is struck, not an operation"
+    of_leaf = "target" in rows
+    for key in OF_OPERATIONS if of_leaf else ():
+        if key in rows and key != "target_worker":
+            what = f"{key} does not go with the row target: a leaf is struck, not an operation"
             raise InputError(f"{what}; leave out one", path, rows[key].line)
     for key in (*FAULT_ROWS, *workload.REQUIRED):
-        if of_state and key in OF_OPERATIONS:
+        if of_leaf and key in OF_OPERATIONS:
             continue
         if key not in rows and not (key == "inj_values" and "inj_bits" in rows):
             raise InputError(f"no row '{key},…'" + (" (or 'inj_bits,…')" if key == "inj_values" else ""), path)
@@ -241,11 +242,16 @@ def _find_site(setup: SetUp, layer: str, stage: str) -> Site:
 
 
 def _find_leaf(setup: SetUp, name: str) -> Site:
-    """The leaf of the state of this name."""
-    leaves = setup.workload.state()
+    """The leaf of this name: of the state, a gradient, or the update; with a worker where it is one worker's."""
+    leaves, of = setup.workload.leaves(), f"of {setup.workload.name}"
     if name not in leaves:
         hint = did_you_mean(name, leaves) or f" (list them: python -m fault_injection sites {setup.workload.name})"
-        raise setup.rows.wrong("target", f"target {name[:SHOWN]!r} is no leaf of the state{hint}")
+        raise setup.rows.wrong("target", f"target {name[:SHOWN]!r} is no leaf {of}{hint}")
+    of_worker = leaves[name].stage == WORKER_GRADIENT
+    if of_worker and "target_worker" not in setup.rows:
+        raise setup.rows.wrong("target", f"target {name!r} is one worker's; expected a row 'target_worker,…'")
+    if not of_worker and "target_worker" in setup.rows:
+        raise setup.rows.wrong("target_worker", f"all workers share {name!r}; leave out target_worker")
     return leaves[name]
 
 
@@ -325,9 +331,12 @@ def format_injection(injection: Injection) -> str:
         ["target_worker", injection.worker],
         ["target_layer", injection.layer],
     ]
+    leaf: list[list[object]] = [["target", injection.layer]]
+    if injection.worker != ALL:
+        leaf.append(["target_worker", injection.worker])
     rows: list[list[object]] = [
         ["model", injection.workload.name],
-        *([["target", injection.layer]] if injection.stage == STATE else operation),
+        *(leaf if injection.of_leaf else operation),
         ["target_epoch", injection.epoch],
         ["target_step", injection.step],
         ["inj_pos", *map(format_position, injection.positions)],

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
-from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
 from .fault_models import FAULT_MODELS
 from .injection import ALL, Injection, too_large
@@ -137,7 +136,7 @@ def _scale_positions(injection: Injection, new: tuple[int, ...]) -> tuple[tuple[
         return tuple(nearest), [f"element: {of([at], old)} -> {of([to], new)}" for to, at in taken.items()]
 
     first = int(ravel(nearest[:1], new)[0])
-    group = 1 if injection.stage == STATE else FAULT_MODELS[injection.fmodel].group
+    group = 1 if injection.of_leaf else FAULT_MODELS[injection.fmodel].group
     aligned = group if index[0] % group == 0 else 1
     first -= first % aligned
     positions = tuple(unravel(np.arange(first, min(first + count, math.prod(new))), new))

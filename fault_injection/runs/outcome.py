@@ -212,7 +212,7 @@ def judge(
 def first_nonfinite_leaf(magnitude: np.ndarray, watched: Sequence[Leaf]) -> NonFiniteLeaf | None:
     """The first array that was not finite; of those of one step, the first in their order: gradients come first.
 
-    >>> leaves = [Leaf("gradients/w"), Leaf("w")]
+    >>> leaves = [Leaf("gradient/w"), Leaf("w")]
     >>> first_nonfinite_leaf(np.array([[1.0, 2.0], [3.0, np.inf]]), leaves)
     NonFiniteLeaf(leaf='w', steps=1)
 

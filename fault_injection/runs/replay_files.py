@@ -16,7 +16,6 @@ from ..faults.number_formats import format_of
 from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
-from ..training.state_faults import STATE
 from .follow import Address
 from .records import columns
 from .replay_run import Replay
@@ -137,7 +136,7 @@ def describe_fault(injection: Injection, struck: Struck) -> str:
     values = f"from {float(old)!r} to {float(new)!r} ({which}, bit 0 the lowest)"
     first = "" if len(injection.positions) == 1 else "the first of them "
     result = f"; {int(struck.output_changed)} element(s) of the operation's result changed"
-    result = "" if injection.stage == STATE else result
+    result = "" if injection.of_leaf else result
     return f"{injection.sentence().removesuffix('.')}: {first}{values}{result}."
 
 

@@ -117,8 +117,8 @@ def replay(
 
             # 3. The control: the faulty step with an inactive fault, which must be the golden step.
             progress.compiling("the step with the fault")
-            of_state = injection.stage == STATE
-            nothing = {struck_at: inactive_fault(len(fault.index), fault.site if of_state else None)}
+            site = fault.site if injection.stage == STATE else None
+            nothing = {struck_at: inactive_fault(len(fault.index), site)}
             waiting = addresses(begin, struck_at, steps_per_epoch)
             alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
             control = follow(program, alike, waiting, nothing, [Repeats(golden)]).state

@@ -82,8 +82,7 @@ class ClickWorkload(Workload):
         reductions: frozenset[str] = frozenset(),
     ) -> Program:
         """What runs of this workload need; see `Workload.program`."""
-        if unknown := (supported or frozenset()) - self.sites().keys():
-            raise ValueError(f"{min(unknown)!r} is not a site of {self.name}")
+        self.check_supported(supported)
         log = CLICK_LOGS[self.dataset]
         return click_program(self, self.make_network(), log, supported, devices, data_dir, reductions)
 

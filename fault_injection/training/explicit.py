@@ -26,6 +26,7 @@ from models.reductions import WHOLE, reduced, together
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
 from . import sparse
+from .exchange import Striker, exchanged_sites
 from .gradient_scale import gradient_scale
 from .optimizers import Invertible, history
 from .packed import Packed
@@ -209,6 +210,11 @@ def explicit_program(
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
+    @jax.jit
+    @isolated("true")
+    def added(grads: Params, opt_state: optax.OptState, params: Params) -> Params:
+        return optimizer.update(grads, opt_state, params)[0]
+
     def step(
         state: ExplicitState,
         batch: Batch,
@@ -232,14 +238,25 @@ def explicit_program(
         )
         terms = batch_size * math.prod(batch["target"].shape[2:])
         here = forward_and_backward(network, state.params, state.stats, batch, ctx, terms, head)
+        striker = Striker(fault, supported or ())
+
+        def alone(some: jax.Array) -> Params:
+            """The gradients of some of this device's workers, by their positions among them."""
+            those = dataclasses.replace(ctx, workers=numbers[some], fault=None, reduce=frozenset(), profile=None)
+            theirs = jax.tree.map(lambda part: part[some], batch)
+            found = forward_and_backward(network, state.params, state.stats, theirs, those, terms, head)
+            return sparse.apart(found.grads, found.seen.rows)[0]
+
         # The only communication of a step.
-        grads, of_tables = sparse.apart(here.grads, here.seen.rows)
-        loss, metric, grads, struck = lax.psum((here.loss, here.metric, grads, here.seen.struck), AXIS)
+        local, of_tables = sparse.apart(here.grads, here.seen.rows)
+        loss, metric, grads, struck = lax.psum((here.loss, here.metric, local, here.seen.struck), AXIS)
+        grads = striker.of_sum(striker.of_worker(grads, local, numbers, AXIS, alone))
         grads, rows = sparse.joined(grads, of_tables, state.params, AXIS, count)
         stats = lax.pmean(here.stats, AXIS) | _maxima(state.stats, lax.pmax(here.seen.maxima, AXIS))
         with isolated("false"):
             read = sparse.read(state.params, rows)
             params, opt_state = update(grads, state.opt_state, read)
+            params = striker.of_update(params, read, lambda: added(grads, state.opt_state, read))
         params, kept, known = sparse.written(state.params, read, params, state.tables, rows)
         new = ExplicitState(params, stats, opt_state, kept)
         found = together(here.seen.reduced, AXIS) | scored(profile, here.seen, AXIS)
@@ -247,7 +264,7 @@ def explicit_program(
             found |= together(reduced(reductions, "parameter_gradients", name, gradient))
         if WHOLE in reductions:
             found |= {f"{WHOLE}/{name}": table for name, table in sparse.whole(grads, state.params, rows).items()}
-        return new, report(loss, metric, grads, new, struck, returned(profile, here.seen), found, known)
+        return new, report(loss, metric, grads, new, striker.told(struck), returned(profile, here.seen), found, known)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
     reported = StepReport(**specs)
@@ -352,7 +369,7 @@ def explicit_program(
             steps_per_epoch=steps_per_epoch,
             abstract=abstract,
             leaves=_leaves(abstract),
-            gradients=tuple(f"gradients/{name}" for name in leaf_names(abstract.params)),
+            gradients=tuple(f"gradient/{name}" for name in leaf_names(abstract.params)),
             measure=measure,
             data=data,
             devices=count,
@@ -367,6 +384,7 @@ def explicit_program(
             tests=tested,
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
             activations=activations,
+            exchanged=lambda: exchanged_sites(abstract.params, tables),
             watching=watching,
             gradient_scale=lambda: gradient_scale(network, abstract.params, abstract.stats, inputs),
             restated=restated if tables else lambda state: state,

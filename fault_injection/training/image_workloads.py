@@ -102,8 +102,7 @@ class ImageWorkload(Workload):
         reductions: frozenset[str] = frozenset(),
     ) -> Program:
         """What runs of this workload need; see `Workload.program`."""
-        if unknown := (supported or frozenset()) - self.sites().keys():
-            raise ValueError(f"{min(unknown)!r} is not a site of {self.name}")
+        self.check_supported(supported)
         dataset = DATASETS[self.dataset]
         return image_program(
             self, self.make_network(), self.make_optimizer(), dataset, supported, devices, data_dir, reductions

@@ -13,6 +13,7 @@ from flax import struct
 
 from models.dr_dna import Profile
 from models.fault import Fault, Struck
+from models.site import Site
 
 from ..machine.errors import InputError
 from .digest import digest, magnitude
@@ -217,6 +218,8 @@ class Program:
       infer: `(state, batch, fault or None) -> Inference`: one forward pass in evaluation.  A fault
         strikes forward operations of the sites that the program was made for; its positions count
         in operands that have as many examples as the batch.
+      exchanged: what `faulty_step` can strike between the passes and the new state, by name, where the program was
+        made for it.
       activations: elements of one example's activation by forward operation, in the order of the pass.
       watching: the same program whose steps and `infer` watch activations after a profile: they
         report `dr_dna/activations/LAYER` among the reductions; or the samples among the tensors,
@@ -244,6 +247,7 @@ class Program:
     tests: Callable[[], list[Batch]] = _no_activations
     infer: Callable[[State, Batch, Fault | None], Inference] = _no_activations
     activations: Callable[[], Mapping[str, int]] = _no_activations
+    exchanged: Callable[[], Mapping[str, Site]] = dict
     watching: Callable[[Profile | None], "Program"] = _no_activations
 
     @functools.cached_property

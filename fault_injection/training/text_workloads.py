@@ -81,8 +81,7 @@ class TextWorkload(Workload):
         reductions: frozenset[str] = frozenset(),
     ) -> Program:
         """What runs of this workload need; see `Workload.program`."""
-        if unknown := (supported or frozenset()) - self.sites().keys():
-            raise ValueError(f"{min(unknown)!r} is not a site of {self.name}")
+        self.check_supported(supported)
         return text_program(self, self.make_network(), TEXTS[self.dataset], supported, devices, data_dir, reductions)
 
     def make_network(self) -> Layer:

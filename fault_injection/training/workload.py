@@ -92,7 +92,7 @@ class Workload(abc.ABC):
         """The operations that a fault can strike, by name, in the order in which a step runs them."""
 
     def target(self, name: str) -> Site:
-        """What a fault can strike, by name: an operation, or a leaf of the state.
+        """What a fault can strike, by name: an operation, or an array of `leaves`.
 
         Raises:
           KeyError: there is none.
@@ -103,11 +103,17 @@ class Workload(abc.ABC):
 
     def find(self, name: str) -> Site | None:
         """As `target`; None where there is none."""
-        return self.sites().get(name) or self.state().get(name)
+        return self.sites().get(name) or self.leaves().get(name)
 
-    def state(self) -> Mapping[str, Site]:
-        """The leaves of the state that a fault can strike, by name."""
-        return _state(self)
+    def leaves(self) -> Mapping[str, Site]:
+        """What a fault can strike beside operations, by name: leaves of the state, gradients, and the update."""
+        return _leaves(self)
+
+    def check_supported(self, supported: frozenset[str] | None) -> None:
+        """See that a program can be made that strikes these; raises ValueError."""
+        for name in sorted((supported or frozenset()) - self.sites().keys()):
+            if name not in self.leaves():
+                raise ValueError(f"{name!r} is not a site of {self.name}")
 
     @abc.abstractmethod
     def program(
@@ -120,7 +126,8 @@ class Workload(abc.ABC):
         """What runs of this workload need; data are read, and functions compiled, when they are first needed.
 
         Args:
-          supported: sites that `Program.faulty_step` can strike; None for all.
+          supported: operations, gradients and updates that `Program.faulty_step` can strike, by name; None for all
+            operations.
           devices: how many to use; by default as many as divide the workers.
           data_dir: where the dataset is; by default where its reader looks.
           reductions: of `models.reductions.CHOICES`: what every step reports of tensors, where the
@@ -187,8 +194,9 @@ class Workload(abc.ABC):
 
 
 @functools.lru_cache(maxsize=8)
-def _state(workload: Workload) -> Mapping[str, Site]:
-    return state_sites(workload.program(frozenset(), devices=1))
+def _leaves(workload: Workload) -> Mapping[str, Site]:
+    program = workload.program(frozenset(), devices=1)
+    return state_sites(program) | program.exchanged()
 
 
 def narrower(precision: str) -> str:

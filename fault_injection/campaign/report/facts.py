@@ -10,11 +10,11 @@ import numpy as np
 
 from models.fault import Operand
 
+from ...faults.injection import STAGES
 from ...faults.number_formats import Format, format_of
 from ...machine.errors import InputError
 from ...runs.outcome import MASKED, UNDECIDED
 from ...training.program import Measure
-from ...training.state_faults import STATE
 from ..rates import Rate, stratified, wilson
 from ..store import Store
 from .queries import QUERIES
@@ -137,11 +137,11 @@ class Facts:
         return [Group(role, found[role], self.not_masked(found[role])) for role in sorted(found, key=place)]
 
     def kind_groups(self) -> list[Group]:
-        """Experiments by what kind of operation they struck, as the workload calls it, or what part of the state."""
+        """Experiments by what kind of operation they struck, as the workload calls it, or what a leaf belongs to."""
         sites = self.plan.targets
         found: dict[str, Counts] = {}
         for site, counts in self.outcomes_by("sites").items():
-            kind = part_of_state(site) if self.plan.of_state else self.plan.workload.kind(sites[site])
+            kind = part_of(site) if self.plan.leaf else self.plan.workload.kind(sites[site])
             found.setdefault(kind, collections.Counter()).update(counts)
         return [Group(kind, counts, self.not_masked(counts)) for kind, counts in sorted(found.items())]
 
@@ -160,16 +160,17 @@ class Facts:
         struck = self.outcomes_by("sites")
         layers: dict[str, dict[str, Counts]] = {}
         for site, operation in {**self.plan.workload.sites(), **self.plan.targets}.items():
-            layer = site.split("/")[-2] if operation.stage == STATE and "/" in site else operation.layer
+            leaf = operation.stage not in STAGES.values() and "/" in site
+            layer = site.split("/")[-2] if leaf else operation.layer
             stages = layers.setdefault(layer, {})
             stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))
         return layers
 
 
-def part_of_state(name: str) -> str:
-    """The part of the state that a leaf belongs to: what precedes its layer.
+def part_of(name: str) -> str:
+    """What a leaf belongs to, such as a part of the state: what precedes its layer.
 
-    >>> part_of_state("opt_state/v/conv1/kernel"), part_of_state("params/fc/bias"), part_of_state("slopes")
+    >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
     ('opt_state/v', 'params', 'slopes')
     """
     return "/".join(name.split("/")[:-2]) or name

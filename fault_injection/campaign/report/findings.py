@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from ...runs.outcome import OUTCOMES, UNDECIDED
-from ...training.state_faults import STATE
 from ..rates import Rate
 from . import figures
 from .facts import Facts, Group, decode, total
@@ -154,7 +153,7 @@ def depth(facts: Facts) -> Section:
         "those of the backward pass that compute the gradients of the same layer have the same depth."
     )
     rows: list[dict[str, Cell]] = []
-    named = [STATE] if facts.plan.of_state else ["forward", "backward"]
+    named = [facts.plan.leaf] if facts.plan.leaf else ["forward", "backward"]
     series: dict[str, dict[int, Rate]] = {stage: {} for stage in named}
     for at, (layer, stages) in enumerate(facts.depths().items()):
         if not (struck := total(stages.values()).total()):

@@ -1,0 +1,202 @@
+"""Faults between the passes and the new state: a worker's gradient, the summed one, and the update."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import small
+
+from fault_injection.commands.main import main
+from fault_injection.faults.injection import ALL
+from fault_injection.faults.injection_file import format_injection, parse_injection
+from fault_injection.training.exchange import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
+from fault_injection.training.explicit import explicit_program, forward_and_backward
+from fault_injection.training.optimizers import keras_adam
+from fault_injection.training.program import Measure, leaf_names, same_bits
+from models.combinators import chain
+from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from models.layer import Context
+from models.layers.activation import relu
+from models.layers.dense import dense
+
+WORKERS, BATCH, INPUTS, CLASSES = 4, 8, 5, 3
+NETWORK, ADAM = chain(dense("hidden", 6), relu(), dense("fc", CLASSES)), keras_adam(0.01)
+
+
+class Drawn:
+    """Batches of random numbers."""
+
+    def train(self, epoch, step):
+        random = np.random.default_rng([epoch, step])
+        x = random.standard_normal((WORKERS, BATCH, INPUTS), np.float32)
+        return {"input": x, "target": random.integers(CLASSES, size=(WORKERS, BATCH), dtype=np.int32)}
+
+    def test(self):
+        return iter(())
+
+
+@functools.cache
+def program(supported=frozenset()):
+    return explicit_program(
+        NETWORK,
+        ADAM,
+        jax.ShapeDtypeStruct((INPUTS,), np.float32),
+        workers=WORKERS,
+        batch_size=WORKERS * BATCH,
+        steps_per_epoch=10,
+        seed=1,
+        batches=Drawn,
+        measure=lambda: Measure("loss", "lower", 1.0, 0.1),
+        data=lambda: "drawn",
+        supported=supported,
+    )
+
+
+STRIKING = functools.partial(program, frozenset(program().exchanged()) | {"fc"})
+
+
+@functools.cache
+def before():
+    """A state after some steps, so that Adam has a history."""
+    own = program()
+    state = own.place(own.init())
+    for step in range(3):
+        state, _ = own.step(state, own.batch(0, step), 0, step)
+    return jax.device_get(state)
+
+
+@functools.cache
+def golden():
+    own = program()
+    return jax.device_get(own.step(own.place(before()), own.batch(0, 3), 0, 3))
+
+
+def struck(fault):
+    """State and report after the fourth step with a fault."""
+    own = STRIKING()
+    return jax.device_get(own.faulty_step(own.place(before()), own.batch(0, 3), 0, 3, fault))
+
+
+def gradients(workers):
+    """The sum of some workers' gradients, by the passes that the step is made of."""
+    batch = jax.tree.map(lambda part: part[np.array(workers)], Drawn().train(0, 3))
+    ctx = Context(jax.random.key(0), jnp.array(workers, jnp.int32))
+    state = before()
+    return forward_and_backward(NETWORK, state.params, state.stats, batch, ctx, WORKERS * BATCH).grads
+
+
+@given(
+    stage=st.sampled_from(EXCHANGED),
+    path=st.sampled_from(leaf_names(program().abstract.params)),
+    worker=st.integers(0, WORKERS - 1),
+    at=st.integers(0, 10**6),
+    bit=st.integers(0, 31),
+)
+@settings(max_examples=60)
+def test_a_struck_element_is_what_arithmetic_says_and_all_others_keep_their_bits(stage, path, worker, at, bit):
+    site = program().exchanged()[f"{stage}/{path}"]
+    shape = site.shapes[Operand.INPUT]
+    place = np.unravel_index(at % np.prod(shape), shape)
+    index = int(np.ravel_multi_index(place, shape))
+    of = worker if stage == WORKER_GRADIENT else ALL
+    state, report = struck(make_fault(site, Operand.INPUT, of, [index], keep=ALL_ONES, flip=1 << bit))
+    old, new = (words[:1].view(np.float32)[0] for words in (report.struck.old, report.struck.new))
+    assert report.struck.old[0] ^ report.struck.new[0] == 1 << bit
+    assert (report.struck.hits, report.struck.operand_changed) == (1, 1)
+
+    layer, name = path.split("/")
+    total = gradients(range(WORKERS))[layer][name][place]
+    share = gradients([worker])[layer][name][place]
+    start, clean = before(), golden()[0]
+    m, v, p = (np.float64(tree[layer][name][place]) for tree in (start.opt_state.m, start.opt_state.v, start.params))
+    update = np.float64(clean.params[layer][name][place]) - p
+    read = {WORKER_GRADIENT: share, GRADIENT: total, UPDATE: update}[stage]
+    np.testing.assert_allclose(old, read, rtol=1e-3, atol=1e-7)
+    with np.errstate(all="ignore"):
+        g = np.float64({WORKER_GRADIENT: np.float64(total) - share + new, GRADIENT: new, UPDATE: total}[stage])
+        m, v = m + (g - m) * 0.1, v + (g * g - v) * 0.001
+        if stage != UPDATE:
+            new = -0.01 * np.sqrt(1 - 0.999**4) / (1 - 0.9**4) * m / (np.sqrt(v) + 1e-7)
+        expected = np.float32([m, v, p + new])
+    found = np.array([tree[layer][name][place] for tree in (state.opt_state.m, state.opt_state.v, state.params)])
+    if np.isfinite(expected).all():
+        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-6)
+
+    for tree, other in zip(jax.tree.leaves(state), jax.tree.leaves(clean), strict=True):
+        assert np.sum(np.asarray(tree).view(np.uint32) != np.asarray(other).view(np.uint32)) <= 1
+
+
+def test_a_step_that_strikes_nothing_is_the_plain_step():
+    own, rest = golden(), struck(inactive_fault())
+    assert same_bits(own[0], rest[0])
+    assert rest[1].struck.hits == 0
+    np.testing.assert_array_equal(own[1].digest, rest[1].digest)
+
+
+def test_an_operation_is_struck_beside_them():
+    site = small().sites()["fc"]
+    fault = make_fault(dataclasses.replace(site), Operand.OUTPUT, 1, [0], flip=np.float32(5).view(np.uint32))
+    assert struck(fault)[1].struck.hits == 1
+
+
+def test_several_elements_of_a_gradient_are_struck_together():
+    site = program().exchanged()["gradient/fc/kernel"]
+    state, report = struck(make_fault(site, Operand.INPUT, ALL, [0, 4, 7], flip=0))
+    assert report.struck.operand_changed == 3
+    differ = np.flatnonzero(state.opt_state.m["fc"]["kernel"] != golden()[0].opt_state.m["fc"]["kernel"])
+    assert differ.tolist() == [0, 4, 7]
+
+
+# ---- Files and commands -------------------------------------------------------------------
+
+ROWS = """model,resnet18
+target,{target}
+{worker}target_epoch,0
+target_step,0
+inj_pos,0/1
+inj_bits,xor:40000000
+learning_rate,0.03
+seed,123
+dataset,digits
+width,4
+"""
+
+
+def rows(target, worker=None):
+    return ROWS.format(target=target, worker="" if worker is None else f"target_worker,{worker}\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (rows("gradient/fc/kernel"), "before the optimizer reads the summed gradient"),
+        (rows("worker_gradient/fc/kernel", 3), "before the gradient of worker 3 is added"),
+        (rows("update/fc/kernel"), "before the update is added to the parameters"),
+    ],
+)
+def test_the_rows_of_a_file(text, sentence):
+    injection = parse_injection(text)
+    assert sentence in injection.sentence()
+    assert parse_injection(format_injection(injection)) == injection
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (rows("gradient/fc/kernal"), "is no leaf of resnet18; did you mean 'gradient/fc/kernel'?"),
+        (rows("gradient/fc/kernel", 3), "all workers share 'gradient/fc/kernel'; leave out target_worker"),
+        (rows("worker_gradient/fc/kernel"), "is one worker's; expected a row 'target_worker,…'"),
+        (rows("worker_gradient/fc/kernel", 8), "target_worker 8 is not among the 8 workers"),
+    ],
+)
+def test_a_mistake_is_one_line(text, message, tmp_path, capsys):
+    path = tmp_path / "wrong.csv"
+    path.write_text(text)
+    assert main(["replay", str(path), "--check"]) == 2
+    said = capsys.readouterr().err
+    assert message in said and said.count("\n") == 1
