@@ -16,7 +16,7 @@ class Site:
 
     Attributes:
       name: as in an injection file.
-      layer: name of the layer that the operation belongs to.
+      layer: name of the layer that the operation belongs to; of a leaf its own, of a part of a state none.
       stage: `forward` or `backward`; of a leaf of a state, which has one operand, `state`.
       operands: shape and dtype of each operand, for one worker.
     """

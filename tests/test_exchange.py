@@ -14,10 +14,12 @@ from small import small
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection
+from fault_injection.runs.replay_run import check_struck
 from fault_injection.training.exchange import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
 from fault_injection.training.explicit import explicit_program, forward_and_backward
 from fault_injection.training.optimizers import keras_adam
 from fault_injection.training.program import Measure, leaf_names, same_bits
+from fault_injection.training.state_faults import faulty_step, state_sites
 from models.combinators import chain
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
@@ -152,6 +154,49 @@ def test_several_elements_of_a_gradient_are_struck_together():
     assert differ.tolist() == [0, 4, 7]
 
 
+# ---- Parts of the state --------------------------------------------------------------------
+
+PARTS = {name: site for name, site in state_sites(program()).items() if not site.layer}
+
+
+def test_a_part_has_the_elements_of_its_leaves():
+    size = sum(leaf.size for leaf in jax.tree.leaves(program().abstract.params))
+    assert {name: site.shapes[Operand.INPUT] for name, site in PARTS.items()} == dict.fromkeys(
+        ["params", "opt_state/m", "opt_state/v"], (size,)
+    )
+
+
+@given(part=st.sampled_from(list(PARTS)), seed=st.integers(0, 10**6))
+@settings(max_examples=20)
+def test_faults_in_a_part_are_faults_in_its_leaves(part, seed):
+    """Inverted bits, new ones and copies, also from one leaf to another."""
+    random, (size,) = np.random.default_rng(seed), PARTS[part].shapes[Operand.INPUT]
+    index, source = random.permutation(size)[:9], random.integers(size, size=9)
+    keep = random.choice(np.uint32([0, ALL_ONES]), 9)
+    source, flip = np.where(np.arange(9) < 3, source, index), random.integers(2**32, size=9, dtype=np.uint32)
+    fault = make_fault(PARTS[part], Operand.INPUT, ALL, index, source=source, keep=keep, flip=flip)
+
+    own, start = program(), before()
+    leaves = [np.asarray(leaf) for name, leaf in named(start) if name.startswith(f"{part}/")]
+    words = np.concatenate([leaf.ravel() for leaf in leaves]).view(np.uint32)
+    changed = words.copy()
+    changed[index] = (words[source] & keep) ^ flip
+    parts = iter(np.split(changed.view(np.float32), np.cumsum([leaf.size for leaf in leaves])[:-1]))
+    by_hand = [
+        next(parts).reshape(np.shape(leaf)) if name.startswith(f"{part}/") else leaf for name, leaf in named(start)
+    ]
+    expected = jax.tree.unflatten(jax.tree.structure(start), by_hand)
+
+    state, report = faulty_step(own, own.place(start), own.batch(0, 3), 0, 3, fault)
+    assert same_bits(state, own.step(own.place(expected), own.batch(0, 3), 0, 3)[0])
+    assert report.struck.operand_changed == np.sum(changed != words)
+    check_struck(part, fault, jax.device_get(report.struck))
+
+
+def named(state):
+    return zip(leaf_names(state), jax.tree.leaves(state), strict=True)
+
+
 # ---- Files and commands -------------------------------------------------------------------
 
 ROWS = """model,resnet18
@@ -177,6 +222,8 @@ def rows(target, worker=None):
         (rows("gradient/fc/kernel"), "before the optimizer reads the summed gradient"),
         (rows("worker_gradient/fc/kernel", 3), "before the gradient of worker 3 is added"),
         (rows("update/fc/kernel"), "before the update is added to the parameters"),
+        (rows("params").replace("0/1", "1000"), "element 1000 has its bits 40000000 inverted in params ["),
+        (rows("update/fc/kernel").replace("inj_pos,0/1", "inj_lane,5/16"), "20 elements from 0/5 to 30/9"),
     ],
 )
 def test_the_rows_of_a_file(text, sentence):
@@ -191,6 +238,12 @@ def test_the_rows_of_a_file(text, sentence):
         (rows("gradient/fc/kernal"), "is no leaf of resnet18; did you mean 'gradient/fc/kernel'?"),
         (rows("gradient/fc/kernel", 3), "all workers share 'gradient/fc/kernel'; leave out target_worker"),
         (rows("worker_gradient/fc/kernel"), "is one worker's; expected a row 'target_worker,…'"),
+        (rows("update/fc/kernel").replace("pos,0/1", "lane,5/4"), "'5/4'; expected a lane and the number of lanes"),
+        (
+            rows("update/fc/bias").replace("pos,0/1", "lane,50/64"),
+            "computes nothing: update/fc/bias has 10 elements",
+        ),
+        (rows("update/fc/bias") + "inj_lane,0/2\n", "inj_lane says which elements are struck, and so does inj_pos"),
         (rows("worker_gradient/fc/kernel", 8), "target_worker 8 is not among the 8 workers"),
     ],
 )

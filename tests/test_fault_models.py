@@ -49,6 +49,11 @@ def test_positions_are_distinct_and_inside_and_come_in_groups(name, size, seed):
     group = FAULT_MODELS[name].group
     if name == "MEASURED":
         assert len(index) <= 16 and len(set(np.diff(index))) <= 1 and set(np.diff(index)) <= {2, 4, 8, 16}
+    elif name.startswith("LANE_"):
+        lanes = int(name.removeprefix("LANE_"))
+        assert index.tolist() == list(range(index[0], size, lanes)) and index[0] < lanes
+        affected = bits.flip | ~bits.keep
+        assert len(set(affected.tolist())) == 1 and int(affected[0]).bit_count() == 1
     elif name.startswith("FLIPS_"):
         assert len(index) == min(size, int(name.removeprefix("FLIPS_")))
         assert all(int(mask).bit_count() == 1 for mask in bits.flip)

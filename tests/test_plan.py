@@ -198,12 +198,12 @@ def test_an_injection_file_in_the_place_of_a_plan_is_named():
         assert str(error.value) == said
 
 
-def test_one_flipped_bit_is_known():
+def test_one_inverted_bit_is_known():
     plan = parse_plan(PLAN)
     for number in range(40):
         choice = choose(plan, draw(plan, number))
         flips = choice.experiment.model.name == "INPUT"
-        assert (choice.flipped_bit in (30, 23)) if flips else choice.flipped_bit is None
+        assert (choice.one_bit in (30, 23)) if flips else choice.one_bit is None
         assert choice.experiment.operand == {"INPUT": Operand.INPUT, "RD": Operand.OUTPUT}.get(
             choice.experiment.model.name, Operand.WEIGHT
         )

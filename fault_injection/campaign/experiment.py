@@ -302,7 +302,7 @@ def _result(
         model=e.model.name,
         value_source=e.model.values,
         elements=len(choice.index),
-        bit=choice.flipped_bit,
+        bit=choice.one_bit,
         first_position=int(choice.index[0]),
         old_bits=int(struck.old[0]),
         new_bits=int(struck.new[0]),

@@ -261,9 +261,12 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple
         raise read.wrong("faults.stages", f"{of_leaves[0]!r} stands alone: a plan strikes operations, or such leaves")
     patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
     sites = workload.leaves() if of_leaves else workload.sites()
-    chosen = set(sites) if patterns[0].startswith("!") else set()
+    chosen = {name for name in sites if sites[name].layer} if patterns[0].startswith("!") else set()
     for pattern in patterns:
-        fitting = fnmatch.filter(sites, pattern.removeprefix("!")) if len(pattern) <= LONGEST else []
+        name = pattern.removeprefix("!")
+        fitting = fnmatch.filter(sites, name) if len(pattern) <= LONGEST else []
+        # A part of the state is chosen by its name alone: its leaves are there as well.
+        fitting = [found for found in fitting if sites[found].layer or found == name]
         if not fitting:
             raise read.wrong(
                 "faults.sites", f"no site of {workload.name} fits {pattern[:60]!r}{did_you_mean(pattern, sites)}"
@@ -311,11 +314,10 @@ def _value_options(
 ) -> tuple[tuple[str, Any], ...]:
     """Options of a value source, where `narrowest` is the narrowest format of what it strikes."""
     width = narrowest.width
-    needed = {"bit_flip": "bits", "histogram": "histogram"}
-    for option in ("bits", "histogram"):
-        if option in entry and needed.get(values) != option:
-            of = next(source for source, taken in needed.items() if taken == option)
-            raise read.wrong(key, f"{option} belongs to the values '{of}', not to '{values}'")
+    taken_by = {"bits": ("bit_flip", "stuck"), "histogram": ("histogram",)}
+    for option, sources in taken_by.items():
+        if option in entry and values not in sources:
+            raise read.wrong(key, f"{option} belongs to the values '{sources[0]}', not to '{values}'")
     if values == "histogram":
         path = entry.get("histogram")
         if not isinstance(path, str):

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from models.fault import Fault, Operand, make_fault
+from models.fault import ALL_ONES, Fault, Operand, make_fault
 from models.site import Site
 
 from ..faults.fault_models import FAULT_MODELS, Bits
@@ -109,11 +109,13 @@ class Choice:
         return {at: self.fault for after, at in later if plan.schedule.strikes(after, plan.workload.seed)}
 
     @property
-    def flipped_bit(self) -> int | None:
-        """The bit that is inverted, 0 the lowest, where it is one bit of one element."""
-        mask = int(self.bits.flip[0])
-        alone = len(self.index) == 1 and self.bits.keep[0] and mask.bit_count() == 1
-        return mask.bit_length() - 1 if alone else None
+    def one_bit(self) -> int | None:
+        """The bit that is inverted in one element, or stuck in all; 0 is the lowest."""
+        masks = set((self.bits.flip | ~self.bits.keep).tolist())
+        alone = len(self.index) == 1 or not (self.bits.keep == ALL_ONES).any()
+        if not alone or len(masks) > 1 or (mask := masks.pop()).bit_count() != 1:
+            return None
+        return mask.bit_length() - 1
 
     def injection(self, plan: Plan) -> Injection:
         """The same fault as an injection file has it."""

@@ -69,6 +69,22 @@ def bit_flip(bits: tuple[int, ...] = ()) -> Values:
     return values
 
 
+def stuck(bits: tuple[int, ...] = ()) -> Values:
+    """One bit, the same of all elements, is stuck at 0 or at 1; it is drawn as that of `bit_flip` is.
+
+    >>> masks = stuck((30,))(np.random.default_rng(0), np.array([5, 6]), 100)
+    >>> hex(masks.keep[0]), hex(masks.flip[0])
+    ('0xbfffffff', '0x40000000')
+    """
+
+    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+        mask = np.uint32(1) << np.uint32(rng.choice(np.array(bits or range(format.width), np.uint32)))
+        keep = np.full(index.shape, ALL_ONES, np.uint32) ^ mask
+        return Bits(index, keep, np.full(index.shape, mask * np.uint32(rng.integers(2)), np.uint32))
+
+    return values
+
+
 def random_finite(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
     """Bits uniform over all finite patterns of the format.
 
@@ -181,6 +197,7 @@ def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
 
 VALUES: dict[str, Callable[..., Values]] = {
     "bit_flip": bit_flip,
+    "stuck": stuck,
     "random_finite": lambda: random_finite,
     "same_tensor": lambda: same_tensor,
     "zero": lambda: zero,
@@ -254,6 +271,21 @@ def scattered(count: int) -> Places:
     return places
 
 
+def lane(lanes: int) -> Places:
+    """Every element that one lane of an array of so many multipliers computes, the lane drawn uniformly.
+
+    Element i is computed by lane i modulo `lanes`.  In an operand of fewer elements other lanes compute nothing.
+
+    >>> lane(4)(np.random.default_rng(0), 10)
+    array([3, 7])
+    """
+
+    def places(rng: np.random.Generator, size: int) -> Indices:
+        return np.arange(int(rng.integers(min(lanes, size))), size, lanes)
+
+    return places
+
+
 @dataclasses.dataclass(frozen=True)
 class FaultModel:
     """How positions and values of a fault are chosen.
@@ -271,6 +303,7 @@ class FaultModel:
     group: int = 1
 
 
+LANES = (16, 64, 256)
 FLIPS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
@@ -300,8 +333,11 @@ FAULT_MODELS = {
     "N64_WT_16": _model(Operand.WEIGHT, "same_tensor", 64),
     "N64_WT_GLB": _model(Operand.WEIGHT, "same_tensor", 64, run=True),
     "MEASURED": FaultModel(Operand.OUTPUT, periodic(16), "measured"),
+    # What a lane of an array of multipliers computes, one of its bits stuck; meant for a permanent schedule.
+    **{f"LANE_{count}": FaultModel(Operand.OUTPUT, lane(count), "stuck") for count in LANES},
     # One bit of each of so many elements of what a step or an operation reads; ours, for the state.
     **{f"FLIPS_{count}": FaultModel(Operand.INPUT, scattered(count), "bit_flip") for count in FLIPS},
 }
 # Of the published systems; a plan without a table of models has these.
-PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name != "MEASURED" and not name.startswith("FLIPS_"))
+OURS = ("MEASURED", *(f"LANE_{count}" for count in LANES), *(f"FLIPS_{count}" for count in FLIPS))
+PUBLISHED_MODELS = tuple(name for name in FAULT_MODELS if name not in OURS)

@@ -32,6 +32,7 @@ from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
 from .injection import ALL, STAGES, Injection, too_large
+from .lanes import LANE, lane_of, positions_of
 from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
 from .number_formats import Format, format_of
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
@@ -43,7 +44,9 @@ FAULT_ROWS = (
     *("inj_pos", "inj_values"),
 )
 OF_OPERATIONS = ("stage", "fmodel", "target_worker", "target_layer")  # for which `target` stands, of the state
-OWN_ROWS = ("target", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
+OWN_ROWS = ("target", "inj_lane", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
+
+INSTEAD = {"inj_pos": "inj_lane", "inj_values": "inj_bits"}  # a row that can replace a published one
 
 # What other programs write for numbers that are none, and how an injection file writes it.
 OTHER_SPELLINGS = {r"[+-]?nan": "nan", r"\+?inf(inity)?": "inf", r"-inf(inity)?": "-inf"}
@@ -118,7 +121,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
         stage, fmodel = rows.one("stage", one_of(STAGES)), rows.one("fmodel", one_of(FAULT_MODELS))
         layer = rows.one("target_layer", ANY_NAME)
     epoch, step = rows.one("target_epoch", whole(0)), rows.one("target_step", whole(0))
-    positions = rows.every("inj_pos", POSITION)
+    listed_positions = rows.every("inj_pos", POSITION) if "inj_pos" in rows else ()
     options = {name: rows.one(name, option.kind) for name, option in known.items() if name in rows}
     horizon = rows.one("horizon", whole(0)) if "horizon" in rows else None
     nonfinite = rows.one("nonfinite", one_of(NONFINITE_RULES)) if "nonfinite" in rows else NONFINITE_RULES[0]
@@ -132,6 +135,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     _check_address(setup, "step", step, lambda workload: workload.steps_per_epoch, "steps of an epoch")
     site = _find_leaf(setup, layer) if of_leaf else _find_site(setup, layer, stage)
     stage, operand = stage or site.stage, FAULT_MODELS[fmodel].operand if fmodel else Operand.INPUT
+    positions = listed_positions or _lane(rows, site, operand)
     _check_positions(setup, "inj_pos", positions, layer, operand)
     often, times = collections.Counter(positions).most_common(1)[0]
     if times > 1:
@@ -145,6 +149,9 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     if "inj_bits" in rows:
         bits = rows.every("inj_bits", new_bits(site.operands[operand].dtype))
         _check_positions(setup, "inj_bits", [new.source for new in bits if new.source is not None], layer, operand)
+    if not listed_positions:  # one cell for the whole lane
+        values = values * len(positions) if len(values) == 1 else values
+        bits = bits * len(positions) if len(bits) == 1 else bits
     for key, given in (("inj_values", values), ("inj_bits", bits)):
         if key in rows and len(given) != len(positions):
             found = f"{len(given)} {key} for {len(positions)} inj_pos"
@@ -192,9 +199,24 @@ def _by_key(listed: list[Row], path: object, workload: Workload) -> dict[str, Ro
     for key in (*FAULT_ROWS, *workload.REQUIRED):
         if of_leaf and key in OF_OPERATIONS:
             continue
-        if key not in rows and not (key == "inj_values" and "inj_bits" in rows):
-            raise InputError(f"no row '{key},…'" + (" (or 'inj_bits,…')" if key == "inj_values" else ""), path)
+        other = INSTEAD.get(key, key)
+        if key not in rows and other not in rows:
+            raise InputError(f"no row '{key},…'" + (f" (or '{other},…')" if other != key else ""), path)
+    if "inj_pos" in rows and "inj_lane" in rows:
+        raise InputError("inj_lane says which elements are struck, and so does inj_pos", path, rows["inj_lane"].line)
     return rows
+
+
+def _lane(rows: Rows, site: Site, operand: Operand) -> tuple[Position, ...]:
+    """The positions of the row `inj_lane`."""
+    lane, lanes = rows.one("inj_lane", LANE)
+    found = positions_of(lane, lanes, site.shapes[operand])
+    if not found:
+        size = math.prod(site.shapes[operand])
+        raise rows.wrong(
+            "inj_lane", f"inj_lane {lane}/{lanes} computes nothing: {site.named(operand)} has {size} elements"
+        )
+    return found
 
 
 def _check_options(setup: SetUp) -> None:
@@ -320,11 +342,15 @@ def format_injection(injection: Injection) -> str:
 
     `parse_injection` of it gives an equal injection.
     """
+    where: list[object] = ["inj_pos", *map(format_position, injection.positions)]
+    count, lane = len(injection.positions), lane_of(injection.positions, injection.tensor.shape)
+    if lane is not None and len({*map(repr, injection.values or injection.bits)}) == 1:
+        where, count = ["inj_lane", format_position(lane)], 1
     if injection.bits:
         dtype = injection.tensor.dtype
-        become: list[object] = ["inj_bits", *(format_new_bits(new, dtype) for new in injection.bits)]
+        become: list[object] = ["inj_bits", *(format_new_bits(new, dtype) for new in injection.bits[:count])]
     else:
-        become = ["inj_values", *map(repr, injection.values)]
+        become = ["inj_values", *map(repr, injection.values[:count])]
     operation: list[list[object]] = [
         ["stage", injection.stage],
         ["fmodel", injection.fmodel],
@@ -339,7 +365,7 @@ def format_injection(injection: Injection) -> str:
         *(leaf if injection.of_leaf else operation),
         ["target_epoch", injection.epoch],
         ["target_step", injection.step],
-        ["inj_pos", *map(format_position, injection.positions)],
+        where,
         become,
         *([name, format_option(value)] for name, value in _stated_options(injection.workload).items()),
     ]

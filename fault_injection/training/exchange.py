@@ -123,7 +123,9 @@ class Striker:
         fault = self._fault
         assert fault is not None
         hit = fault.site == site_id(name)
-        (tensor,), struck = overwrite((tensor,), fault.replace(index=jnp.where(hit, fault.index, INACTIVE)))
+        (tensor,), struck = overwrite(
+            (tensor,), dataclasses.replace(fault, index=jnp.where(hit, fault.index, INACTIVE))
+        )
         self._struck.append(dataclasses.replace(struck, hits=struck.hits + hit.astype(jnp.int32)))
         return fence(tensor)
 

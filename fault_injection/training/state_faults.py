@@ -1,13 +1,16 @@
 """Faults in the state: what a step reads differs from what the step before has written."""
 
 import dataclasses
-from typing import Any
+import itertools
+import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import ShapeDtypeStruct
 
-from models.fault import Fault, Operand, Struck, overwrite, site_id
+from models.fault import ALL_ONES, INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, overwrite, site_id
 from models.site import Site
 
 from .program import Batch, Program, Role, State, StepReport
@@ -16,23 +19,33 @@ STATE = "state"  # the stage of a leaf, beside the forward and the backward pass
 
 
 def state_sites(program: Program) -> dict[str, Site]:
-    """The leaves of a program's state as what a fault can strike, by name; their one operand is `Operand.INPUT`.
+    """What a fault can strike of a program's state, by name; the one operand is `Operand.INPUT`.
+
+    These are the leaves, and the parts of the state, such as `params` and `opt_state/v`: a part is a vector of
+    all elements of its leaves, in their order.
 
     Raises:
       ValueError: two names have the same id.
     """
-    leaves = zip(program.leaves, jax.tree.leaves(program.abstract), strict=True)
-    found = {
+    found = {}
+    for name, leaves in _targets(program).items():
+        of_part = leaves[0].name != name
         # One number has the position 0.
-        leaf.name: Site(
-            leaf.name, leaf.name, STATE, {Operand.INPUT: ShapeDtypeStruct(tensor.shape or (1,), tensor.dtype)}
-        )
-        for leaf, tensor in leaves
-        if leaf.role != Role.KEPT
-    }
+        shape = (sum(leaf.size for leaf in leaves),) if of_part else leaves[0].shape or (1,)
+        operands = {Operand.INPUT: ShapeDtypeStruct(shape, leaves[0].dtype)}
+        found[name] = Site(name, "" if of_part else name, STATE, operands)
     if len({site_id(name) for name in found}) < len(found):
         raise ValueError("two leaves of the state have names with the same id")
     return found
+
+
+def part_of(name: str) -> str:
+    """What a leaf belongs to, such as a part of the state: what precedes its layer; itself where it has no layer.
+
+    >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
+    ('opt_state/v', 'params', 'slopes')
+    """
+    return "/".join(name.split("/")[:-2]) or name
 
 
 def faulty_step(
@@ -40,25 +53,79 @@ def faulty_step(
 ) -> tuple[State, StepReport]:
     """One step with a fault, in an operation or in the state that the step reads.
 
-    A fault in the state is written into its leaf, and the plain step follows.  So it costs neither
+    A fault in the state is written into its leaves, and the plain step follows.  So it costs neither
     a program with fault support nor time in any other step.  The step gets a copy of the state,
     because it consumes its buffers, and after a step with a fault its state can still be used.
     """
-    number = _leaf_number(program, int(fault.site))
-    if number is None:
+    struck_leaves = next((of for name, of in _targets(program).items() if site_id(name) == int(fault.site)), None)
+    if struck_leaves is None:
         return program.faulty_step(state, batch, epoch, step, fault)
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.copy, state))
-    leaves[number], struck = _overwritten(leaves[number], fault)
+    struck = _strike(leaves, struck_leaves, fault)
     struck_state = program.restated(jax.tree.unflatten(tree, leaves))
     state, report = program.step(struck_state, batch, epoch, step)
     return state, dataclasses.replace(report, struck=struck)
 
 
-def _leaf_number(program: Program, site: int) -> int | None:
-    return next((i for i, leaf in enumerate(program.leaves) if site_id(leaf.name) == site), None)
+class _Placed(NamedTuple):
+    """A leaf of a state: its name, its number among the leaves, its shape and its dtype."""
+
+    name: str
+    number: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def _targets(program: Program) -> dict[str, list[_Placed]]:
+    """What a fault can strike of the state, by name, as the leaves that it consists of."""
+    tensors = enumerate(zip(program.leaves, jax.tree.leaves(program.abstract), strict=True))
+    leaves = [_Placed(leaf.name, i, t.shape, t.dtype) for i, (leaf, t) in tensors if leaf.role != Role.KEPT]
+    found = {leaf.name: [leaf] for leaf in leaves}
+    for part, group in itertools.groupby(leaves, key=lambda leaf: part_of(leaf.name)):
+        of_part = list(group)
+        alike = len({leaf.dtype for leaf in of_part}) == 1
+        if part not in found and alike and sum(leaf.size for leaf in of_part) <= LARGEST_OPERAND:
+            found[part] = of_part
+    return found
+
+
+def _strike(leaves: list[jax.Array], struck: list[_Placed], fault: Fault) -> Struck:
+    """Strike leaves in place, of which a position of the fault counts through all elements."""
+    ends = np.cumsum([leaf.size for leaf in struck])
+    which, of_source = (np.searchsorted(ends, at, side="right") for at in (fault.index, fault.source))
+    before = ends - [leaf.size for leaf in struck]
+    keep, flip, source = (np.array(field) for field in (fault.keep, fault.flip, fault.source))
+    for k in np.flatnonzero((fault.index >= 0) & (which != of_source)):  # a copy from another leaf
+        leaf = struck[of_source[k]]
+        word = _word(leaves[leaf.number], source[k] - before[of_source[k]])
+        keep[k], flip[k], source[k] = 0, (word & keep[k]) ^ flip[k], fault.index[k]
+    told = jax.tree.map(np.asarray, nothing_struck(fault))
+    for number in np.unique(which[fault.index >= 0]):
+        here = (fault.index >= 0) & (which == number)
+        local = dataclasses.replace(
+            fault,
+            index=np.where(here, fault.index - before[number], INACTIVE).astype(np.int32),
+            source=np.where(here, source - before[number], 0).astype(np.int32),
+            keep=keep,
+            flip=flip,
+        )
+        at = struck[number].number
+        leaves[at], done = _overwritten(leaves[at], local)
+        told = jax.tree.map(lambda one, other: one + np.asarray(other), told, done)
+    return dataclasses.replace(told, hits=told.hits + np.int32(1))
+
+
+def _word(leaf: jax.Array, at: int) -> np.uint32:
+    """The bits of an element."""
+    element = np.asarray(leaf.reshape(-1)[at])
+    return np.uint32(element.view(f"uint{8 * element.itemsize}")) & np.uint32(ALL_ONES)
 
 
 @jax.jit
 def _overwritten(leaf: Any, fault: Fault) -> tuple[jax.Array, Struck]:
     (leaf,), struck = overwrite((leaf,), fault)
-    return leaf, dataclasses.replace(struck, hits=struck.hits + 1)
+    return leaf, struck

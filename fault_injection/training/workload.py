@@ -196,7 +196,7 @@ class Workload(abc.ABC):
 @functools.lru_cache(maxsize=8)
 def _leaves(workload: Workload) -> Mapping[str, Site]:
     program = workload.program(frozenset(), devices=1)
-    return state_sites(program) | program.exchanged()
+    return {**state_sites(program), **program.exchanged()}
 
 
 def narrower(precision: str) -> str:

@@ -70,7 +70,7 @@ DIMENSIONS: Sequence[tuple[str, str, str, str, Callable[[Facts], list[Group]]]] 
         "bits",
         "Bits",
         "role",
-        "Experiments that inverted one bit, by what it is for. Bits of the exponent and of the mantissa are counted "
+        "Experiments with one bit inverted or stuck, by what it is for. Bits of exponent and mantissa are counted "
         "from the top. A narrower format has fewer of them.",
         lambda facts: facts.role_groups(),
     ),

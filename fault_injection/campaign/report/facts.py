@@ -15,6 +15,7 @@ from ...faults.number_formats import Format, format_of
 from ...machine.errors import InputError
 from ...runs.outcome import MASKED, UNDECIDED
 from ...training.program import Measure
+from ...training.state_faults import part_of
 from ..rates import Rate, stratified, wilson
 from ..store import Store
 from .queries import QUERIES
@@ -113,7 +114,7 @@ class Facts:
         return [Group(str(name), counts, self.not_masked(counts)) for name, counts in self.outcomes_by(query).items()]
 
     def bits(self) -> dict[Format, dict[int, Counts]]:
-        """Outcomes of the experiments that inverted one bit, by the operand's format and by bit, the highest first."""
+        """Outcomes where one bit was inverted or stuck, by the operand's format and by bit, the highest first."""
         sites = self.plan.targets
         found: dict[Format, dict[int, Counts]] = {}
         for row in sorted(self.rows("bits"), key=lambda row: -row["bit"]):
@@ -123,7 +124,7 @@ class Facts:
         return found
 
     def role_groups(self) -> list[Group]:
-        """Experiments that inverted one bit, by its role in whatever format: sign, exponent, mantissa, from the top."""
+        """Where one bit was inverted or stuck, by its role in any format: sign, exponent, mantissa, from the top."""
         found: dict[str, Counts] = {}
         for format, bits in self.bits().items():
             for bit, counts in bits.items():
@@ -160,20 +161,13 @@ class Facts:
         struck = self.outcomes_by("sites")
         layers: dict[str, dict[str, Counts]] = {}
         for site, operation in {**self.plan.workload.sites(), **self.plan.targets}.items():
+            if not operation.layer:
+                continue  # a part of the state has many
             leaf = operation.stage not in STAGES.values() and "/" in site
             layer = site.split("/")[-2] if leaf else operation.layer
             stages = layers.setdefault(layer, {})
             stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))
         return layers
-
-
-def part_of(name: str) -> str:
-    """What a leaf belongs to, such as a part of the state: what precedes its layer.
-
-    >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
-    ('opt_state/v', 'params', 'slopes')
-    """
-    return "/".join(name.split("/")[:-2]) or name
 
 
 def total(counts: Iterable[Counts]) -> Counts:

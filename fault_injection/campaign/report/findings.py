@@ -178,7 +178,7 @@ def depth(facts: Facts) -> Section:
 def inverted_bits(facts: Facts) -> Section:
     """Rates by the bit that was inverted, and by what it is for."""
     text = (
-        "Experiments that inverted one bit of one element. Bit 0 is the lowest. Bits of the exponent and of the "
+        "Experiments in which one bit was inverted, or stuck. Bit 0 is the lowest. Bits of the exponent and of the "
         "mantissa are counted from the top: the first of the exponent changes a value most."
     )
     series: dict[str, dict[int, Rate]] = {}
