@@ -13,7 +13,7 @@ from jax import ShapeDtypeStruct
 from models.fault import ALL_ONES, INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, overwrite, site_id
 from models.site import Site
 
-from .program import Batch, Program, Role, State, StepReport
+from .program import Batch, Leaf, Program, Role, State, StepReport
 
 STATE = "state"  # the stage of a leaf, beside the forward and the backward pass
 
@@ -29,7 +29,7 @@ def state_sites(program: Program) -> dict[str, Site]:
     """
     found = {}
     for name, leaves in _targets(program).items():
-        of_part = leaves[0].name != name
+        of_part = leaves[0].leaf.name != name
         # One number has the position 0.
         shape = (sum(leaf.size for leaf in leaves),) if of_part else leaves[0].shape or (1,)
         operands = {Operand.INPUT: ShapeDtypeStruct(shape, leaves[0].dtype)}
@@ -68,10 +68,10 @@ def faulty_step(
 
 
 class _Placed(NamedTuple):
-    """A leaf of a state: its name, its number among the leaves, its shape and its dtype."""
+    """A leaf of a state: its number among the leaves, what it is, its shape and its dtype."""
 
-    name: str
     number: int
+    leaf: Leaf
     shape: tuple[int, ...]
     dtype: np.dtype
 
@@ -82,13 +82,14 @@ class _Placed(NamedTuple):
 
 def _targets(program: Program) -> dict[str, list[_Placed]]:
     """What a fault can strike of the state, by name, as the leaves that it consists of."""
-    tensors = enumerate(zip(program.leaves, jax.tree.leaves(program.abstract), strict=True))
-    leaves = [_Placed(leaf.name, i, t.shape, t.dtype) for i, (leaf, t) in tensors if leaf.role != Role.KEPT]
-    found = {leaf.name: [leaf] for leaf in leaves}
-    for part, group in itertools.groupby(leaves, key=lambda leaf: part_of(leaf.name)):
+    tensors = jax.tree.leaves(program.abstract)
+    leaves = [_Placed(*each, t.shape, t.dtype) for each, t in zip(enumerate(program.leaves), tensors, strict=True)]
+    found = {placed.leaf.name: [placed] for placed in leaves if placed.leaf.role != Role.KEPT}
+    in_parts = [placed for placed in leaves if placed.leaf.role not in (Role.KEPT, Role.OTHER)]
+    for part, group in itertools.groupby(in_parts, key=lambda placed: part_of(placed.leaf.name)):
         of_part = list(group)
-        alike = len({leaf.dtype for leaf in of_part}) == 1
-        if part not in found and alike and sum(leaf.size for leaf in of_part) <= LARGEST_OPERAND:
+        alike = len({placed.dtype for placed in of_part}) == 1
+        if part not in found and alike and sum(placed.size for placed in of_part) <= LARGEST_OPERAND:
             found[part] = of_part
     return found
 
