@@ -6,6 +6,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,11 +16,13 @@ from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.runs.replay_run import check_struck
+from fault_injection.training.digest import digest
 from fault_injection.training.exchange import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
 from fault_injection.training.explicit import explicit_program, forward_and_backward
 from fault_injection.training.optimizers import keras_adam
 from fault_injection.training.program import Measure, leaf_names, same_bits
 from fault_injection.training.state_faults import faulty_step, state_sites
+from fault_injection.training.strategies import DDP, REPLICATED
 from models.combinators import chain
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
@@ -43,7 +46,7 @@ class Drawn:
 
 
 @functools.cache
-def program(supported=frozenset()):
+def program(supported=frozenset(), strategy=REPLICATED):
     return explicit_program(
         NETWORK,
         ADAM,
@@ -56,6 +59,7 @@ def program(supported=frozenset()):
         measure=lambda: Measure("loss", "lower", 1.0, 0.1),
         data=lambda: "drawn",
         supported=supported,
+        strategy=strategy,
     )
 
 
@@ -197,6 +201,71 @@ def named(state):
     return zip(leaf_names(state), jax.tree.leaves(state), strict=True)
 
 
+# ---- One worker's copy --------------------------------------------------------------------
+
+
+def own_copies(steps, strike=None):
+    """The states after each of some steps, where each worker has its own copy; `strike` is a fault in the first."""
+    own = program(strategy=DDP)
+    state, found = own.place(own.init()), []
+    for step in range(steps):
+        batch = own.batch(0, step)
+        if strike is not None and step == 0:
+            state, report = faulty_step(own, state, batch, 0, step, strike)
+        else:
+            state, report = own.step(state, batch, 0, step)
+        found.append(jax.device_get((state, report)))
+    return found
+
+
+def test_copies_stay_alike_without_a_fault_and_train_as_one_state_does():
+    own = program()
+    state = own.place(own.init())
+    for step, (copies, told) in enumerate(own_copies(5)):
+        state, report = own.step(state, own.batch(0, step), 0, step)
+        assert told.loss == pytest.approx(float(report.loss), rel=1e-5)
+        for shared, leaf in zip(jax.tree.leaves(state), jax.tree.leaves(copies), strict=True):
+            assert same_bits(leaf[:1], leaf[1:2]) and same_bits(leaf[:1], leaf[-1:])
+            np.testing.assert_allclose(leaf[0], shared, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "bit"), [("params/fc/kernel", 20), ("opt_state/m", 30), ("opt_state/iterations", 20)])
+def test_one_workers_copy_diverges_as_its_rule_says(name, bit):
+    """The others' copies stay alike: all read one gradient, in which the struck worker's share is another."""
+    own, worker = program(strategy=DDP), 2
+    fault = make_fault(state_sites(own)[name], Operand.INPUT, worker, [0], flip=1 << bit, keep=ALL_ONES)
+    clean, found = own_copies(4), own_copies(4, fault)
+    assert found[0][1].struck.operand_changed == 1
+    start = jax.tree.map(np.array, jax.device_get(own.init()))
+    paths = [path for path in leaf_names(start) if path == name or path.startswith(f"{name}/")]
+    struck = dict(zip(leaf_names(start), jax.tree.leaves(start), strict=True))[paths[0]]
+    struck[worker : worker + 1].reshape(-1).view(np.uint32)[0] ^= 1 << bit
+    by_hand = start.params, start.opt_state
+    for step in range(4):
+        batch = own.batch(0, step)
+        total = jax.tree.map(jnp.zeros_like, jax.tree.map(lambda leaf: leaf[0], by_hand[0]))
+        for r in range(WORKERS):
+            params = jax.tree.map(lambda leaf, r=r: leaf[r], by_hand[0])
+            part = jax.tree.map(lambda leaf, r=r: leaf[r : r + 1], batch)
+            ctx = Context(jax.random.key(0), jnp.array([r], jnp.int32))
+            share = forward_and_backward(NETWORK, params, {}, part, ctx, WORKERS * BATCH).grads
+            total = jax.tree.map(jnp.add, total, share)
+        each = []
+        for r in range(WORKERS):
+            params, history = jax.tree.map(lambda leaf, r=r: leaf[r], by_hand)
+            updates, history = ADAM.update(total, history, params)
+            each.append((optax.apply_updates(params, updates), history))
+        by_hand = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+        state, report = found[step]
+        expected = jax.tree.leaves(by_hand)
+        for leaf, other in zip(jax.tree.leaves((state.params, state.opt_state)), expected, strict=True):
+            np.testing.assert_allclose(leaf, other, rtol=2e-3, atol=1e-5)
+            others = np.delete(np.asarray(leaf), worker, axis=0)
+            assert all(same_bits(others[0], other) for other in others)
+        assert (report.digest != clean[step][1].digest).any()
+        np.testing.assert_array_equal(report.digest, digest(state))
+
+
 # ---- Files and commands -------------------------------------------------------------------
 
 ROWS = """model,resnet18
@@ -222,6 +291,7 @@ def rows(target, worker=None):
         (rows("gradient/fc/kernel"), "before the optimizer reads the summed gradient"),
         (rows("worker_gradient/fc/kernel", 3), "before the gradient of worker 3 is added"),
         (rows("update/fc/kernel"), "before the update is added to the parameters"),
+        (rows("params/fc/kernel", 3) + "strategy,ddp\n", "before worker 3 reads its copy of the state"),
         (rows("params").replace("0/1", "1000"), "element 1000 has its bits 40000000 inverted in params ["),
         (rows("update/fc/kernel").replace("inj_pos,0/1", "inj_lane,5/16"), "20 elements from 0/5 to 30/9"),
     ],
@@ -237,6 +307,8 @@ def test_the_rows_of_a_file(text, sentence):
     [
         (rows("gradient/fc/kernal"), "is no leaf of resnet18; did you mean 'gradient/fc/kernel'?"),
         (rows("gradient/fc/kernel", 3), "all workers share 'gradient/fc/kernel'; leave out target_worker"),
+        (rows("params/fc/kernel", 3), "leave out target_worker, or give each its own copy: strategy,ddp"),
+        (rows("params/fc/kernel") + "strategy,ddp\n", "'params/fc/kernel' is one worker's; expected a row"),
         (rows("worker_gradient/fc/kernel"), "is one worker's; expected a row 'target_worker,…'"),
         (rows("update/fc/kernel").replace("pos,0/1", "lane,5/4"), "'5/4'; expected a lane and the number of lanes"),
         (

@@ -96,7 +96,8 @@ class Plan:
     @property
     def shared(self) -> bool:
         """Whether all workers share what is struck."""
-        return self.leaf not in (None, WORKER_GRADIENT)
+        of_one = self.leaf in (None, WORKER_GRADIENT) or (self.leaf == STATE and self.workload.copies)
+        return not of_one
 
     @property
     def supported(self) -> frozenset[str]:

@@ -21,12 +21,13 @@ from .schedule import ONCE, Schedule
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}  # of operations, as files name them
 ALL = INACTIVE  # all workers, which share what is struck
-# When a leaf is struck, by its stage; the number is the worker's.
+# When a leaf is struck, by its stage and whether all workers share it; the number is the worker's.
 WHEN = {
-    STATE: "before the step reads the state",
-    WORKER_GRADIENT: "before the gradient of worker {} is added to those of the others",
-    GRADIENT: "before the optimizer reads the summed gradient",
-    UPDATE: "before the update is added to the parameters",
+    (STATE, True): "before the step reads the state",
+    (STATE, False): "before worker {} reads its copy of the state",
+    (WORKER_GRADIENT, False): "before the gradient of worker {} is added to those of the others",
+    (GRADIENT, True): "before the optimizer reads the summed gradient",
+    (UPDATE, True): "before the update is added to the parameters",
 }
 
 
@@ -184,7 +185,9 @@ in the output [128×10] of fc.
         shape = "×".join(map(str, self.tensor.shape))
         when = f"In epoch {self.epoch}, step {self.step} of {self.workload.title}"
         if self.of_leaf:
-            said = f"{when}, {WHEN[self.stage].format(self.worker)}, {what} in {self.layer} [{shape}]"
+            said = (
+                f"{when}, {WHEN[self.stage, self.worker == ALL].format(self.worker)}, {what} in {self.layer} [{shape}]"
+            )
         else:
             operand = f"the {self.operand.name.lower()} [{shape}] of {self.layer}"
             said = f"{when}, in the {self.site.stage} pass of worker {self.worker}, {what} in {operand}"

@@ -28,6 +28,7 @@ from ..machine.files import read_text, write_text
 from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
 from ..training.exchange import WORKER_GRADIENT
 from ..training.program import NONFINITE_RULES
+from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload
 from .fault_models import FAULT_MODELS
@@ -269,11 +270,12 @@ def _find_leaf(setup: SetUp, name: str) -> Site:
     if name not in leaves:
         hint = did_you_mean(name, leaves) or f" (list them: python -m fault_injection sites {setup.workload.name})"
         raise setup.rows.wrong("target", f"target {name[:SHOWN]!r} is no leaf {of}{hint}")
-    of_worker = leaves[name].stage == WORKER_GRADIENT
+    of_worker = leaves[name].stage == WORKER_GRADIENT or (leaves[name].stage == STATE and setup.workload.copies)
     if of_worker and "target_worker" not in setup.rows:
         raise setup.rows.wrong("target", f"target {name!r} is one worker's; expected a row 'target_worker,…'")
     if not of_worker and "target_worker" in setup.rows:
-        raise setup.rows.wrong("target_worker", f"all workers share {name!r}; leave out target_worker")
+        how = ", or give each its own copy: strategy,ddp" if leaves[name].stage == STATE else ""
+        raise setup.rows.wrong("target_worker", f"all workers share {name!r}; leave out target_worker{how}")
     return leaves[name]
 
 

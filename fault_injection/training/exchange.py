@@ -24,12 +24,13 @@ from .program import leaf_names
 WORKER_GRADIENT, GRADIENT, UPDATE = EXCHANGED = ("worker_gradient", "gradient", "update")
 
 
-def exchanged_sites(params: Any, tables: Iterable[str] = ()) -> dict[str, Site]:
+def exchanged_sites(params: Any, tables: Iterable[str] = (), of_update: bool = True) -> dict[str, Site]:
     """What a fault can strike between the passes and the new state, by name; the one operand is `Operand.INPUT`.
 
     Args:
       params: arrays of the parameters, or shapes and dtypes.
       tables: parameters whose gradients are sparse: an operation, `_grad_wt`, is the place to strike these.
+      of_update: whether all workers share one update.
 
     >>> list(exchanged_sites({"fc": {"bias": jnp.zeros(2)}}))
     ['worker_gradient/fc/bias', 'gradient/fc/bias', 'update/fc/bias']
@@ -40,6 +41,7 @@ def exchanged_sites(params: Any, tables: Iterable[str] = ()) -> dict[str, Site]:
             f"{stage}/{name}", name, stage, {Operand.INPUT: ShapeDtypeStruct(leaf.shape or (1,), leaf.dtype)}
         )
         for stage in EXCHANGED
+        if of_update or stage != UPDATE
         for name, leaf in leaves.items()
         if name not in tables
     }

@@ -14,6 +14,7 @@ from flax import struct
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from models.copies import own_copies
 from models.dr_dna import Profile
 from models.fault import Fault
 from models.formulations import CPU_OPTIONS
@@ -26,6 +27,7 @@ from models.reductions import WHOLE, reduced, together
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
 from . import sparse
+from .digest import digest, magnitude
 from .exchange import Striker, exchanged_sites
 from .gradient_scale import gradient_scale
 from .optimizers import Invertible, history
@@ -43,6 +45,7 @@ from .program import (
     leaf_names,
     report,
 )
+from .strategies import DDP, REPLICATED
 from .watched_activations import returned, scored, with_largest
 
 AXIS = "workers"
@@ -175,6 +178,7 @@ def explicit_program(
     reductions: frozenset[str] = frozenset(),
     head: Head = cross_entropy,
     tables: frozenset[str] = frozenset(),
+    strategy: str = REPLICATED,
 ) -> Program:
     """The program of a network.
 
@@ -191,11 +195,15 @@ def explicit_program(
         depends on it.
       head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
       tables: parameters whose gradients are sparse (`Observations.rows`); the optimizer keeps no history of them.
+      strategy: one of `strategies.STRATEGIES`.  With `ddp` every leaf of the state has the workers as
+        leading axis, and there are no `tables`.
 
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
     """
     count = usable_devices(workers, devices)
+    copies = workers if strategy == DDP else 0
+    computed = own_copies(network) if copies else network
     mesh = Mesh(np.array(jax.devices()[:count]), (AXIS,))
     split, whole = PartitionSpec(AXIS), PartitionSpec()
 
@@ -203,6 +211,20 @@ def explicit_program(
         params, stats = network.init(key, (workers, batch_size // workers, *example.shape))
         make = optimizer.init if key is not None else functools.partial(jax.eval_shape, optimizer.init)
         return ExplicitState(params, stats, make(params), sparse.initial(params, tables))
+
+    def copied(tree: Any) -> Any:
+        """A copy for each worker, on the host."""
+
+        def stacked(leaf: Any) -> Any:
+            shape = (copies, *np.shape(leaf))
+            abstractly = isinstance(leaf, jax.ShapeDtypeStruct)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype) if abstractly else np.broadcast_to(leaf, shape)
+
+        return jax.tree.map(stacked, tree) if copies else tree
+
+    def of_copies(function: Callable[..., Any], in_axes: Any = 0) -> Callable[..., Any]:
+        """A function of one state as one of all copies of this device."""
+        return jax.vmap(function, in_axes, axis_size=copies // count) if copies else function
 
     @jax.jit
     @isolated("true")
@@ -237,25 +259,32 @@ def explicit_program(
             profile=profile,
         )
         terms = batch_size * math.prod(batch["target"].shape[2:])
-        here = forward_and_backward(network, state.params, state.stats, batch, ctx, terms, head)
+        here = forward_and_backward(computed, state.params, state.stats, batch, ctx, terms, head)
         striker = Striker(fault, supported or ())
 
         def alone(some: jax.Array) -> Params:
             """The gradients of some of this device's workers, by their positions among them."""
+            if copies:
+                return jax.tree.map(lambda each: jnp.sum(each[some], 0), here.grads)
             those = dataclasses.replace(ctx, workers=numbers[some], fault=None, reduce=frozenset(), profile=None)
             theirs = jax.tree.map(lambda part: part[some], batch)
             found = forward_and_backward(network, state.params, state.stats, theirs, those, terms, head)
             return sparse.apart(found.grads, found.seen.rows)[0]
 
         # The only communication of a step.
-        local, of_tables = sparse.apart(here.grads, here.seen.rows)
+        summed = jax.tree.map(lambda each: jnp.sum(each, 0), here.grads) if copies else here.grads
+        local, of_tables = sparse.apart(summed, here.seen.rows)
         loss, metric, grads, struck = lax.psum((here.loss, here.metric, local, here.seen.struck), AXIS)
         grads = striker.of_sum(striker.of_worker(grads, local, numbers, AXIS, alone))
         grads, rows = sparse.joined(grads, of_tables, state.params, AXIS, count)
-        stats = lax.pmean(here.stats, AXIS) | _maxima(state.stats, lax.pmax(here.seen.maxima, AXIS))
+        stats = here.stats
+        if copies:
+            stats = jax.tree.map(lambda each: jnp.broadcast_to(jnp.mean(each, 0), each.shape), stats)
+        stats = lax.pmean(stats, AXIS)
+        stats |= of_copies(_maxima, (0, None))(state.stats, lax.pmax(here.seen.maxima, AXIS))
         with isolated("false"):
             read = sparse.read(state.params, rows)
-            params, opt_state = update(grads, state.opt_state, read)
+            params, opt_state = of_copies(update, (None, 0, 0))(grads, state.opt_state, read)
             params = striker.of_update(params, read, lambda: added(grads, state.opt_state, read))
         params, kept, known = sparse.written(state.params, read, params, state.tables, rows)
         new = ExplicitState(params, stats, opt_state, kept)
@@ -267,11 +296,24 @@ def explicit_program(
         return new, report(loss, metric, grads, new, striker.told(struck), returned(profile, here.seen), found, known)
 
     specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
-    reported = StepReport(**specs)
+    reported, of_state = StepReport(**specs), split if copies else whole
 
-    def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any, **jit_options: Any) -> Any:
-        mapped = jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-        return jax.jit(mapped, compiler_options=compiler_options(), **jit_options)
+    def mapped(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
+        return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+    def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
+        return jax.jit(mapped(function, in_specs, out_specs), compiler_options=compiler_options())
+
+    def stepping(function: Callable[..., Any], more: tuple[PartitionSpec, ...] = (), **jit_options: Any) -> Any:
+        on_devices = mapped(function, (of_state, split, whole, split, whole, *more), (of_state, reported))
+
+        def of_every_copy(*arguments: Any) -> tuple[ExplicitState, StepReport]:
+            new, told = on_devices(*arguments)  # which reports each device's own copies
+            largest = jnp.append(told.magnitude[: len(jax.tree.leaves(single.params))], magnitude(new))
+            return new, dataclasses.replace(told, digest=digest(new), magnitude=largest)
+
+        stepped = of_every_copy if copies else on_devices
+        return jax.jit(stepped, compiler_options=compiler_options(), **jit_options)
 
     def placed(spec: PartitionSpec) -> Callable[[Any], Any]:
         """A function that puts a tree of arrays on the devices, each process its part."""
@@ -287,14 +329,11 @@ def explicit_program(
 
     place, replicate = placed(split), placed(whole)
     numbers = place(np.arange(workers, dtype=np.int32))
-    plain = on_mesh(
-        functools.partial(step, fault=None), (whole, split, whole, split, whole), (whole, reported), donate_argnums=0
-    )
-    faulty = on_mesh(step, (whole, split, whole, split, whole, whole), (whole, reported))
+    plain, faulty = stepping(functools.partial(step, fault=None), donate_argnums=0), stepping(step, (whole,))
 
     def sums(state: ExplicitState, batch: Batch, numbers: jax.Array) -> tuple[jax.Array, ...]:
         ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
-        logits = network.forward(state.params, state.stats, batch["input"], ctx)[0]
+        logits = computed.forward(state.params, state.stats, batch["input"], ctx)[0]
         loss, metric, _ = head(logits, batch["target"])
         weighted = [jnp.sum(t * batch["weight"]) for t in (loss, metric.astype(loss.dtype), jnp.ones_like(loss))]
         return lax.psum(tuple(weighted), AXIS)
@@ -312,16 +351,16 @@ def explicit_program(
             reduce=with_largest(reductions, profile),
             profile=profile,
         )
-        logits, _, _, seen = network.forward(state.params, state.stats, batch["input"], ctx)
+        logits, _, _, seen = computed.forward(state.params, state.stats, batch["input"], ctx)
         loss, metric, _ = head(logits, batch["target"])
         found = together(seen.reduced, AXIS) | scored(profile, seen, AXIS)
         struck = lax.psum(seen.struck, AXIS)
         return Inference(loss, metric, predicted(logits), struck, returned(profile, seen), Packed(found))
 
-    evaluated = on_mesh(sums, (whole, split, split), whole)
+    evaluated = on_mesh(sums, (of_state, split, split), whole)
     inferred = on_mesh(
         inference,
-        (whole, split, split, whole, whole),
+        (of_state, split, split, whole, whole),
         Inference(split, split, split, whole, split, whole),  # type: ignore[arg-type]
     )
     opened = functools.cache(batches)
@@ -335,7 +374,8 @@ def explicit_program(
     def address(epoch: int, step: int) -> Array:
         return np.array([seed, epoch, step], np.int32)
 
-    abstract = init(None)
+    single = init(None)
+    abstract = copied(single)
     inputs = jax.ShapeDtypeStruct((workers, batch_size // workers, *example.shape), example.dtype)
 
     @jax.jit
@@ -350,16 +390,16 @@ def explicit_program(
         return dataclasses.replace(state, tables=sparse.looked_at(state.params, state.tables))
 
     def undo(state: ExplicitState, told: StepReport) -> ExplicitState:
-        names = leaf_names(abstract.params)
+        names = leaf_names(single.params)
         leaves = [told.reductions[f"{WHOLE}/{name}"] for name in names]
-        return inverted(state, replicate(jax.tree.unflatten(jax.tree.structure(abstract.params), leaves)))
+        return inverted(state, replicate(jax.tree.unflatten(jax.tree.structure(single.params), leaves)))
 
     def activations() -> dict[str, int]:
         def forward(state: ExplicitState, x: jax.Array) -> Observations:
             ctx = Context(jax.random.key(0), jnp.arange(1), train=False, observe=frozenset({"activations"}))
             return network.forward(state.params, state.stats, x, ctx)[3]
 
-        seen = jax.eval_shape(forward, abstract, jax.ShapeDtypeStruct((1, 1, *example.shape), example.dtype))
+        seen = jax.eval_shape(forward, single, jax.ShapeDtypeStruct((1, 1, *example.shape), example.dtype))
         return {site: seen.tensors["activations"][site].size for site in seen.sites}
 
     def watching(profile: Profile | None) -> Program:
@@ -368,13 +408,14 @@ def explicit_program(
         return Program(
             steps_per_epoch=steps_per_epoch,
             abstract=abstract,
-            leaves=_leaves(abstract),
-            gradients=tuple(f"gradient/{name}" for name in leaf_names(abstract.params)),
+            leaves=_leaves(single),
+            gradients=tuple(f"gradient/{name}" for name in leaf_names(single.params)),
             measure=measure,
             data=data,
             devices=count,
-            init=lambda: jax.device_get(init((seed,))),
-            place=replicate,
+            init=lambda: copied(jax.device_get(init((seed,)))),
+            place=place if copies else replicate,
+            copies=copies,
             batch=lambda epoch, number: place(opened().train(epoch, number)),
             step=lambda state, batch, epoch, number: plain(state, batch, address(epoch, number), numbers, profile),
             faulty_step=lambda state, batch, epoch, number, fault: faulty(
@@ -384,11 +425,11 @@ def explicit_program(
             tests=tested,
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
             activations=activations,
-            exchanged=lambda: exchanged_sites(abstract.params, tables),
+            exchanged=lambda: exchanged_sites(single.params, tables, of_update=not copies),
             watching=watching,
-            gradient_scale=lambda: gradient_scale(network, abstract.params, abstract.stats, inputs),
+            gradient_scale=lambda: gradient_scale(network, single.params, single.stats, inputs),
             restated=restated if tables else lambda state: state,
-            undo=undo if isinstance(optimizer, Invertible) else None,
+            undo=undo if isinstance(optimizer, Invertible) and not copies else None,
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
             lower_infer=lambda state, batch: inferred.lower(state, batch, numbers, profile, None),
         )

@@ -52,6 +52,7 @@ def image_program(
         supported=supported,
         devices=devices,
         reductions=reductions,
+        strategy=w.strategy,
     )
 
 

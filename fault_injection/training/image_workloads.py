@@ -24,7 +24,7 @@ from ..machine.reading import counts, number, one_of, whole
 from .image_program import image_program, scheduled
 from .optimizers import keras_adam, keras_sgd
 from .program import Program
-from .workload import PRECISION, Contradiction, Option, Workload, format_option, narrower
+from .workload import PRECISION, STRATEGY, Contradiction, Option, Workload, format_option, narrower, own_copies
 
 AUGMENTATIONS = ("flip+crop", "crop", "none")
 OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
@@ -74,6 +74,7 @@ class ImageWorkload(Workload):
         "dropout": Option(number(lambda n: 0 <= n < 1, "a rate in [0, 1)"), "rate of dropout"),
         "augmentation": Option(one_of(AUGMENTATIONS), "of the training images"),
         "precision": PRECISION,
+        "strategy": STRATEGY,
         "epochs": Workload.OPTIONS["epochs"],
         "batch_size": Option(whole(1, 2**20), "of all workers together", ("step", "position")),
         "workers": Workload.OPTIONS["workers"],
@@ -194,7 +195,8 @@ class ImageWorkload(Workload):
     def details(self) -> str:
         """How large it is."""
         return (
-            f"{narrower(self.precision)}width {self.width}, batches of {self.batch_size} on {self.workers} workers, "
+            f"{narrower(self.precision)}{own_copies(self)}width {self.width}, "
+            f"batches of {self.batch_size} on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
 

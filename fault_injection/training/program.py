@@ -198,6 +198,7 @@ class Program:
       measure: what the loss head measures; it may have to read the data.
       data: hash of the data; it reads them.
       devices: how many it runs on.
+      copies: workers that each have their own copy of the state, the leading axis of each leaf; 0 where all share one.
       init: the state before the first step, on the host.
       place: puts a state of the host on the devices.
       batch: the batch of (epoch, step), on the devices.
@@ -248,6 +249,7 @@ class Program:
     infer: Callable[[State, Batch, Fault | None], Inference] = _no_activations
     activations: Callable[[], Mapping[str, int]] = _no_activations
     exchanged: Callable[[], Mapping[str, Site]] = dict
+    copies: int = 0
     watching: Callable[[Profile | None], "Program"] = _no_activations
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from jax import ShapeDtypeStruct
 from models.fault import ALL_ONES, INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, overwrite, site_id
 from models.site import Site
 
+from ..machine.errors import InputError
 from .program import Batch, Leaf, Program, Role, State, StepReport
 
 STATE = "state"  # the stage of a leaf, beside the forward and the backward pass
@@ -53,15 +54,22 @@ def faulty_step(
 ) -> tuple[State, StepReport]:
     """One step with a fault, in an operation or in the state that the step reads.
 
-    A fault in the state is written into its leaves, and the plain step follows.  So it costs neither
-    a program with fault support nor time in any other step.  The step gets a copy of the state,
-    because it consumes its buffers, and after a step with a fault its state can still be used.
+    A fault in the state, or in one worker's copy of it, is written into its leaves, and the plain step
+    follows.  So it costs neither a program with fault support nor time in any other step.  The step
+    gets a copy of the state, because it consumes its buffers, and after a step with a fault its state
+    can still be used.
     """
     struck_leaves = next((of for name, of in _targets(program).items() if site_id(name) == int(fault.site)), None)
     if struck_leaves is None:
         return program.faulty_step(state, batch, epoch, step, fault)
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.copy, state))
-    struck = _strike(leaves, struck_leaves, fault)
+    if program.copies and jax.process_count() > 1:
+        raise InputError("one worker's copy of the state can be struck in one process only")
+    r = int(fault.worker) if program.copies else None
+    own = leaves if r is None else [leaf[r] for leaf in leaves]
+    struck = _strike(own, struck_leaves, fault)
+    if r is not None:
+        leaves = [leaf.at[r].set(one) for leaf, one in zip(leaves, own, strict=True)]
     struck_state = program.restated(jax.tree.unflatten(tree, leaves))
     state, report = program.step(struck_state, batch, epoch, step)
     return state, dataclasses.replace(report, struck=struck)
@@ -83,13 +91,15 @@ class _Placed(NamedTuple):
 def _targets(program: Program) -> dict[str, list[_Placed]]:
     """What a fault can strike of the state, by name, as the leaves that it consists of."""
     tensors = jax.tree.leaves(program.abstract)
-    leaves = [_Placed(*each, t.shape, t.dtype) for each, t in zip(enumerate(program.leaves), tensors, strict=True)]
-    found = {placed.leaf.name: [placed] for placed in leaves if placed.leaf.role != Role.KEPT}
-    in_parts = [placed for placed in leaves if placed.leaf.role not in (Role.KEPT, Role.OTHER)]
-    for part, group in itertools.groupby(in_parts, key=lambda placed: part_of(placed.leaf.name)):
+    own = 1 if program.copies else 0  # the leading axis is that of the workers
+    placed = zip(enumerate(program.leaves), tensors, strict=True)
+    leaves = [_Placed(*each, tensor.shape[own:], tensor.dtype) for each, tensor in placed]
+    found = {one.leaf.name: [one] for one in leaves if one.leaf.role != Role.KEPT}
+    in_parts = [one for one in leaves if one.leaf.role not in (Role.KEPT, Role.OTHER)]
+    for part, group in itertools.groupby(in_parts, key=lambda one: part_of(one.leaf.name)):
         of_part = list(group)
-        alike = len({placed.dtype for placed in of_part}) == 1
-        if part not in found and alike and sum(placed.size for placed in of_part) <= LARGEST_OPERAND:
+        alike = len({one.dtype for one in of_part}) == 1
+        if part not in found and alike and sum(one.size for one in of_part) <= LARGEST_OPERAND:
             found[part] = of_part
     return found
 

@@ -56,6 +56,7 @@ def text_program(
         supported=supported,
         devices=devices,
         reductions=reductions,
+        strategy=w.strategy,
         head=nats_per_token,
     )
 

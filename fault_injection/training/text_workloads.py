@@ -20,7 +20,7 @@ from ..data.texts import TEXTS
 from ..machine.reading import one_of, whole
 from .program import Program
 from .text_program import text_program
-from .workload import PRECISION, Contradiction, Option, Workload, narrower
+from .workload import PRECISION, STRATEGY, Contradiction, Option, Workload, narrower, own_copies
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,6 +63,7 @@ class TextWorkload(Workload):
         "vocabulary": Option(whole(1, 2**16), "number of tokens", ("position",)),
         "tied": Option(one_of(("yes", "no")), "whether the head shares the table of the embedding"),
         "precision": PRECISION,
+        "strategy": STRATEGY,
         "epochs": Workload.OPTIONS["epochs"],
         "steps_per_epoch": Option(whole(1, 1_000_000), "steps in each epoch", ("step",)),
         "batch_size": Option(whole(1, 2**20), "of all workers together", ("position",)),
@@ -144,7 +145,7 @@ class TextWorkload(Workload):
     def details(self) -> str:
         """How large it is."""
         return (
-            f"{narrower(self.precision)}width {self.width}, {self.blocks} blocks, "
+            f"{narrower(self.precision)}{own_copies(self)}width {self.width}, {self.blocks} blocks, "
             f"batches of {self.batch_size} × {self.context} tokens on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )

@@ -14,6 +14,7 @@ from models.site import Site
 from ..machine.reading import Kind, number, one_of, whole
 from .program import Program
 from .state_faults import state_sites
+from .strategies import DDP, REPLICATED, STRATEGIES
 
 
 class Option(NamedTuple):
@@ -31,7 +32,8 @@ class Option(NamedTuple):
     scales: tuple[str, ...] = ()
 
 
-# Of every workload whose network is written out here.
+# Of workloads whose network is written out here.
+STRATEGY = Option(one_of(STRATEGIES), "all workers share one state (replicated), or each has its own copy (ddp)")
 PRECISION = Option(one_of(PRECISIONS), "number format of activations, their gradients and what operations read")
 
 
@@ -55,6 +57,7 @@ class Workload(abc.ABC):
       workers: data-parallel replicas.
       epochs: length of the training.
       seed: of initialisation, data order and everything else that is random.
+      strategy: one of `strategies.STRATEGIES`; a family whose programs know one alone has no such option.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Workload(abc.ABC):
     workers: int
     epochs: int
     seed: int = 123
+    strategy: str = REPLICATED
 
     # Every option by the name of its field, in the order in which files list them.
     OPTIONS: ClassVar[Mapping[str, Option]] = {
@@ -108,6 +112,11 @@ class Workload(abc.ABC):
     def leaves(self) -> Mapping[str, Site]:
         """What a fault can strike beside operations, by name: leaves of the state, gradients, and the update."""
         return _leaves(self)
+
+    @property
+    def copies(self) -> bool:
+        """Whether each worker has its own copy of the state."""
+        return self.strategy == DDP
 
     def check_supported(self, supported: frozenset[str] | None) -> None:
         """See that a program can be made that strikes these; raises ValueError."""
@@ -206,6 +215,11 @@ def narrower(precision: str) -> str:
     ('bfloat16, ', '')
     """
     return "" if precision == "float32" else f"{precision}, "
+
+
+def own_copies(workload: Workload) -> str:
+    """How a description of a workload goes on whose workers have copies of the state."""
+    return "a copy of the state per worker, " if workload.copies else ""
 
 
 def format_option(value: object) -> object:
