@@ -1,35 +1,27 @@
 """The driver of a campaign: hands out walks and experiments, keeps the store, and outlives its processes."""
 
 import collections
-import concurrent.futures
 import contextlib
 import dataclasses
 import functools
 import itertools
 import pathlib
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
-from ..machine.errors import InputError, Untrustworthy
+from ..machine.errors import InputError
 from ..machine.files import only_writer
-from ..machine.processes import broke_off, say
-from ..machine.termination import heed
+from ..machine.processes import say
 from ..runs.dependencies import content_hash
 from . import jobs
+from .dispatcher import ATTEMPTS, Dispatcher, Errand, JobLost
 from .executors import Slot
 from .sampling import Experiment, draw
 from .standing import LOCK
 from .store import Store
 from .terminal import Display
 from .walk import walk_folder
-
-ATTEMPTS = 5  # times that an errand may lose its process before the campaign stops over it
-
-
-class JobLost(Untrustworthy):
-    """Processes died over the same errands again and again."""
 
 
 def campaign(
@@ -81,31 +73,12 @@ def campaign(
         store.event("finished")
 
 
-@dataclasses.dataclass(frozen=True)
-class Errand:
-    """A function of `jobs` for one of the campaign's processes; handed out again if the process dies over it.
-
-    Attributes:
-      name: for people, and to count the processes lost.
-      function, arguments: what to call; the task is its first argument.
-      take: called with what it returned.
-    """
-
-    name: str
-    function: Callable[..., Any]
-    arguments: tuple[Any, ...]
-    take: Callable[[Any], None]
-
-
-class Driver:
-    """Hands out errands and takes in results; see `campaign`."""
+class Driver(Dispatcher):
+    """Hands out walks and experiments, and keeps the store; see `campaign`."""
 
     def __init__(self, task: jobs.Task, store: Any, slots: list[Slot], plan_file: str | None = None):
-        self.task, self.store, self.slots, self.plan_file = task, store, slots, plan_file
-        self.ready: collections.deque[Errand] = collections.deque()
-        self.running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, Errand]] = {}
-        self.lost: collections.Counter[str] = collections.Counter()
-        self.given_up: list[str] = []
+        super().__init__(task, slots, store.event)
+        self.store, self.plan_file = store, plan_file
         self.walks: dict[int, list[Experiment]] = {}  # experiments of the epochs not walked through, in their order
         self.walking = False
         self.left: collections.Counter[int] = collections.Counter()  # experiments without a verdict, by epoch
@@ -114,14 +87,14 @@ class Driver:
         """All that is missing."""
         plan = self.task.plan
         self.ready.append(Errand("the golden run", jobs.make_golden, (), self._begin))
-        self._work(lambda: None)
+        self.work(lambda: None)
         done = self.store.done()
         missing = [draw(plan, number) for number in self._wanted() if number not in done]
         missing.sort(key=lambda e: (e.epoch, e.step, e.number))
         self.walks = {epoch: list(group) for epoch, group in itertools.groupby(missing, key=lambda e: e.epoch)}
         self.left.update(e.epoch for e in missing)
         with self._display() as table:
-            self._work(table.show)
+            self.work(table.show, more=lambda: bool(self.walks), supply=self._walk_ahead)
         shutil.rmtree(self.golden.walks, ignore_errors=True)
         if self.given_up:
             named = f"{len(self.given_up)} experiments lost their process {ATTEMPTS} times and have no verdict"
@@ -155,6 +128,11 @@ class Driver:
         }
         self.store.begin(golden.plan_key, self.task.plan, **known)
 
+    def _walk_ahead(self) -> None:
+        """One walk at a time, and just ahead of its experiments."""
+        if self.walks and not self.walking and len(self.ready) < self.room:
+            self._walk()
+
     def _walk(self) -> None:
         """Hand out the walk through the next epoch, before any experiment."""
         epoch = next(iter(self.walks))
@@ -169,7 +147,7 @@ class Driver:
         self.store.walked(epoch, *value)
         for e in experiments:
             arguments = (self.golden.golden_key, e.number)
-            self.ready.append(Errand(f"experiment {e.number}", self._experiment, arguments, self._keep))
+            self.ready.append(Errand(f"experiment {e.number}", self._experiment, arguments, self._keep, alone=True))
 
     def _keep(self, value: tuple[Any, dict[str, Any]]) -> None:
         result, environment = value
@@ -177,66 +155,3 @@ class Driver:
         self.left[result.epoch] -= 1
         if not self.left[result.epoch]:  # nothing forks from these states any more
             shutil.rmtree(walk_folder(self.golden.walks, result.epoch), ignore_errors=True)
-
-    def _work(self, meanwhile: Callable[[], None]) -> None:
-        """Until nothing is left to hand out or to wait for; one walk at a time, and just ahead of its experiments."""
-        room = sum(slot.capacity for slot in self.slots)
-        while self.ready or self.running or self.walks:
-            heed()
-            if self.walks and not self.walking and len(self.ready) < room:
-                self._walk()
-            for slot in self._free():
-                if self.ready:
-                    self._submit(slot, self.ready.popleft())
-            for errand, value in self._finished(timeout=1.0):
-                errand.take(value)
-            meanwhile()
-
-    def _free(self) -> Iterator[Slot]:
-        """A slot for each errand that may be handed out now, the idle ones first."""
-        load = collections.Counter(id(slot) for slot, *_ in self.running.values())
-        for tasks in range(max(slot.capacity for slot in self.slots)):
-            yield from (slot for slot in self.slots if load[id(slot)] <= tasks < slot.capacity)
-
-    def _submit(self, slot: Slot, errand: Errand) -> None:
-        try:
-            future = slot.executor.submit(errand.function, self.task, *errand.arguments)
-        except slot.lost:
-            slot.renew(slot.executor)
-            future = slot.executor.submit(errand.function, self.task, *errand.arguments)
-        self.running[future] = slot, slot.executor, errand
-
-    def _finished(self, timeout: float) -> Iterator[tuple[Errand, Any]]:
-        """What has ended, and its value; what lost its process is ready again."""
-        if not self.running:  # an engine has lost all its workers, and may get others
-            time.sleep(timeout)
-        ended = concurrent.futures.wait(self.running, timeout, concurrent.futures.FIRST_COMPLETED).done
-        broken = set()
-        for future in [future for future in self.running if future in ended]:  # in the order of their submission
-            slot, executor, errand = self.running.pop(future)
-            try:
-                value = future.result()
-            except slot.lost as error:
-                slot.renew(executor)
-                if executor in broken:  # waited behind the one that lost the process
-                    self.ready.appendleft(errand)
-                else:
-                    broken.add(executor)
-                    self._lost(errand, error)
-            except Exception as error:
-                if not broke_off(error):
-                    raise
-                self._lost(errand, error)  # out of memory, or the device is gone
-            else:
-                yield errand, value
-
-    def _lost(self, errand: Errand, error: Exception) -> None:
-        """The errand again, but not for ever: of an experiment the others do not depend."""
-        self.lost[errand.name] += 1
-        self.store.event(f"a process died during {errand.name}, attempt {self.lost[errand.name]}: {error}"[:300])
-        if self.lost[errand.name] < ATTEMPTS:
-            self.ready.appendleft(errand)
-        elif errand.function is self._experiment:
-            self.given_up.append(errand.name)
-        else:
-            raise JobLost(f"{errand.name} has lost its process {ATTEMPTS} times; out of memory? the last: {error}")

@@ -47,7 +47,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
     document, read = _document(text, path)
     read.keys(document, ("workload", "options", "faults", "run", "score"), "")  # what is scored: `scoreboard.settings`
-    workload = _workload(document, read)
+    workload = workload_of(document, read)
     faults, run = read.table(document, "faults"), read.table(document, "run")
     read.keys(faults, FAULTS, "faults.")
     read.keys(run, RUN, "run.")
@@ -211,7 +211,8 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else _shown(value)
 
 
-def _workload(document: Mapping[str, Any], read: Reader) -> Workload:
+def workload_of(document: Mapping[str, Any], read: Reader) -> Workload:
+    """The workload that a plan names, with its options."""
     name = document.get("workload")
     if not isinstance(name, str):
         raise InputError("no workload = '…'", read.path)

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NoReturn, Self
 
 from ..campaign import jobs
-from ..campaign.driver import Driver, Errand
+from ..campaign.dispatcher import Errand
+from ..campaign.driver import Driver
 from ..campaign.executors import Slot
 from ..campaign.sampling import Experiment
 from ..campaign.standing import LOCK
@@ -110,7 +111,7 @@ class ScoreDriver(Driver):
         if self.store.get("cost", "all") is None:
             take = functools.partial(self.store.put, "cost", "all")
             self.ready.append(Errand("the measurement of costs", tasks.cost, (self.golden.golden_key, PAIRS), take))
-            self._work(lambda: None)
+            self.work(lambda: None)
 
     def _display(self) -> Any:
         return _Lines(self.store, len(self._wanted()))

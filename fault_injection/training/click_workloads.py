@@ -92,6 +92,15 @@ class ClickWorkload(Workload):
         network = dlrm(numbers, self.tables, self.dimension, self.bottom, self.top)
         return in_precision(network, PRECISIONS[self.precision])
 
+    def components(self) -> Mapping[str, list[str]]:
+        """The two perceptrons and the tables."""
+        return {"bottom MLP": ["bot_*"], "embeddings": ["emb_*"], "top MLP": ["top_*"]}
+
+    def lookups(self) -> Mapping[str, int]:
+        """The embedding tables, with the columns of the categories."""
+        numbers = CLICK_LOGS[self.dataset].numbers
+        return {f"params/emb_{k}/table": numbers + k for k in range(len(self.tables))}
+
     def kind(self, site: Site) -> str:
         """The component of the model that it belongs to."""
         return KINDS[re.sub(r"_\d+$", "", site.layer)]

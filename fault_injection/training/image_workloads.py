@@ -5,6 +5,7 @@ import functools
 import inspect
 import operator
 import pathlib
+import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
@@ -117,6 +118,11 @@ class ImageWorkload(Workload):
     def make_optimizer(self) -> optax.GradientTransformation:
         """The optimizer with its schedule."""
         return scheduled(self, OPTIMIZERS[self.optimizer])
+
+    def components(self) -> Mapping[str, list[str]]:
+        """The stages of the network: layers whose names are alike up to their first number."""
+        stages = (re.match(r"\D*\d*", site.layer) for site in self.sites().values() if site.stage == "forward")
+        return {found[0]: [f"{found[0]}/*", f"{found[0]}_*"] for found in stages if found}
 
     def kind(self, site: Site) -> str:
         """Convolution or dense."""

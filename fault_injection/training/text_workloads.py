@@ -95,6 +95,12 @@ class TextWorkload(Workload):
         """All fields: the learning rate rises and falls within the length of the training."""
         return dataclasses.asdict(self)
 
+    def components(self) -> Mapping[str, list[str]]:
+        """What a block consists of, and what is before and behind the blocks."""
+        head = {} if self.tied == "yes" else {"head": ["lm_head/*"]}
+        named = {"embedding": ["embed_tokens/*"], "attention": ["*_self_attn_*"], "MLP": ["*_mlp_*"]}
+        return {**named, "norms": ["*norm/*"], **head}
+
     def kind(self, site: Site) -> str:
         """Embedding, head, attention product or projection."""
         if site.layer in (named := {"embed_tokens": "embedding", "lm_head": "head"}):

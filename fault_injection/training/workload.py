@@ -113,6 +113,14 @@ class Workload(abc.ABC):
         """What a fault can strike beside operations, by name: leaves of the state, gradients, and the update."""
         return _leaves(self)
 
+    def components(self) -> Mapping[str, list[str]]:
+        """Groups of parameters whose vulnerability is told apart, as patterns of their names without `params/`."""
+        return {"all parameters": ["*"]}
+
+    def lookups(self) -> Mapping[str, int]:
+        """Parameters of which an example reads one row, by name, with the column of the input that names the row."""
+        return {}
+
     @property
     def copies(self) -> bool:
         """Whether each worker has its own copy of the state."""

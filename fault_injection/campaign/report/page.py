@@ -21,7 +21,7 @@ class Table:
     """A table of a page.
 
     Attributes:
-      query: name of the query that its numbers come from.
+      query: name of the query that its numbers come from; empty for none.
       caption: what it shows.
       rows: one mapping from column to cell per row, all with the same columns; at least one row.
         The first cell names the row.
@@ -37,7 +37,7 @@ class Picture:
     """A figure of a page.
 
     Attributes:
-      query: name of the query that it shows.
+      query: name of the query that it shows; empty for none.
       caption: what it shows.
       alt: what a reader who cannot see it is told.
       png: content of the file.
@@ -153,18 +153,19 @@ def page(
 
     Args:
       summary: its sentences.
-      queries: SQL by name.
+      queries: SQL by name; there may be none.
       file: what they are queries on.
     """
     known = Section("queries", "Queries", (f"Every table and every figure links to its query on {file}.",))
-    contents = [element("li", element("a", s.title, href=f"#{s.key}")) for s in (*sections, known)]
+    listed = [*sections, known] if queries else sections
+    contents = [element("li", element("a", s.title, href=f"#{s.key}")) for s in listed]
     said = [element("li", sentence) for sentence in summary]
     body = [
         element("h1", title),
         element("section", element("h2", "Summary"), element("ul", *said), class_="summary"),
         element("nav", element("ul", *contents), aria_label="Contents"),
         *map(_section, sections),
-        _section(known, [_query(name, sql) for name, sql in queries.items()]),
+        *([_section(known, [_query(name, sql) for name, sql in queries.items()])] if queries else []),
     ]
     head = element(
         "head",
@@ -198,6 +199,8 @@ def _query(name: str, sql: str) -> Markup:
 
 
 def _caption(part: Table | Picture) -> Markup:
+    if not part.query:
+        return Markup(html.escape(part.caption))
     link = element("a", "query", href=f"#query-{part.query}")
     return joined([part.caption, " (", link, ")"])
 

@@ -1,0 +1,54 @@
+"""`pvf`: the parameter vulnerability factor of a trained network, at inference."""
+
+import argparse
+
+from ..machine import environment
+from ..vulnerability.driver import run_trials
+from ..vulnerability.plan_file import read_pvf_plan
+from ..vulnerability.tasks import PvfTask, golden_of
+from .arguments import CommandLine, tell, tell_json
+from .estimates import golden_needed
+from .plan_options import driving, plan_options
+
+
+def add(commands: CommandLine) -> None:
+    """Add the command."""
+    text = "measure how likely corrupted parameters are to give a wrong answer; goes on where it stopped"
+    plan_options(commands.add("pvf", run, text), "folder of the trials")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out the command."""
+    if options.check:  # of a job, which computes with one thread on CPUs; reading a plan may start JAX's backend
+        environment.prepare(1, options.matrix_precision, bind=False)
+    plan = read_pvf_plan(options.plan)
+    task = PvfTask(plan, options.cache, options.data_dir, options.matrix_precision)
+    if options.check:
+        cells = {
+            cell.name: {"trials": cell.trials, "bits": cell.component.size * len(plan.bits)} for cell in plan.cells
+        }
+        if options.json:
+            tell_json({"plan": plan.sentence(), "cells": cells})
+            return
+        tell(plan.sentence())
+        for name, cell in cells.items():
+            tell(f"  {name}: at most {cell['trials']:,} trials, in {cell['bits']:,} bits")
+        for line in golden_needed(golden_of(task), plan.epoch, options.data_dir):
+            tell(line)
+        return
+    if not options.json:
+        tell(plan.sentence())
+    out, executors = driving(options)
+    results = run_trials(task, out, executors(), str(options.plan))
+    from ..vulnerability.page import write_page  # Matplotlib is slow to import
+
+    page = write_page(results)
+    if options.json:
+        rates = {cell.name: results.rate(cell) for cell in plan.cells}
+        stated = {
+            name: {"pvf": r.share, "low": r.low, "high": r.high, "trials": r.trials, "any_wrong": r.any_wrong.share}
+            for name, r in rates.items()
+        }
+        tell_json({"report": str(page), "cells": stated})
+    else:
+        tell(f"written to {page}")
