@@ -250,9 +250,11 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
             made = lax.select(here, value.astype(jnp.uint32), made)
         return after, _put(old, k, found), _put(new, k, made)
 
-    # One loop for all of them: a gather and a scatter, or a loop for each, take longer to compile.
+    # One loop for all of them: a gather and a scatter, or a loop for each, take longer to compile.  It ends behind
+    # the last listed element: most of a large fault may be padding.
     none = jnp.zeros(fault.index.shape, jnp.uint32)
-    after, old, new = lax.fori_loop(0, none.size, write, (before, none, none))
+    count = jnp.max(jnp.where(listed, jnp.arange(1, none.size + 1), 0))
+    after, old, new = lax.fori_loop(0, count, write, (before, none, none))
     # Compared as a whole, so that the report would show an element changed by mistake.  The fence keeps it
     # one sum: three take longer to compile.
     differs = fence(jnp.concatenate([one != other for one, other in zip(before, after, strict=True)]))

@@ -165,7 +165,8 @@ def test_a_missing_row_is_named(tmp_path, key):
     path.write_text(with_row(key, None))
     with pytest.raises(InputError) as error:
         read_injection(path)
-    assert str(error.value) == f"{path}: no row '{key},…'"
+    other = " (or 'inj_lane,…')" if key == "inj_pos" else ""
+    assert str(error.value) == f"{path}: no row '{key},…'{other}"
 
 
 def test_values_are_required_unless_there_are_bits():

@@ -325,7 +325,7 @@ def test_finished_replays_are_listed_and_drawn_together(mild, nan, tmp_path, cap
     assert (tmp_path / "both.png").read_bytes().startswith(b"\x89PNG")
     assert {row.split()[0] for row in rows} == set(map(str, folders))
     (last,) = (row for row in rows if row.startswith(str(folders[1])))
-    assert IMMEDIATE in last and "loss not finite 1 step(s) after the fault; gradients/" in last
+    assert IMMEDIATE in last and "loss not finite 1 step(s) after the fault; gradient/" in last
 
     out = told(capsys, "results", *folders, "--json")
     assert out.count("\n") == 1
