@@ -6,6 +6,7 @@ the results of several forms; ours is FORM.
 
 import functools
 import math
+import types
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,10 @@ from conftest import FIXTURES
 
 from fault_injection.training.explicit import forward_and_backward
 from fault_injection.training.optimizers import keras_sgd
-from models.fault import Operand, inactive_fault, make_fault
+from fault_injection.vulnerability.components import Component
+from fault_injection.vulnerability.criteria import Wanted
+from fault_injection.vulnerability.trials import Flips, Trials
+from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import binary_cross_entropy, predicted
 from models.networks.dlrm import dlrm
@@ -232,6 +236,34 @@ class TestDlrm:
         with np.errstate(all="ignore"):
             error = np.abs(np.float64(found) - np.float64(clean)).max()
         np.testing.assert_allclose(error, entry["max_logit_error"], rtol=1e-4, atol=FORWARD)
+
+    def test_trials_of_parameter_faults(self, case):
+        """The same faults as `pvf` does them, those of a perceptron or of the tables in one call."""
+        dense = case.config["dense"]
+        workload = types.SimpleNamespace(
+            make_network=lambda: case.network,
+            lookups=lambda: {f"params/emb_{k}/table": dense + k for k in range(len(case.config["cardinalities"]))},
+        )
+        state = types.SimpleNamespace(params=case.params, stats={})
+        tests = [case.batch | {"weight": np.ones(case.batch["target"].shape)}]
+        lab = Trials(workload, state, Wanted("decision", 0.5), tests)
+        entries = {part: [] for part in ("bot", "emb", "top")}
+        for entry in case.stored["parameter_faults"]:
+            entries[entry["name"][:3]].append(entry)
+        for part, those in entries.items():
+            leaves = [f"params/{name}" for name in named(case.params) if name.startswith(part)]
+            sizes = [named(case.params)[leaf.removeprefix("params/")].size for leaf in leaves]
+            of = Component(part, tuple(leaves), tuple(sizes))
+            faults = []
+            for e in those:
+                at = leaves.index(f"params/{e['name']}")
+                shape = named(case.params)[e["name"]].shape
+                index = sum(sizes[:at]) + np.ravel_multi_index(e["pos"], shape)
+                faults.append(Flips(np.array([index]), np.uint32([ALL_ONES]), np.uint32([1 << e["bit"]])))
+            judged = lab.judge(of, faults)
+            assert judged.wrong.tolist() == [e["changed_decisions"] for e in those]
+            for error, e in zip(judged.error, those, strict=True):
+                np.testing.assert_allclose(error, e["max_logit_error"], rtol=1e-4, atol=FORWARD)
 
     def test_two_steps_of_sgd(self, case):
         """Of whole tables here; `test_dlrm.py` shows that a program's step, which touches rows alone, is the same."""
