@@ -1,4 +1,7 @@
-"""Text of the format of Criteo's challenge, and the numbers in it."""
+"""Text of the format of Criteo's challenge, and the numbers in it: `python tests/criteo_text.py DIR/train.txt 100000`."""
+
+import pathlib
+import sys
 
 import numpy as np
 
@@ -10,9 +13,12 @@ MISSING = 0.1  # share of the fields
 def rows(count, seed=0):
     """int64 [count,40] as such a file has them: label, numbers, categories; −10¹² where a field is missing."""
     random = np.random.default_rng(seed)
-    labels = random.random((count, 1)) < 0.25
-    numbers = random.integers(-3, 10**5, (count, NUMBERS))
-    categories = random.integers(0, 2**32, (count, CATEGORIES))
+    numbers = np.expm1(random.random((count, NUMBERS)) * np.log(10**5)).astype(np.int64) - 3
+    # Of up to a million categories the first are common; a third of them speaks for a click.
+    ranks = (np.logspace(1, 6, CATEGORIES) ** random.random((count, CATEGORIES))).astype(np.int64)
+    categories = ranks * 2654435761 % 2**32
+    score = np.mean(ranks % 3 == 0, axis=1) * 24 - 8 + np.mean(np.log(numbers + 4.0), axis=1) - 7
+    labels = (random.random(count) < 1 / (1 + np.exp(-score)))[:, None]
     found = np.concatenate([labels, numbers, categories], axis=1).astype(np.int64)
     found[:, 1:][random.random((count, NUMBERS + CATEGORIES)) < MISSING] = -(10**12)
     return found
@@ -33,3 +39,7 @@ def write(path, count, seed=0):
             positive += int(part[: max(0, trained - start), 0].sum())
             file.write("".join(f"{line(row)}\n" for row in part.tolist()))
     return positive
+
+
+if __name__ == "__main__":
+    write(pathlib.Path(sys.argv[1]), int(sys.argv[2]))

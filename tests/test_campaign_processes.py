@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import killed
 import pytest
 
 from fault_injection.campaign.store import Store
@@ -49,29 +50,8 @@ def start(folder: pathlib.Path, cache, repository, *options, experiments=60):
     folder.mkdir(exist_ok=True)
     plan = folder / "plan.toml"
     plan.write_text(PLAN.format(experiments=experiments))
-    command = [sys.executable, "-m", "fault_injection", "campaign", plan, "--out", folder / "out", "--cache", cache]
-    with (folder / "log").open("a") as log:
-        places = {"cwd": repository, "stdout": log, "stderr": log}
-        # Of a job that a shell runs in the background, interrupts are ignored, by what it starts too.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
-        try:
-            return subprocess.Popen([*command, *options], **places, start_new_session=True)
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-
-def processes_of(group: int) -> list[int]:
-    """Processes of a process group that compute, the driver among them."""
-    found = []
-    for path in pathlib.Path("/proc").glob("[0-9]*"):
-        try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-            command = (path / "cmdline").read_bytes()
-        except OSError:
-            continue
-        if int(fields[2]) == group and b"resource_tracker" not in command:
-            found.append(int(path.name))
-    return found
+    command = ["campaign", plan, "--out", folder / "out", "--cache", cache, *options]
+    return killed.start(folder / "log", repository, *command)
 
 
 def verdicts(folder):
@@ -115,28 +95,12 @@ def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, lo
             wait_for(tmp_path, process, kill * LONGER // 10 - 15)
         time.sleep(rng.uniform(0, 1) if kill else rng.uniform(1, 9))
         assert process.poll() is None, (tmp_path / "log").read_text()
-        jobs = [pid for pid in processes_of(process.pid) if pid != process.pid]
-        hits_driver = kill % 3 == 0 or not jobs
-        os.kill(process.pid if hits_driver else rng.choice(jobs), signal.SIGKILL)
-        if hits_driver or _gone(process):
-            process.wait()
-            deadline = time.monotonic() + 20
-            while processes_of(process.pid):  # its jobs end with it
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+        if killed.kill(process, rng, driver=kill % 3 == 0):
             process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     while process.poll() is None:
         time.sleep(0.5)
     assert process.returncode == 0, (tmp_path / "log").read_text()
     assert verdicts(tmp_path) == longer
-
-
-def _gone(process):
-    try:
-        process.wait(1)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def test_a_second_driver_is_refused(tmp_path, cache, repository):
