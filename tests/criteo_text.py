@@ -1,4 +1,4 @@
-"""Text of the format of Criteo's challenge, and the numbers in it: `python tests/criteo_text.py DIR/train.txt 100000`."""
+"""Text of the format of Criteo's challenge, and its numbers: `python tests/criteo_text.py DIR/train.txt 100000`."""
 
 import pathlib
 import sys

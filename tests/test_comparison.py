@@ -23,7 +23,7 @@ def test_the_page_has_the_counts_of_both_campaigns(compared, repository):
     text = (compared / "comparison.html").read_text()
     check_html(text)
     assert {path.stem for path in compared.glob("figures/*.png")} == {
-        *("campaigns", "sites", "stages", "operands", "bits", "models")
+        *("campaigns", "sites", "stages", "operands", "bits", "epochs", "models", "latency")
     }
     for name in ("campaign", "latent"):
         with sqlite3.connect(f"file:{repository / 'results' / name / 'campaign.sqlite'}?mode=ro", uri=True) as store:

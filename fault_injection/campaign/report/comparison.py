@@ -7,6 +7,8 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ...machine.errors import InputError
 from ...machine.files import write_text
 from ...runs.outcome import MASKED
@@ -42,7 +44,10 @@ def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> path
             if name in campaigns:
                 raise InputError(f"two campaigns are called {name!r}; rename a folder", folder)
             campaigns[name] = Facts(opened.enter_context(Store(folder)))
-        sections = [_differing(campaigns), *(_section(campaigns, *dimension) for dimension in DIMENSIONS)]
+        sections = [_differing(campaigns)]
+        for dimension in DIMENSIONS:
+            sections += _section(campaigns, *dimension)
+        sections += _latency(campaigns)
         whole = page(f"Campaigns compared: {', '.join(campaigns)}", _summary(campaigns), sections, QUERIES)
     figures.write(out / "figures", sections)
     write_text(out / "comparison.html", whole)
@@ -73,6 +78,13 @@ DIMENSIONS: Sequence[tuple[str, str, str, str, Callable[[Facts], list[Group]]]] 
         "Experiments with one bit inverted or stuck, by what it is for. Bits of exponent and mantissa are counted "
         "from the top. A narrower format has fewer of them.",
         lambda facts: facts.role_groups(),
+    ),
+    (
+        "epochs",
+        "Early or late",
+        "part of the training",
+        "The part of the training in which the fault struck.",
+        lambda facts: facts.quarter_groups(),
     ),
     (
         "models",
@@ -135,11 +147,12 @@ def _description(facts: Facts) -> dict[str, str]:
 
 def _section(
     campaigns: Compared, query: str, title: str, called: str, text: str, groups: Callable[[Facts], list[Group]]
-) -> Section:
+) -> list[Section]:
+    """A section of one dimension; none where all experiments are alike in it."""
     found = {name: {group.name: group for group in groups(facts)} for name, facts in campaigns.items()}
     names = list(dict.fromkeys(name for by_name in found.values() for name in by_name))
-    if not names:
-        return Section(query, title, [text, "No campaign has such an experiment."])
+    if len(names) < 2:
+        return []
     rows: list[dict[str, Cell]] = []
     for name in names:
         row: dict[str, Cell] = {called: name}
@@ -156,12 +169,39 @@ def _section(
         functools.partial(figures.side_by_side, names=names, series=series), height=1.0 + 0.3 * len(names)
     )
     alt = f"Points with intervals, one row per {called}, one colour per campaign."
-    return Section(
-        query,
-        title,
-        [text],
-        [
-            Picture(query, f"Share not masked by {called}, with its interval.", alt, picture),
-            Table(query, f"Rates by {called}.", rows),
-        ],
+    parts: list[Part] = [
+        Picture(query, f"Share not masked by {called}, with its interval.", alt, picture),
+        Table(query, f"Rates by {called}.", rows),
+    ]
+    return [Section(query, title, [text], parts)]
+
+
+def _latency(campaigns: Compared) -> list[Section]:
+    """How soon non-finite values appear; no section where there are none."""
+    found = {name: facts.latencies() for name, facts in campaigns.items()}
+    if not any(found.values()):
+        return []
+    rows: list[dict[str, Cell]] = []
+    for name, facts in campaigns.items():
+        steps = np.sort(np.repeat(list(found[name]), list(found[name].values()))) if found[name] else np.zeros(0)
+        at = [f"{np.quantile(steps, q):.0f}" if len(steps) else "" for q in (0.25, 0.5, 0.75, 1)]
+        share = facts.share(len(steps), facts.decided)
+        rows.append(
+            {
+                "campaign": name,
+                "not finite": share,
+                **dict(zip(("quarter", "half", "three quarters", "all"), at, strict=True)),
+            }
+        )
+    counts = {name: (steps, campaigns[name].decided) for name, steps in found.items()}
+    picture = figures.picture(functools.partial(figures.reached, counts=counts))
+    text = (
+        "How many steps after the fault a non-finite value appeared. The table is about the experiments that met one: "
+        "within how many steps a quarter of them did, and so on."
     )
+    alt = "Curves that rise with the number of steps, one colour per campaign."
+    parts: list[Part] = [
+        Picture("latency", "Share of experiments that had met a non-finite value.", alt, picture),
+        Table("latency", "Steps from the fault to the first non-finite value.", rows),
+    ]
+    return [Section("latency", "Latency", [text], parts)]

@@ -41,6 +41,9 @@ class Group(NamedTuple):
     rate: Rate
 
 
+QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
+
+
 class Facts:
     """What is known of one campaign; everything is read from the store when it is asked for.
 
@@ -110,8 +113,23 @@ class Facts:
         return dict(sorted(found.items()))
 
     def groups(self, query: str) -> list[Group]:
-        """The same with each group's rate, the group named as text."""
-        return [Group(str(name), counts, self.not_masked(counts)) for name, counts in self.outcomes_by(query).items()]
+        """The same with each group's rate, the group named as text; fault models in the order of the plan."""
+        found = self.outcomes_by(query)
+        if query == "models":
+            found = {model.name: found[model.name] for model in self.plan.models if model.name in found}
+        return [Group(str(name), counts, self.not_masked(counts)) for name, counts in found.items()]
+
+    def quarter_groups(self) -> list[Group]:
+        """By the quarter of the training in which the fault struck."""
+        found: dict[str, Counts] = {}
+        for epoch, counts in self.outcomes_by("epochs").items():
+            quarter = QUARTERS[epoch * len(QUARTERS) // self.epochs]
+            found.setdefault(quarter, collections.Counter()).update(counts)
+        return [Group(quarter, counts, self.not_masked(counts)) for quarter, counts in found.items()]
+
+    def latencies(self) -> dict[int, int]:
+        """How many experiments met their first non-finite value how many steps after the fault."""
+        return {row["steps"]: row["n"] for row in self.rows("latency")}
 
     def bits(self) -> dict[Format, dict[int, Counts]]:
         """Outcomes where one bit was inverted or stuck, by the operand's format and by bit, the highest first."""

@@ -144,6 +144,26 @@ def latencies(axes: Axes, counts: Mapping[int, int]) -> None:
     axes.set_ylabel("experiments")
 
 
+def reached(axes: Axes, counts: Mapping[str, tuple[Mapping[int, int], int]]) -> None:
+    """The share of all experiments that has met a non-finite value within so many steps.
+
+    Args:
+      counts: by name, how many met it after how many steps, and how many experiments there are.
+    """
+    last = max(2, *(step for steps, _ in counts.values() for step in steps))
+    for i, (name, (steps, total)) in enumerate(counts.items()):
+        within = np.cumsum([steps.get(step, 0) for step in range(last + 1)]) / max(1, total)
+        axes.step(np.arange(last + 1) + 1, within, where="post", lw=1.2, color=SERIES[i % len(SERIES)], label=name)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_xlabel("steps, that of the fault included")
+    axes.set_ylabel("not finite")
+    axes.grid(alpha=0.25, lw=0.5)
+    _legend(axes)
+
+
 def necessary(axes: Axes, history: np.ndarray, variance: np.ndarray, outcomes: Sequence[str], margin: float) -> None:
     """One point per experiment: its largest optimizer history and running variance, coloured by outcome.
 

@@ -212,7 +212,7 @@ def latency(facts: Facts) -> Section:
         f"How many steps after the faulty one {looked_at} appeared, for the experiments that met one. "
         "Early verdicts that an audit overturned are not counted here, but in the audit."
     )
-    steps = {row["steps"]: row["n"] for row in facts.rows("latency")}
+    steps = facts.latencies()
     if not steps:
         return Section("latency", "Latency", [text, "No experiment has met a non-finite value."])
     why = (
