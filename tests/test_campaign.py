@@ -218,6 +218,7 @@ BIG, NEVER = 1e9, None
         (3, Seen(1.0, 1.0), NEVER),
         *((steps, Seen(*seen), NEVER) for steps in (0, 2) for seen in ((np.inf, 1.0), (np.nan, 1.0), (1.0, np.inf))),
         (0, Seen(1.0, np.nan), NEVER),
+        *((steps, Seen(1.0, 1.0, finite=False), NEVER) for steps in (0, 2)),
         (2, Seen(1.0, 1.0, np.nan), NEVER),
         (2, Seen(BIG, 1.0, np.nan), NEVER),
     ],

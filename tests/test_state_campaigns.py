@@ -2,11 +2,13 @@
 
 import json
 import sqlite3
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from strict_html import check_html
 
+from fault_injection.campaign.conditions import Conditions, Envelope, Seen
 from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.campaign.sampling import choose, draw, injection_of
 from fault_injection.commands.main import main
@@ -85,6 +87,16 @@ def test_experiments_come_to_the_verdicts_of_their_replays(capsys, tmp_path, rep
         assert replay(injection, golden).outcome.outcome == outcome
     assert main(["report", str(out)]) == 0
     check_html((out / "report.html").read_text())
+
+    # An early verdict looks at every array: a parameter that is not a number does not show in the optimizer's history.
+    envelope = Envelope(golden, found.workload.epochs, 0, Conditions())
+    magnitude, watched = golden.fetch_record(0)["magnitude"][0], golden.program.watched
+    for leaf in range(len(watched)):
+        value = magnitude.copy()
+        for finite in (True, False):
+            seen = envelope.after(Seen(), SimpleNamespace(magnitude=value, loss=0.0), 0.0, faulty=True)
+            assert seen.finite == finite
+            value[leaf] = np.nan
 
 
 @pytest.mark.parametrize(

@@ -38,11 +38,13 @@ class Seen:
       history: largest value of the optimizer's history, in units of the golden run's largest.
       variance: the same of running variances; 0 where there are none.
       loss_gap: difference to the golden run's loss, of the steps after the faulty one.
+      finite: whether every gradient and every array of the state was.
     """
 
     history: float = 0.0
     variance: float = 0.0
     loss_gap: float = 0.0
+    finite: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +84,8 @@ class Conditions:
           steps: how many after the faulty one.
           seen: in these and the faulty one.
         """
+        if not seen.finite:  # a second moment below zero is small, and gives a parameter that is not a number
+            return None
         if steps == 0 and seen.history <= self.at_once and seen.variance <= self.at_once:
             return Rule.AT_ONCE
         if steps != self.steps or not math.isfinite(seen.history) or not math.isfinite(seen.variance):
@@ -154,7 +158,8 @@ class Envelope:
         history = _worst([_worst(ratio[arrays]) for arrays in self._moments])
         variance = _worst(ratio[self._variance])
         gap = 0.0 if faulty else abs(float(report.loss) - golden_loss)
-        return Seen(*map(_worst, ((seen.history, history), (seen.variance, variance), (seen.loss_gap, gap))))
+        worst = map(_worst, ((seen.history, history), (seen.variance, variance), (seen.loss_gap, gap)))
+        return Seen(*worst, finite=seen.finite and bool(np.isfinite(value).all()))
 
 
 class EarlyVerdict(Observer):
