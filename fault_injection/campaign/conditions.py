@@ -158,8 +158,12 @@ class Envelope:
         history = _worst([_worst(ratio[arrays]) for arrays in self._moments])
         variance = _worst(ratio[self._variance])
         gap = 0.0 if faulty else abs(float(report.loss) - golden_loss)
-        worst = map(_worst, ((seen.history, history), (seen.variance, variance), (seen.loss_gap, gap)))
-        return Seen(*worst, finite=seen.finite and bool(np.isfinite(value).all()))
+        return Seen(
+            history=_worst((seen.history, history)),
+            variance=_worst((seen.variance, variance)),
+            loss_gap=_worst((seen.loss_gap, gap)),
+            finite=seen.finite and bool(np.isfinite(value).all()),
+        )
 
 
 class EarlyVerdict(Observer):
