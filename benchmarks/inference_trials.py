@@ -91,10 +91,10 @@ def jax_loop(workload, state, tests, wanted, count):
     import jax
     import jax.numpy as jnp
 
-    from fault_injection.vulnerability.trials import _examples
+    from fault_injection.vulnerability.trials import examples_of
     from models.layer import Context
 
-    inputs, targets = map(jnp.asarray, _examples(tests, count))
+    inputs, targets = map(jnp.asarray, examples_of(tests, count))
     network, params, stats = workload.make_network(), jax.device_put(state.params), jax.device_put(state.stats)
 
     @jax.jit
@@ -124,10 +124,10 @@ def torch_loop(workload, state, tests, count, threads):
     """The same in PyTorch: the struck parameter is copied, and the network runs eagerly."""
     import torch
 
-    from fault_injection.vulnerability.trials import _examples
+    from fault_injection.vulnerability.trials import examples_of
 
     torch.set_num_threads(threads)
-    inputs, _ = _examples(tests, count)
+    inputs, _ = examples_of(tests, count)
     tables = len(workload.tables)
     dense = torch.from_numpy(np.ascontiguousarray(inputs[:, :-tables]).view(np.float32))
     indices = torch.from_numpy(np.ascontiguousarray(inputs[:, -tables:]).astype(np.int64))
