@@ -430,6 +430,41 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
+class ProductOfRows:
+    """y = a @ bᵀ, where both belong to workers. a [R,…,M,K], b [R,…,N,K] -> y [R,…,M,N].
+
+    XLA for CPUs folds no transposition into a batched product: `Product` of a transposed b takes twice the time.
+
+    >>> jax.eval_shape(ProductOfRows().compute, jnp.ones((1, 4, 2, 3)), jnp.ones((1, 4, 5, 3))).shape
+    (1, 4, 2, 5)
+    """
+
+    gradient: ClassVar[Operand | None] = None
+    along: ClassVar[tuple[int, ...]] = (-1,)
+
+    def compute(self, a: jax.Array, b: jax.Array) -> jax.Array:
+        """y of all workers."""
+        batch = tuple(range(a.ndim - 2))
+        return lax.dot_general(a, b, (((a.ndim - 1,), (b.ndim - 1,)), (batch, batch)))
+
+    def operands(self, a: jax.Array, b: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+        """a […,M,K] and the transposed b […,K,N] of one worker."""
+        return a[r], b[r].mT
+
+    def product(self, a: jax.Array, transposed: jax.Array) -> jax.Array:
+        """y […,M,N] of one worker."""
+        return a @ transposed
+
+    def added(self, a: jax.Array, b: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+        """The rows of b added up."""
+        return self, a, jnp.sum(b, -2, keepdims=True)
+
+    def terms(self, a: jax.Array, b: jax.Array) -> int:
+        """K."""
+        return b.shape[-1]
+
+
+@dataclasses.dataclass(frozen=True)
 class ProductGradIn:
     """da = dy @ bᵀ. dy [R,…,M,N], b [R,…,K,N] -> da [R,…,M,K].
 

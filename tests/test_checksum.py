@@ -32,6 +32,7 @@ from models.operations import (
     Product,
     ProductGradIn,
     ProductGradWt,
+    ProductOfRows,
 )
 from models.strike import perform
 
@@ -69,6 +70,7 @@ OPERATIONS = [
     (DenseGradIn(), (2, 3, 6, 5), (4, 5)),
     (DenseGradWt(), (2, 3, 6, 4), (2, 3, 6, 5)),
     (Product(), (2, 3, 6, 4), (2, 3, 4, 5)),
+    (ProductOfRows(), (2, 3, 6, 4), (2, 3, 5, 4)),
     (ProductGradIn(), (2, 3, 6, 5), (2, 3, 4, 5)),
     (ProductGradWt(), (2, 3, 6, 4), (2, 3, 6, 5)),
 ]

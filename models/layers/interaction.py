@@ -21,7 +21,7 @@ from ..layer import (
     merge,
     stateless,
 )
-from ..operations import Product, ProductGradIn, ProductGradWt
+from ..operations import ProductGradIn, ProductGradWt, ProductOfRows
 from ..strike import perform
 
 
@@ -97,7 +97,7 @@ def dot_interaction(name: str) -> Layer:
     """
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
-        z, observations = perform(Product(), name, x, x.mT, ctx)  # [R,b,F,F]
+        z, observations = perform(ProductOfRows(), name, x, x, ctx)  # [R,b,F,F]
         i, j = np.tril_indices(x.shape[-2], -1)
         return jnp.concatenate([x[..., 0, :], z[..., i, j]], -1), {}, x, observations
 
