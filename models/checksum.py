@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from .isolation import fence, isolated
-from .operations import Checkable
+from .operations.operation import Checkable
 from .precision import read
 
 DEVIATIONS = 8.0  # standard deviations of what many roundings add up to
@@ -119,7 +119,7 @@ def ratio(tolerance: Tolerance, done: Performed) -> jax.Array:
 
     It is infinite where a result or a sum is not finite.
 
-    >>> from models.operations import Dense
+    >>> from models.operations.dense import Dense
     >>> a, b = jnp.ones((1, 2, 3)), jnp.ones((3, 4))
     >>> good, bad = (Performed(Dense(), a, b, None, jnp.full((1, 2, 4), c)) for c in (3.0, 3.001))
     >>> ratio(bound, good).item(), ratio(bound, bad).item() > 1

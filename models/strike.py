@@ -18,7 +18,8 @@ from .dr_dna import SAMPLES, watched
 from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
 from .isolation import fence, isolated
 from .layer import Context, Observations, observed
-from .operations import Checkable, Operation, SparseGradient, SparseLookupGradWt, Summed
+from .operations.lookup import SparseLookupGradWt
+from .operations.operation import Checkable, Operation, SparseGradient, Summed
 from .precision import Precision, largest, narrowed, natively, read, scale
 from .reductions import reduced
 
@@ -50,7 +51,7 @@ def perform(
       result of a layer of `ctx.profile` is sampled, and clamped if the profile says so.
 
     >>> ctx = Context(jax.random.key(0), jnp.arange(2), observe=frozenset({"operands"}))
-    >>> from models.operations import Dense
+    >>> from models.operations.dense import Dense
     >>> x, kernel = jnp.ones((2, 4, 3)), jnp.ones((3, 5))
     >>> y, seen = jax.eval_shape(lambda: perform(Dense(), "fc", x, kernel, ctx))
     >>> y.shape, seen.sites, seen.tensors["operands"]["fc"]["output"].shape

@@ -16,24 +16,18 @@ from fault_injection.detection.signals import SignalReader, reductions_of
 from models.checksum import DEVIATIONS, Performed, bound, deviation, ratio
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
-from models.operations import (
-    Checkable,
+from models.operations.convolution import (
     Convolution,
     ConvolutionGradIn,
     ConvolutionGradWt,
-    Dense,
-    DenseGradIn,
-    DenseGradWt,
     Depthwise,
     DepthwiseGradIn,
     DepthwiseGradWt,
-    Lookup,
-    LookupGradWt,
-    Product,
-    ProductGradIn,
-    ProductGradWt,
-    ProductOfRows,
 )
+from models.operations.dense import Dense, DenseGradIn, DenseGradWt
+from models.operations.lookup import Lookup, LookupGradWt
+from models.operations.operation import Checkable
+from models.operations.product import Product, ProductGradIn, ProductGradWt, ProductOfRows
 from models.strike import perform
 
 DETECTORS = (Checksum(), VarianceChecksum())

@@ -32,7 +32,7 @@ from fault_injection.training.workloads import make_workload, restore_workload
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.loss import binary_cross_entropy
 from models.networks.dlrm import dlrm
-from models.operations import coalesced
+from models.operations.lookup import coalesced
 from models.reductions import WHOLE
 
 OPTIONS = {

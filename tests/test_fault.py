@@ -21,18 +21,16 @@ from models.layers.normalisation import batch_norm
 from models.layers.pooling import global_average
 from models.loss import cross_entropy
 from models.networks import NETWORKS
-from models.operations import (
+from models.operations.convolution import (
     Convolution,
     ConvolutionGradIn,
     ConvolutionGradWt,
-    Dense,
-    DenseGradIn,
-    DenseGradWt,
     Depthwise,
     DepthwiseGradIn,
     DepthwiseGradWt,
-    Summed,
 )
+from models.operations.dense import Dense, DenseGradIn, DenseGradWt
+from models.operations.operation import Summed
 from models.site import Site, list_sites
 from models.strike import perform
 

@@ -27,7 +27,7 @@ from fault_injection.training.explicit import forward_and_backward
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import cross_entropy, nats_per_token
-from models.operations import Dense, DenseGradIn, DenseGradWt
+from models.operations.dense import Dense, DenseGradIn, DenseGradWt
 from models.precision import HISTORY, PRECISIONS, remembered, scale
 from models.reductions import CHOICES, LOWEST, reduced, together
 from models.strike import perform

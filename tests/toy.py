@@ -12,7 +12,7 @@ from fault_injection.training.program import Evaluation, Leaf, Measure, Program,
 from fault_injection.training.workload import Workload
 from models.fault import Operand
 from models.layer import Context, merge
-from models.operations import Dense, DenseGradWt
+from models.operations.dense import Dense, DenseGradWt
 from models.site import Site
 from models.strike import perform
 

@@ -18,7 +18,8 @@ import numpy as np
 from jax import lax
 
 from models.layer import Params
-from models.operations import SparseGradient, coalesced
+from models.operations.lookup import coalesced
+from models.operations.operation import SparseGradient
 
 from .digest import ODD, digest, magnitude
 

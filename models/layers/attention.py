@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ..combinators import added
 from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
-from ..operations import Product, ProductGradIn, ProductGradWt
+from ..operations.product import Product, ProductGradIn, ProductGradWt
 from ..precision import wide
 from ..strike import perform
 from .heads import joined_heads

@@ -19,7 +19,7 @@ from ..layer import (
     Stats,
     merge,
 )
-from ..operations import (
+from ..operations.convolution import (
     Convolution,
     ConvolutionGradIn,
     ConvolutionGradWt,

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
-from ..operations import Dense, DenseGradIn, DenseGradWt
+from ..operations.dense import Dense, DenseGradIn, DenseGradWt
 from ..strike import perform
 from .initial import filled, glorot_normal
 

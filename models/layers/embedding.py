@@ -19,7 +19,8 @@ from ..layer import (
     observed,
     stateless,
 )
-from ..operations import Dense, DenseGradIn, DenseGradWt, Lookup, LookupGradWt, SparseLookupGradWt
+from ..operations.dense import Dense, DenseGradIn, DenseGradWt
+from ..operations.lookup import Lookup, LookupGradWt, SparseLookupGradWt
 from ..strike import perform
 from .initial import small_normal, uniform_by_rows
 

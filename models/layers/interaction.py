@@ -21,7 +21,7 @@ from ..layer import (
     merge,
     stateless,
 )
-from ..operations import ProductGradIn, ProductGradWt, ProductOfRows
+from ..operations.product import ProductGradIn, ProductGradWt, ProductOfRows
 from ..strike import perform
 
 
