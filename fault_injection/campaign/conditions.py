@@ -3,7 +3,8 @@
 **Second-hand** [He 2023]: a bad outcome that does not show at once needs, within two steps of the
 fault, large values in the optimizer's gradient history or a large running variance.  What "large"
 means is **ours**: larger than the golden run's around that step.  An optimizer without history has
-the gradients themselves looked at, because its update is a multiple of them.
+the gradients themselves looked at, because its update is a multiple of them.  **Ours**, too, is that
+no parameter may be large, and that everything is finite: audits of faults in the state asked for it.
 """
 
 import dataclasses
@@ -38,12 +39,14 @@ class Seen:
       history: largest value of the optimizer's history, in units of the golden run's largest.
       variance: the same of running variances; 0 where there are none.
       loss_gap: difference to the golden run's loss, of the steps after the faulty one.
+      parameters: largest parameter, in units of the golden run's largest of its array.
       finite: whether every gradient and every array of the state was.
     """
 
     history: float = 0.0
     variance: float = 0.0
     loss_gap: float = 0.0
+    parameters: float = 0.0
     finite: bool = True
 
 
@@ -84,9 +87,11 @@ class Conditions:
           steps: how many after the faulty one.
           seen: in these and the faulty one.
         """
-        if not seen.finite:  # a second moment below zero is small, and gives a parameter that is not a number
+        # Faults in the state need more: a second moment below zero is small, and makes a parameter not a number;
+        # and behind a norm, a parameter of 10³⁸ stops the training without any large gradient.
+        if not seen.finite or not seen.parameters <= self.margin:
             return None
-        if steps == 0 and seen.history <= self.at_once and seen.variance <= self.at_once:
+        if steps == 0 and all(value <= self.at_once for value in (seen.history, seen.variance, seen.parameters)):
             return Rule.AT_ONCE
         if steps != self.steps or not math.isfinite(seen.history) or not math.isfinite(seen.variance):
             return None
@@ -104,7 +109,7 @@ class Conditions:
         came with a loss gap above half of what does no harm.
         """
         if rule == Rule.WITHIN:
-            return max(seen.history, seen.variance) > self.at_once
+            return max(seen.history, seen.variance, seen.parameters) > self.at_once
         return rule == Rule.LOSS_GAP and seen.loss_gap > self.close_loss / 2
 
     def sentence(self, rule: Rule, seen: Seen) -> str:
@@ -142,10 +147,11 @@ class Envelope:
             program.positions(Role.GRADIENT)
         ]
         self._variance = program.positions(Role.VARIANCE)
+        self._parameters = program.positions(Role.PARAMETER)
         first = max(golden.first, epoch - conditions.neighbours)
         last = min(epochs, epoch + conditions.neighbours + 1)
         largest = np.max([golden.fetch_record(e)["magnitude"].max(axis=0) for e in range(first, last)], axis=0)
-        for arrays in (*self._moments, self._variance):
+        for arrays in (*self._moments, self._variance, self._parameters):
             if arrays:
                 largest[arrays] = np.maximum(largest[arrays], conditions.floor * largest[arrays].max())
         self._largest = largest
@@ -162,6 +168,7 @@ class Envelope:
             history=_worst((seen.history, history)),
             variance=_worst((seen.variance, variance)),
             loss_gap=_worst((seen.loss_gap, gap)),
+            parameters=_worst((seen.parameters, _worst(ratio[self._parameters]))),
             finite=seen.finite and bool(np.isfinite(value).all()),
         )
 
