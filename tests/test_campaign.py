@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -230,6 +231,15 @@ def test_the_rules_of_an_early_verdict_at_both_edges(steps, seen, rule):
     assert Conditions().rule(steps, seen) == rule
 
 
+def test_statistics_that_were_struck_are_projected_however_small():
+    rule = functools.partial(Conditions().rule, of_statistics=True)
+    assert [rule(steps, Seen(1.0, variance)) for steps in (0, 1, 2) for variance in (0.1, BIG, np.nan)] == [
+        *[NEVER] * 6,
+        *[Rule.VARIANCE] * 3,
+    ]
+    assert rule(2, Seen(1.0, 1.0, 0.06)) is NEVER
+
+
 def test_what_is_near_a_threshold():
     near = Conditions().near
     assert not near(Rule.AT_ONCE, Seen(1.05)) and not near(Rule.VARIANCE, Seen(1.9, BIG))
@@ -239,8 +249,11 @@ def test_what_is_near_a_threshold():
     assert near(Rule.LOSS_GAP, Seen(BIG, 1.0, 0.0006)) and not near(Rule.LOSS_GAP, Seen(BIG, 1.0, 0.0005))
 
 
-@pytest.mark.parametrize("factor", [4.0, 1e6, 1e20, 1e35])
-def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, factor):
+@pytest.mark.parametrize(
+    ("factor", "of_statistics"),
+    [(4.0, False), (1e6, False), (1e20, False), (1e35, False), (0.1, True), (-1.0, True), (1.2, True), (np.inf, True)],
+)
+def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, factor, of_statistics):
     """The running variances of one layer are multiplied after a step, and the run is followed: it trains as before."""
     golden, program, at = laboratory.golden, laboratory.golden.program, Address(1, 3)
     state = golden.fetch_state_after(at)
@@ -252,7 +265,7 @@ def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, facto
     def since(address):
         return numbered(address, program.steps_per_epoch) - numbered(at, program.steps_per_epoch)
 
-    projection = Projection(golden, at, since, golden.fetch_record, golden.fetch_state_after, "loss")
+    projection = Projection(golden, at, since, golden.fetch_record, golden.fetch_state_after, "loss", of_statistics)
     recorder = Recorder(Run(1, (), 0), rows_of(golden.fetch_record(1), at.step + 1))
     last = Address(PLAN.workload.epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(at.epoch, at.step + 1), last, program.steps_per_epoch)

@@ -75,7 +75,7 @@ class Conditions:
     floor: float = 0.01
     neighbours: int = 1
 
-    def rule(self, steps: int, seen: Seen) -> Rule | None:
+    def rule(self, steps: int, seen: Seen, of_statistics: bool = False) -> Rule | None:
         """The rule by which a run need not be followed, or None.  What is not a number satisfies none.
 
         >>> Conditions().rule(0, Seen(history=1.0, variance=1.0))
@@ -86,7 +86,10 @@ class Conditions:
         Args:
           steps: how many after the faulty one.
           seen: in these and the faulty one.
+          of_statistics: whether the fault struck running statistics.
         """
+        if of_statistics:  # a small variance does harm, too
+            return Rule.VARIANCE if steps == self.steps and self._small(seen) else None
         # Faults in the state need more: a second moment below zero is small, and makes a parameter not a number;
         # and behind a norm, a parameter of 10³⁸ stops the training without any large gradient.
         if not seen.finite or not seen.parameters <= self.margin:
@@ -95,12 +98,14 @@ class Conditions:
             return Rule.AT_ONCE
         if steps != self.steps or not math.isfinite(seen.history) or not math.isfinite(seen.variance):
             return None
-        small = seen.history <= self.margin and seen.loss_gap <= self.loss
         if seen.variance > self.margin:
-            return Rule.VARIANCE if small else None
-        if small:
+            return Rule.VARIANCE if self._small(seen) else None
+        if self._small(seen):
             return Rule.WITHIN
         return Rule.LOSS_GAP if seen.loss_gap <= self.close_loss else None
+
+    def _small(self, seen: Seen) -> bool:
+        return seen.history <= self.margin and seen.loss_gap <= self.loss
 
     def near(self, rule: Rule, seen: Seen) -> bool:
         """Whether a verdict is so near a threshold that it is worth an audit.
@@ -186,6 +191,7 @@ class EarlyVerdict(Observer):
       record: the golden record of an epoch.
       accepts: whether a rule, met after an address, gives a verdict.
       ends: whether the run ends there, or goes on to its end all the same.
+      of_statistics: whether the fault struck running statistics.
     """
 
     def __init__(
@@ -196,7 +202,9 @@ class EarlyVerdict(Observer):
         record: Callable[[int], Epoch],
         accepts: Callable[[Rule, Address], bool],
         ends: Callable[[Rule, Seen], bool],
+        of_statistics: bool = False,
     ):
+        self._of_statistics = of_statistics
         self._envelope, self._conditions, self._since, self._record = envelope, conditions, since, record
         self._accepts, self._ends = accepts, ends
         self.seen = Seen()
@@ -210,7 +218,7 @@ class EarlyVerdict(Observer):
             return None
         golden_loss = float(self._record(at.epoch)["loss"][at.step])
         self.seen = self._envelope.after(self.seen, report, golden_loss, faulty=steps == 0)
-        rule = self._conditions.rule(steps, self.seen)
+        rule = self._conditions.rule(steps, self.seen, self._of_statistics)
         if rule is None or not self._accepts(rule, at):
             return None
         self.rule, self.after = rule, steps

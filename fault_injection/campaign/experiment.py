@@ -19,7 +19,7 @@ from ..runs.golden_run import Golden, Repeats, noise_floor
 from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
-from ..training.program import State
+from ..training.program import Role, State
 from ..training.state_faults import STATE
 from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
 from .plan import Plan
@@ -231,8 +231,10 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     faults = choice.faults(plan)
     last_strike = since(max(faults))
     masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full", last_strike=last_strike)
-    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite)
-    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends)
+    struck = [leaf.role for leaf in program.leaves if f"{leaf.name}/".startswith(f"{choice.site.name}/")]
+    of_statistics = choice.site.stage == STATE and set(struck) <= {Role.STATISTIC, Role.VARIANCE}
+    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
+    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends, of_statistics)
     observers = [recorder, witness, nonfinite, masked, projection, verdict]
 
     state = lab.state_before(at.epoch, at.step)

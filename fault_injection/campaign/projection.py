@@ -19,6 +19,7 @@ from ..runs.records import Epoch, Recorder, Run, rows_of
 from ..training.program import Batch, Evaluation, Role, State, StepReport
 
 ALIKE = 1e-3  # by how much the factors of the elements may differ
+NOTICEABLE = 1e-2  # an excess of this share of a golden array's largest value is measured to far better than that
 
 Excess = dict[int, np.ndarray]  # of a running statistic over the golden run's, by the position of its leaf
 
@@ -33,6 +34,7 @@ class Projection(Observer):
       record: the golden record of an epoch.
       golden_after: the golden state after an address.
       nonfinite: the rule by which the run ends.
+      of_statistics: whether the fault struck running statistics, so that nothing else differs at all.
     """
 
     def __init__(
@@ -43,7 +45,9 @@ class Projection(Observer):
         record: Callable[[int], Epoch],
         golden_after: Callable[[Address], State],
         nonfinite: str,
+        of_statistics: bool = False,
     ):
+        self._of_statistics = of_statistics
         self._golden, self._fault, self._since, self._record = golden, fault, since, record
         self._golden_after, self._nonfinite = golden_after, nonfinite
         leaves = golden.program.leaves
@@ -109,10 +113,19 @@ class Projection(Observer):
         return {i: np.asarray(jax.device_get(leaves[i])) for i in self._statistics}
 
     def _factor(self, first: Excess, second: Excess, golden: Excess) -> float | None:
-        """By what the variances' excess shrinks in a step, where that is one number for all that is large."""
-        large = {i: np.abs(first[i]) > np.abs(golden[i]).max() for i in self._variances}
+        """By what the excess shrinks in a step, where that is one number for all that is large.
+
+        An excess of running statistics alone may be small, and is measured where it is noticeable.  What is
+        not noticeable anywhere is taken not to shrink.
+        """
+        read, least = (self._statistics, NOTICEABLE) if self._of_statistics else (self._variances, 1.0)
+        large = {i: np.abs(first[i]) > least * np.abs(golden[i]).max() for i in read}
+        if self._of_statistics:  # what is infinite stays so
+            large = {i: chosen & np.isfinite(first[i]) for i, chosen in large.items()}
         with np.errstate(invalid="ignore"):
-            factors = np.concatenate([second[i][large[i]] / first[i][large[i]] for i in self._variances])
+            factors = np.concatenate([second[i][large[i]] / first[i][large[i]] for i in read])
+        if self._of_statistics and not factors.size:
+            return 1.0
         if not factors.size or not np.isfinite(factors).all() or np.ptp(factors) > ALIKE:
             return None
         factor = float(np.median(factors))
