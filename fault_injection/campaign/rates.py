@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from scipy.special import betaincinv
@@ -61,7 +60,7 @@ def _interval(count: int, total: int, share: float, equivalent: float, confidenc
     return Rate(count, total, share, middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
 
 
-def stratified(strata: Sequence[tuple[float, int, float]], confidence: float = 0.95) -> Rate:
+def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -> Rate:
     """The share in a population whose strata have known weights, however the sample is divided among them.
 
     >>> stratified([(1000, 1000, 1.0), (0, 100, 1.0)]).share
@@ -76,13 +75,13 @@ def stratified(strata: Sequence[tuple[float, int, float]], confidence: float = 0
     experiments all agree is not taken as certain; this choice is ours.
 
     Args:
-      strata: `(count, total, weight)` of each; a count may be a sum of shares.  Strata without
-        experiments are left out, and the other weights are scaled to a sum of 1.
+      strata: `(count, total, weight)` of each.  Strata without experiments are left out, and the
+        other weights are scaled to a sum of 1.
 
     Reference: Cochran, Sampling Techniques, 3rd ed., section 5.10; Leveugle et al., DATE 2009.
     """
     known = [(count, total, weight) for count, total, weight in strata if total]
-    count, size = round(sum(s[0] for s in strata)), sum(s[1] for s in strata)
+    count, size = sum(s[0] for s in strata), sum(s[1] for s in strata)
     if not known:
         return wilson(0, 0, confidence)
     whole = sum(weight for _, _, weight in known)
