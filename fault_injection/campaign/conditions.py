@@ -119,15 +119,16 @@ class Conditions:
 
     def sentence(self, rule: Rule, seen: Seen) -> str:
         """A rule with its numbers."""
-        history, variance = (f"{value:.3g} times the golden run's largest" for value in (seen.history, seen.variance))
+        values = (seen.history, seen.variance, seen.parameters)
+        history, variance, parameters = (f"{value:.3g} times the golden run's largest" for value in values)
         gap = f"the loss stayed within {seen.loss_gap:.3g} of the golden one's"
-        both = f"optimizer history reached {history} and running variance {variance}"
+        all_three = f"optimizer history reached {history}, running variance {variance} and parameters {parameters}"
         after = f"in the faulty step and {self.steps} after it"
         match rule:
             case Rule.AT_ONCE:
-                return f"in the faulty step {both} (at most {self.at_once:g})"
+                return f"in the faulty step {all_three} (at most {self.at_once:g})"
             case Rule.WITHIN:
-                return f"{after} {both} (at most {self.margin:g}), and {gap} (at most {self.loss:g})"
+                return f"{after} {all_three} (at most {self.margin:g}), and {gap} (at most {self.loss:g})"
             case Rule.LOSS_GAP:
                 return f"{after} optimizer history reached {history}, but {gap} (at most {self.close_loss:g})"
             case Rule.VARIANCE:
