@@ -96,6 +96,16 @@ def gradients(workers):
     return forward_and_backward(NETWORK, state.params, state.stats, batch, ctx, WORKERS * BATCH).grads
 
 
+def test_support_of_such_faults_adds_nothing_to_the_plain_step():
+    """All steps but the struck ones are plain; the program is the same, so its time is."""
+    plain, supporting = (
+        program(),
+        program(frozenset({"gradient/fc/kernel", "params/fc/kernel", "worker_gradient/fc/bias"})),
+    )
+    state, batch = plain.place(plain.init()), plain.batch(0, 0)
+    assert supporting.lower(state, batch).as_text() == plain.lower(state, batch).as_text()
+
+
 @given(
     stage=st.sampled_from(EXCHANGED),
     path=st.sampled_from(leaf_names(program().abstract.params)),
