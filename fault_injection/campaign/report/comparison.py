@@ -15,7 +15,7 @@ from ...runs.outcome import MASKED
 from ...training.workload import format_option
 from ..store import Store
 from . import figures
-from .facts import Facts, Group
+from .facts import Facts, Group, place_of_role
 from .page import Cell, Part, Picture, Section, Table, page
 from .page import percent as shown
 from .queries import QUERIES
@@ -56,7 +56,13 @@ def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> path
 
 # Query, title, what a group is called, what a reader should know first, and the groups of a campaign.
 DIMENSIONS: Sequence[tuple[str, str, str, str, Callable[[Facts], list[Group]]]] = (
-    ("sites", "Operations", "operation", "What kind of operation was struck.", lambda facts: facts.kind_groups()),
+    (
+        "sites",
+        "What was struck",
+        "operation or part",
+        "The kind of operation, or the part of the state.",
+        lambda facts: facts.kind_groups(),
+    ),
     (
         "stages",
         "Passes",
@@ -153,6 +159,8 @@ def _section(
     names = list(dict.fromkeys(name for by_name in found.values() for name in by_name))
     if len(names) < 2:
         return []
+    if query == "bits":
+        names.sort(key=place_of_role)
     rows: list[dict[str, Cell]] = []
     for name in names:
         row: dict[str, Cell] = {called: name}

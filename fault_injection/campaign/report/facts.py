@@ -147,13 +147,7 @@ class Facts:
         for format, bits in self.bits().items():
             for bit, counts in bits.items():
                 found.setdefault(format.role(bit), collections.Counter()).update(counts)
-        order = {"sign": 0, "exponent": 1, "mantissa": 2}
-
-        def place(role: str) -> tuple[int, int]:
-            part, _, number = role.partition(" ")
-            return order.get(part, len(order)), int(number or 0)
-
-        return [Group(role, found[role], self.not_masked(found[role])) for role in sorted(found, key=place)]
+        return [Group(role, found[role], self.not_masked(found[role])) for role in sorted(found, key=place_of_role)]
 
     def kind_groups(self) -> list[Group]:
         """Experiments by what kind of operation they struck, as the workload calls it, or what a leaf belongs to."""
@@ -186,6 +180,17 @@ class Facts:
             stages = layers.setdefault(layer, {})
             stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))
         return layers
+
+
+def place_of_role(role: str) -> tuple[int, int]:
+    """Where the role of a bit stands among others: from the top.
+
+    >>> sorted(["mantissa 2", "exponent 10", "exponent 9", "sign"], key=place_of_role)
+    ['sign', 'exponent 9', 'exponent 10', 'mantissa 2']
+    """
+    order = {"sign": 0, "exponent": 1, "mantissa": 2}
+    part, _, number = role.partition(" ")
+    return order.get(part, len(order)), int(number or 0)
 
 
 def total(counts: Iterable[Counts]) -> Counts:
