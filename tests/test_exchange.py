@@ -239,7 +239,10 @@ def test_copies_stay_alike_without_a_fault_and_train_as_one_state_does():
             np.testing.assert_allclose(leaf[0], shared, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize(("name", "bit"), [("params/fc/kernel", 20), ("opt_state/m", 30), ("opt_state/iterations", 20)])
+@pytest.mark.parametrize(
+    ("name", "bit"),
+    [("params/fc/kernel", 20), ("opt_state/m", 30), pytest.param("opt_state/iterations", 20, marks=pytest.mark.slow)],
+)
 def test_one_workers_copy_diverges_as_its_rule_says(name, bit):
     """The others' copies stay alike: all read one gradient, in which the struck worker's share is another."""
     own, worker = program(strategy=DDP), 2

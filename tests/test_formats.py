@@ -37,7 +37,7 @@ STRUCK = "layers_0_mlp_up_proj_grad_in"
 NARROW = [name for name in PRECISIONS if name != "float32"]
 # Those of the image network compile longest, and float16 differs from the others in its loss scale alone.
 CASES = [
-    pytest.param(network, name, marks=pytest.mark.slow if network == "resnet18" or name == "float16" else [])
+    pytest.param(network, name, marks=pytest.mark.slow if network == "resnet18" or name != "bfloat16" else [])
     for network in ("transformer", "resnet18")
     for name in NARROW
 ]
@@ -297,7 +297,8 @@ def test_a_workload_without_formats_says_so(capsys, tmp_path):
 # ---- Reductions ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "float16"])
+@pytest.mark.slow  # a step that `test_a_step_reports_reductions_and_no_bit_depends_on_them` runs too
+@pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_reductions_are_those_of_the_tensors(precision):
     """A loss scale is taken out of gradients."""
     workload, trained = program("transformer", precision)
