@@ -9,6 +9,7 @@ import pytest
 from strict_html import check_html
 
 from fault_injection.campaign.conditions import Conditions, Envelope, Seen
+from fault_injection.campaign.experiment import _of_norms
 from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.campaign.sampling import choose, draw, injection_of
 from fault_injection.commands.main import main
@@ -16,6 +17,7 @@ from fault_injection.faults.injection import ALL
 from fault_injection.machine.errors import InputError
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.replay_run import replay
+from fault_injection.training.program import Role
 from fault_injection.training.state_faults import STATE
 
 PLAN = """\
@@ -51,6 +53,19 @@ def answer(capsys, *arguments):
     out, err = capsys.readouterr()
     assert code == 0, err
     return json.loads(out)
+
+
+def test_running_statistics_of_norms_are_no_scales_of_formats():
+    """Training reads a scale, so a run in which one was struck is not projected."""
+    float32, float8 = (
+        parse_plan(PLAN.replace("width = 4", f'width = 4\nprecision = "{f}"')) for f in ("float32", "float8")
+    )
+    programs = [plan.workload.program(frozenset()) for plan in (float32, float8)]
+    leaf = next(leaf.name for leaf in programs[0].leaves if leaf.role == Role.VARIANCE)
+    assert [_of_norms(program, name) for program in programs for name in ("stats", leaf, "params")] == [
+        *(True, True, False),
+        *(False, True, False),
+    ]
 
 
 def test_leaves_are_drawn_by_their_size_and_elements_uniformly():

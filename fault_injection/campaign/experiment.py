@@ -19,7 +19,7 @@ from ..runs.golden_run import Golden, Repeats, noise_floor
 from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
-from ..training.program import Role, State
+from ..training.program import Program, Role, State
 from ..training.state_faults import STATE
 from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
 from .plan import Plan
@@ -231,8 +231,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     faults = choice.faults(plan)
     last_strike = since(max(faults))
     masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full", last_strike=last_strike)
-    struck = [leaf.role for leaf in program.leaves if f"{leaf.name}/".startswith(f"{choice.site.name}/")]
-    of_statistics = choice.site.stage == STATE and set(struck) <= {Role.STATISTIC, Role.VARIANCE}
+    of_statistics = choice.site.stage == STATE and _of_norms(program, choice.site.name)
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
     verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends, of_statistics)
     observers = [recorder, witness, nonfinite, masked, projection, verdict]
@@ -258,6 +257,16 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
         seen=verdict.seen,
         seconds=seconds,
     )
+
+
+def _of_norms(program: Program, target: str) -> bool:
+    """Whether a part of the state, or a leaf, holds only running statistics of norms: training does not read these.
+
+    Scales of formats are statistics too, and every step reads them; but they stand beside no variance.
+    """
+    norms = {leaf.name.rpartition("/")[0] for leaf in program.leaves if leaf.role == Role.VARIANCE}
+    struck = [leaf.name for leaf in program.leaves if f"{leaf.name}/".startswith(f"{target}/")]
+    return bool(struck) and all(name.rpartition("/")[0] in norms for name in struck)
 
 
 def _early_verdict(lab: Laboratory, early: Early, seen: Seen, judged: Callable[..., Outcome]) -> Outcome:

@@ -52,12 +52,21 @@ def at_most(count: int, total: int, confidence: float = 0.95) -> float:
 
 
 def _interval(count: int, total: int, share: float, equivalent: float, confidence: float) -> Rate:
+    return Rate(count, total, share, *score_interval(share, equivalent, confidence))
+
+
+def score_interval(share: float, size: float, confidence: float) -> tuple[float, float]:
+    """Both ends of Wilson's interval of a share in so many experiments, not necessarily a whole number.
+
+    >>> [round(end, 3) for end in score_interval(0.3, 10, 0.95)]
+    [0.108, 0.603]
+    """
     z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
-    square = z * z / equivalent
+    square = z * z / size
     middle = (share + square / 2) / (1 + square)
-    half = z * math.sqrt(share * (1 - share) / equivalent + square / (4 * equivalent)) / (1 + square)
+    half = z * math.sqrt(share * (1 - share) / size + square / (4 * size)) / (1 + square)
     # A share of 0 or 1 is an exact end of its interval, which rounding would miss.
-    return Rate(count, total, share, middle - half if share > 0 else 0.0, middle + half if share < 1 else 1.0)
+    return (middle - half if share > 0 else 0.0), (middle + half if share < 1 else 1.0)
 
 
 def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -> Rate:

@@ -14,7 +14,7 @@ class Schedule:
     A fault that strikes once is *transient*; one that strikes at every step *permanent*; at random, *intermittent*.
 
     Attributes:
-      every: it strikes again after so many steps, and so on; 0 never.
+      every: the number of steps from one strike to the next; 0 where there is no next.
       probability: it strikes at each later step with this probability.
 
     >>> [after for after in range(7) if Schedule(every=3).strikes(after, seed=0)]
@@ -30,7 +30,7 @@ class Schedule:
         return self.every == 1
 
     def strikes(self, after: int, seed: int) -> bool:
-        """Whether it strikes so many steps after its first one; chance is addressed by seed and step."""
+        """Whether it strikes `after` steps after its first strike; chance is addressed by seed and step."""
         if after == 0:
             return True
         if self.probability:

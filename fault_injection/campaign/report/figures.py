@@ -145,7 +145,7 @@ def latencies(axes: Axes, counts: Mapping[int, int]) -> None:
 
 
 def reached(axes: Axes, counts: Mapping[str, tuple[Mapping[int, int], int]]) -> None:
-    """The share of all experiments that has met a non-finite value within so many steps.
+    """The share of all experiments that has met a non-finite value, against the number of steps since the fault.
 
     Args:
       counts: by name, how many met it after how many steps, and how many experiments there are.
