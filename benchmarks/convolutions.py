@@ -29,7 +29,7 @@ def main():
     found = pairs.start(options)
     pairs.show_machine(found)
 
-    from fault_injection.training.explicit import compiler_options
+    from fault_injection.training.mesh import compiler_options
     from models import formulations
 
     random = np.random.default_rng(0)

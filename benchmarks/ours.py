@@ -14,8 +14,8 @@ from fault_injection.data.batches import Batches
 from fault_injection.data.texts import TEXTS
 from fault_injection.data.tokens import TokenBatches
 from fault_injection.machine.errors import did_you_mean
-from fault_injection.training.explicit import forward_and_backward
 from fault_injection.training.image_workloads import ImageWorkload
+from fault_injection.training.passes import forward_and_backward
 from fault_injection.training.program import Program
 from fault_injection.training.text_workloads import TextWorkload
 from fault_injection.training.workloads import WORKLOADS, make_workload

@@ -14,4 +14,22 @@ From a fault to a verdict, without a file:
 ...     result = replay(injection, golden_for(injection, cache=pathlib.Path(cache)))
 >>> result.outcome.outcome
 'Immediate INFs/NaNs'
+
+A step of one's own is struck as it is, see `Training` and `instrument` (docs/any_step.md).
 """
+
+import importlib
+from typing import Any
+
+# Imported when they are first asked for: commands that compute nothing do without JAX.
+LAZY = {
+    "Training": "fault_injection.training.training",
+    "Measure": "fault_injection.training.program",
+    "instrument": "fault_injection.training.instrument",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in LAZY:
+        return getattr(importlib.import_module(LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

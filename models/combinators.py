@@ -44,7 +44,7 @@ def chain(*layers: Layer) -> Layer:
             p, s = layer.init(key, shape)
             params |= p
             stats |= s
-            shape = _output_shape(layer, params, stats, shape)  # it may read what an earlier layer has made
+            shape = output_shape(layer, params, stats, shape)  # it may read what an earlier layer has made
         return params, stats
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
@@ -68,7 +68,7 @@ def chain(*layers: Layer) -> Layer:
             observations.append(o)
         return dy, dparams, merge(observations)
 
-    return Layer(init, forward, backward, *(layer.takes for layer in layers[:1]))
+    return Layer(init, forward, backward, layers[0].takes if layers else "float32", layers)
 
 
 def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
@@ -246,7 +246,10 @@ def in_precision(network: Layer, precision: Precision) -> Layer:
         dx, dparams, observations = network.backward(params, cache, dy, within(ctx, stats))
         return wide(dx) / precision.loss_scale, jax.tree.map(lambda d: d / precision.loss_scale, dparams), observations
 
-    return Layer(init, forward, backward, network.takes)
+    def around(chain: Layer) -> Layer:
+        return in_precision(network.around(chain), precision)
+
+    return Layer(init, forward, backward, network.takes, network.parts, around)
 
 
 def added(one: Params, other: Params) -> Params:
@@ -255,7 +258,9 @@ def added(one: Params, other: Params) -> Params:
     return one | other | shared
 
 
-def _output_shape(layer: Layer, params: Initial, stats: Initial, shape: Shape) -> Shape:
+def output_shape(layer: Layer, params: Initial, stats: Initial, shape: Shape) -> Shape:
+    """The shape of a layer's output, from shapes of the network's parameters and statistics and of its input."""
+
     def output(params: Params, stats: Stats, x: jax.Array) -> jax.Array:
         ctx = Context(key=jax.random.key(0), workers=jnp.arange(shape[0], dtype=jnp.int32))
         return layer.forward(params, stats, x, ctx)[0]

@@ -1,5 +1,6 @@
 """A network of which each worker has its own copy: what distributed data-parallel training computes."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,18 +26,18 @@ def own_copies(network: Layer) -> Layer:
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         each = [
-            network.forward(_copy(params, r), _copy(stats, r), x[r : r + 1], _alone(ctx, r))
+            network.forward(_copy(params, r), _copy(stats, r), x[r : r + 1], alone(ctx, r))
             for r in range(len(ctx.workers))
         ]
         outputs, new_stats, caches, seen = zip(*each, strict=True)
-        return jnp.concatenate(outputs), _stacked(new_stats), caches, _together(seen)
+        return jnp.concatenate(outputs), _stacked(new_stats), caches, of_all_workers(seen)
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         each = [
-            network.backward(_copy(params, r), cache[r], dy[r : r + 1], _alone(ctx, r)) for r in range(len(ctx.workers))
+            network.backward(_copy(params, r), cache[r], dy[r : r + 1], alone(ctx, r)) for r in range(len(ctx.workers))
         ]
         dx, dparams, seen = zip(*each, strict=True)
-        return jnp.concatenate(dx), _stacked(dparams), _together(seen)
+        return jnp.concatenate(dx), _stacked(dparams), of_all_workers(seen)
 
     return Layer(network.init, forward, backward, network.takes)
 
@@ -49,11 +50,12 @@ def _stacked(trees: tuple[Any, ...]) -> Any:
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)
 
 
-def _alone(ctx: Context, r: int) -> Context:
+def alone(ctx: Context, r: int) -> Context:
+    """The context of the r-th of a device's workers."""
     return replace(ctx, workers=ctx.workers[r : r + 1])
 
 
-def _together(each: tuple[Observations, ...]) -> Observations:
+def of_all_workers(each: Sequence[Observations]) -> Observations:
     """What one pass of all workers would have reported: here each site has run once per worker."""
     reduced = {}
     for name in each[0].reduced:

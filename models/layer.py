@@ -1,6 +1,6 @@
 """The values that everything in `models` passes around: a layer, its context, its observations."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -193,7 +193,9 @@ class Layer(NamedTuple):
 
     `params` and `stats` are the two-level dicts of the entire network, from which a layer reads its
     own by name.  Activations have the workers of the device as leading axis, `[R, b, …]`.
-    `takes` is the dtype of the input, for which shapes are traced.
+    `takes` is the dtype of the input, for which shapes are traced.  A chain names its `parts`; a layer that
+    computes a chain in another way, such as in other formats, has that chain's parts, and `around` does the same
+    to what stands in the chain's place.
 
     >>> from models.layers.activation import relu
     >>> layer, ctx = relu(), Context(jax.random.key(0), jnp.arange(1))
@@ -207,6 +209,8 @@ class Layer(NamedTuple):
     forward: Forward
     backward: Backward
     takes: str = "float32"
+    parts: "tuple[Layer, ...]" = ()
+    around: "Callable[[Layer], Layer]" = lambda chain: chain
 
 
 def stateless(key: Key, shape: Shape) -> tuple[Initial, Initial]:

@@ -16,8 +16,8 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
-from fault_injection.training.explicit import forward_and_backward
 from fault_injection.training.optimizers import keras_sgd
+from fault_injection.training.passes import forward_and_backward
 from fault_injection.vulnerability.components import Component
 from fault_injection.vulnerability.criteria import Wanted
 from fault_injection.vulnerability.trials import Flips, Trials

@@ -24,10 +24,11 @@ from fault_injection.data.clicks import ClickBatches, Clicks
 from fault_injection.data.criteo_text import converted
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
+from fault_injection.training.beside import faulty_step
 from fault_injection.training.digest import digest, magnitude
 from fault_injection.training.explicit import explicit_program
 from fault_injection.training.optimizers import keras_sgd
-from fault_injection.training.state_faults import faulty_step, state_sites
+from fault_injection.training.state_faults import state_sites
 from fault_injection.training.workloads import make_workload, restore_workload
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.loss import binary_cross_entropy

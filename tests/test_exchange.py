@@ -16,12 +16,14 @@ from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.runs.replay_run import check_struck
+from fault_injection.training.beside import faulty_step
 from fault_injection.training.digest import digest
 from fault_injection.training.exchange import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
-from fault_injection.training.explicit import explicit_program, forward_and_backward
+from fault_injection.training.explicit import explicit_program
 from fault_injection.training.optimizers import keras_adam
+from fault_injection.training.passes import forward_and_backward
 from fault_injection.training.program import Measure, leaf_names, same_bits
-from fault_injection.training.state_faults import faulty_step, state_sites
+from fault_injection.training.state_faults import state_sites
 from fault_injection.training.strategies import DDP, REPLICATED
 from models.combinators import chain
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault

@@ -23,7 +23,7 @@ from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.translation import translate
 from fault_injection.machine.errors import InputError
-from fault_injection.training.explicit import forward_and_backward
+from fault_injection.training.passes import forward_and_backward
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import cross_entropy, nats_per_token

@@ -17,8 +17,9 @@ from conftest import FIXTURES
 from dlrm_parity import TestDlrm  # noqa: F401
 from transformer_parity import TestTransformer  # noqa: F401
 
-from fault_injection.training.explicit import ExplicitState, explicit_program, forward_and_backward
+from fault_injection.training.explicit import ExplicitState, explicit_program
 from fault_injection.training.image_workloads import OPTIMIZERS, PUBLISHED
+from fault_injection.training.passes import forward_and_backward
 from fault_injection.training.program import Measure
 from models.fault import Operand, inactive_fault, make_fault
 from models.layer import Context

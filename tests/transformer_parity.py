@@ -15,8 +15,8 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
-from fault_injection.training.explicit import forward_and_backward
 from fault_injection.training.optimizers import clipped_adamw
+from fault_injection.training.passes import forward_and_backward
 from models.fault import Operand, inactive_fault, make_fault
 from models.layer import Context
 from models.loss import nats_per_token

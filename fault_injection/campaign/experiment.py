@@ -19,6 +19,7 @@ from ..runs.golden_run import Golden, Repeats, noise_floor
 from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
+from ..training.beside import BESIDE
 from ..training.program import Program, Role, State
 from ..training.state_faults import STATE
 from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
@@ -153,7 +154,7 @@ class Laboratory:
         Raises:
           NotRepeated: one of them does not.
         """
-        size, site = len(fault.index), fault.site if self.plan.leaf == STATE else None
+        size, site = len(fault.index), fault.site if self.plan.leaf in BESIDE else None
         if (size, int(site or 0)) in self._controlled:
             return 0.0
         begun = time.perf_counter()

@@ -13,9 +13,8 @@ from ..faults.injection import STAGES
 from ..faults.schedule import ONCE, Schedule
 from ..machine.reading import fits
 from ..runs.follow import Address, horizon_or_end, numbered
-from ..training.exchange import WORKER_GRADIENT
+from ..training.beside import BESIDE
 from ..training.program import NONFINITE_RULES
-from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload, restore_workload
 
@@ -94,15 +93,14 @@ class Plan:
         return None if stage in STAGES.values() else stage
 
     @property
-    def shared(self) -> bool:
-        """Whether all workers share what is struck."""
-        of_one = self.leaf in (None, WORKER_GRADIENT) or (self.leaf == STATE and self.workload.copies)
-        return not of_one
+    def owners(self) -> int:
+        """Of how many workers each has its own of what is struck; 0 where they share it."""
+        return self.workload.owners(next(iter(self.targets.values())))
 
     @property
     def supported(self) -> frozenset[str]:
-        """What the program of its runs has to be able to strike: the state is struck beside the step."""
-        return frozenset() if self.leaf == STATE else frozenset(self.sites)
+        """What the program of its runs has to be able to strike."""
+        return frozenset() if self.leaf in BESIDE else frozenset(self.sites)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -17,9 +17,9 @@ from ..faults.schedule import ONCE, SCHEDULE, Schedule
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
+from ..training.beside import BESIDE
 from ..training.exchange import EXCHANGED
 from ..training.program import NONFINITE_RULES
-from ..training.state_faults import STATE
 from ..training.workload import Workload
 from ..training.workloads import find_workload
 from .plan import EXITS, LARGEST, Model, Plan, sample_size
@@ -251,7 +251,7 @@ def _epochs(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tupl
 
 def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[str, ...]:
     """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
-    leaves = [STATE, *EXCHANGED]
+    leaves = [*BESIDE, *EXCHANGED]
     known = [*STAGES.values(), *leaves]
     stages = read.list_of(faults, "faults.stages", list(STAGES.values()), str, "stages")
     for stage in stages:

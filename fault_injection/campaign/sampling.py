@@ -15,6 +15,7 @@ from ..faults.number_formats import format_of
 from ..faults.schedule import ONCE
 from ..machine.errors import InputError
 from ..runs.follow import Address, addresses
+from ..training.checkpoint_faults import CHECKPOINT
 from .plan import Model, Plan
 
 WHERE, WHAT = 0, 1  # tell an experiment's two random streams apart
@@ -52,16 +53,17 @@ def draw(plan: Plan, number: int) -> Experiment:
     """Experiment `number`: epoch, step, worker and site each uniform, the model by its weight.
 
     Of leaves every element is as likely as any other, so one is drawn by its size; and no worker is
-    drawn where all share them.  The streams are NumPy's, whose version is part of a campaign's key.
+    drawn where all share them.  A checkpoint is saved between epochs, so step 0 reads it.  The streams
+    are NumPy's, whose version is part of a campaign's key.
     """
     rng = np.random.default_rng([plan.seed, number, WHERE])
     weights = np.array([model.weight for model in plan.models])
     return Experiment(
         number=number,
         epoch=plan.epochs[rng.integers(len(plan.epochs))],
-        step=int(rng.integers(plan.steps_per_epoch)),
-        worker=ALL if plan.shared else int(rng.integers(plan.workload.workers)),
-        site=plan.sites[rng.integers(len(plan.sites))] if plan.leaf is None else _drawn_leaf(plan, rng),
+        step=0 if plan.leaf == CHECKPOINT else int(rng.integers(plan.steps_per_epoch)),
+        worker=int(rng.integers(plan.owners)) if plan.owners else ALL,
+        site=plan.sites[rng.integers(len(plan.sites))] if plan.leaf in (None, CHECKPOINT) else _drawn_leaf(plan, rng),
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),
         audited_near=bool(rng.random() < plan.audit_near),

@@ -373,7 +373,7 @@ def _wrong_in(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
         "operand": {operand.name.lower() for operand in Operand},
         "epoch": set(plan.epochs),
         "step": range(plan.steps_per_epoch),
-        "worker": [ALL] if plan.shared else range(plan.workload.workers),
+        "worker": range(plan.owners) if plan.owners else [ALL],
         "outcome": set(OUTCOMES),
         "audit_outcome": {None, *OUTCOMES},
     }

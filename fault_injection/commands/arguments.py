@@ -11,8 +11,6 @@ from ..machine.environment import MATRIX_PRECISIONS, cache_folder
 from ..machine.errors import InputError, printable
 from ..machine.files import strict_json
 from ..machine.processes import leading
-from ..training.workload import Workload
-from ..training.workloads import WORKLOADS, find_workload
 
 Action = Callable[[argparse.Namespace], None]
 
@@ -90,59 +88,6 @@ def place_options(parser: argparse.ArgumentParser) -> None:
 def json_option(parser: argparse.ArgumentParser) -> None:
     """`--json`: the command's result as one line of JSON."""
     parser.add_argument("--json", action="store_true", help="print the result as one line of JSON, and nothing else")
-
-
-def workload_options(parser: argparse.ArgumentParser, default: str, scaling_only: bool = False) -> None:
-    """Options of workloads, named as rows of an injection file; `given` reads them.
-
-    Args:
-      default: what holds where an option is absent.
-      scaling_only: only options that a fault's place scales with.
-    """
-    meanings: dict[str, dict[str, None]] = {}  # ordered; workloads may mean different things by one name
-    for workload in WORKLOADS.values():
-        for name, option in (workload.OPTIONS if scaling_only else {**workload.OPTIONS, **workload.REQUIRED}).items():
-            if option.scales or not scaling_only:
-                meanings.setdefault(name, {})[option.meaning] = None
-    for name, meaning in meanings.items():
-        parser.add_argument(flag(name), metavar="VALUE", help=f"{'; or '.join(meaning)} (default: {default})")
-    parser.set_defaults(option_names=list(meanings))
-
-
-def given(options: argparse.Namespace, workload: Workload) -> dict[str, Any]:
-    """The options of `workload_options` that were given, read as the workload reads them.
-
-    Raises:
-      InputError: the workload has no such option, or it is no such value.
-    """
-    known, values = {**workload.OPTIONS, **workload.REQUIRED}, {}
-    for name in options.option_names:
-        if (text := getattr(options, name)) is None:
-            continue
-        if name not in known:
-            raise InputError(f"{flag(name)} is not an option of {workload.name}; it has {', '.join(map(flag, known))}")
-        try:
-            values[name] = known[name].kind.parse(text)
-        except ValueError:
-            raise InputError(f"argument {flag(name)}: {known[name].kind.wrong(text)}") from None
-    return values
-
-
-def chosen_workload(options: argparse.Namespace, embedded: bool = False) -> Workload:
-    """The workload that is named, with the options given.
-
-    Args:
-      embedded: start from the embedded default instead of the published set-up.
-
-    Raises:
-      InputError: there is none of that name, or its options do not go together.
-    """
-    workload = find_workload(options.workload)
-    values = given(options, workload)
-    workload = (workload.embedded() if embedded else workload).changed(**values)
-    if (problem := workload.contradiction()) is not None:
-        raise InputError(problem.message)
-    return workload
 
 
 def setting_pairs(texts: Sequence[str]) -> dict[str, str]:

@@ -9,7 +9,9 @@ from ..training.workload import Workload, format_option
 
 def shown(workload: Workload) -> str:
     """A workload with all its fields, for people to read."""
-    fields = {name: format_option(value) for name, value in dataclasses.asdict(workload).items()}
+    options = workload.options()
+    unsaid = {name for name in ("learning_rate", "strategy") if name not in options}  # in a user's own code
+    fields = {name: format_option(value) for name, value in dataclasses.asdict(workload).items() if name not in unsaid}
     return f"{fields.pop('name')}, " + ", ".join(f"{name} {value}" for name, value in fields.items())
 
 

@@ -1,18 +1,40 @@
 """The command line: `python -m fault_injection`, and `reproduce_injections.py`."""
 
 import argparse
+import importlib
 import os
 import pathlib
 import re
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ..machine.environment import ROOT, prepare, use_huge_pages
 from ..machine.errors import InputError, Untrustworthy, printable
 from ..machine.processes import broke_off, join, leave
 from ..machine.termination import Terminated, answer_termination
+from .arguments import CommandLine
 
 GOES_ON = "the same command goes on where it stopped"
+COMMANDS = (  # each in a module of its name, in the order of the help
+    "replay",
+    "results",
+    "formats",
+    "golden",
+    "sites",
+    "scale",
+    "detect",
+    "campaign",
+    "score",
+    "pvf",
+    "alter",
+    "diff",
+    "continue",
+    "status",
+    "report",
+    "export",
+    "fetch-checkpoints",
+)
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
@@ -24,7 +46,7 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         _check_models()
-        options = _parser(program).parse_args(arguments)
+        options = _parser(program, arguments).parse_args(arguments)
         options.arguments = arguments
         _set_up(options)
         options.run(options)
@@ -77,49 +99,19 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
-def _parser(program: str) -> argparse.ArgumentParser:
-    from . import (
-        campaign,
-        detect,
-        export,
-        fetch_checkpoints,
-        formats,
-        golden,
-        pvf,
-        replay,
-        report,
-        results,
-        scale,
-        score,
-        sites,
-        status,
-    )
-    from .arguments import CommandLine
-
+def _parser(program: str, arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser; of a command that is named, without the other commands and what they would import."""
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
     commands = CommandLine(parser)
-    for command in (
-        replay,
-        results,
-        formats,
-        golden,
-        sites,
-        scale,
-        detect,
-        campaign,
-        score,
-        pvf,
-        status,
-        report,
-        export,
-        fetch_checkpoints,
-    ):
-        command.add(commands)
+    for name in arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS:
+        importlib.import_module(f".{name.replace('-', '_')}", __package__).add(commands)
     return parser
 
 
 def _set_up(options: argparse.Namespace) -> None:
     """Set up this process for a command; those that compute nothing have no machine options."""
+    if "jax" not in sys.modules:  # nothing will be computed
+        return
     if not hasattr(options, "threads"):
         prepare()
         return

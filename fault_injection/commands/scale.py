@@ -6,7 +6,8 @@ import pathlib
 from ..faults.injection_file import read_injection, write_injection
 from ..faults.scaling import scale, scaled_name
 from ..machine.errors import InputError
-from .arguments import CommandLine, flag, given, tell, workload_options
+from .arguments import CommandLine, flag, tell
+from .workload_arguments import given, workload_options
 
 
 def add(commands: CommandLine) -> None:

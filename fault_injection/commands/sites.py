@@ -3,11 +3,14 @@
 import argparse
 import json
 
+from ..training.beside import BESIDE
 from ..training.exchange import EXCHANGED
-from ..training.state_faults import STATE
-from .arguments import CommandLine, aligned, chosen_workload, tell, workload_options
+from ..training.instrument import StepSite
+from ..training.training import OwnTraining
+from .arguments import CommandLine, aligned, tell
+from .workload_arguments import chosen_workload, workload_options
 
-LEAVES = (STATE, *EXCHANGED)
+LEAVES = (*BESIDE, *EXCHANGED)
 
 
 def add(commands: CommandLine) -> None:
@@ -34,15 +37,26 @@ def run(options: argparse.Namespace) -> None:
                 "stage": site.stage,
                 "operands": {operand.name.lower(): list(tensor.shape) for operand, tensor in site.operands.items()},
                 "dtypes": {operand.name.lower(): tensor.dtype.name for operand, tensor in site.operands.items()},
+                **(site.details if isinstance(site, StepSite) else {}),
             }
             for site in sites
         ]
         print(json.dumps(listed, indent=2))
         return
-    rows = [("site", "stage", "operand", "shape", "dtype")]
+    own = any(isinstance(site, StepSite) for site in sites)
+    rows: list[tuple[str, ...]] = [
+        ("site", "stage", "operand", "shape", "dtype", *(("turns", "parameter", "line") if own else ()))
+    ]
     for site in sites:
         for operand, tensor in site.operands.items():
             shape = "/".join(map(str, tensor.shape))
-            rows.append((site.name, site.stage, operand.name.lower(), shape, tensor.dtype.name))
+            row: tuple[str, ...] = (site.name, site.stage, operand.name.lower(), shape, tensor.dtype.name)
+            if isinstance(site, StepSite):
+                turns = "/".join(map(str, site.iterations)) or "-"
+                row = (*row, turns, "yes" if operand == site.parameter else "-", site.line)
+            rows.append(row)
     for line in aligned(rows):
         tell(line)
+    if isinstance(workload, OwnTraining):
+        for what in workload.started.program.not_covered:
+            tell(f"not covered: {what}")

@@ -55,4 +55,8 @@ def replicas(program: Program) -> ReplicaSettings:
     """
     if program.devices < 2:
         raise InputError("replicas compares the copies on several devices; this run has one device")
+    if program.diverges:
+        raise InputError("replicas compares copies; without a fault, the strategy of this run lets them differ")
+    if program.sharded:
+        raise InputError("replicas compares the copies on several devices; here each device has a piece of a parameter")
     return ReplicaSettings()

@@ -304,7 +304,7 @@ class FaultModel:
 
 
 LANES = (16, 64, 256)
-FLIPS = (1, 2, 4, 8, 16, 32, 64, 128)
+FLIPS = (1, 2, 4, 8, 10, 16, 32, 64, 100, 128, 500, 1000)
 
 
 def _model(operand: Operand, values: str, group: int = 1, run: bool = False) -> FaultModel:

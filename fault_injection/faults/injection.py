@@ -10,6 +10,7 @@ import numpy as np
 from models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, make_fault
 from models.site import Site
 
+from ..training.checkpoint_faults import CHECKPOINT
 from ..training.exchange import GRADIENT, UPDATE, WORKER_GRADIENT
 from ..training.program import NONFINITE_RULES
 from ..training.state_faults import STATE
@@ -25,6 +26,8 @@ ALL = INACTIVE  # all workers, which share what is struck
 WHEN = {
     (STATE, True): "before the step reads the state",
     (STATE, False): "before worker {} reads its copy of the state",
+    (CHECKPOINT, True): "in the checkpoint from which the run restarts",
+    (CHECKPOINT, False): "in the checkpoint that worker {} loads as the run restarts",
     (WORKER_GRADIENT, False): "before the gradient of worker {} is added to those of the others",
     (GRADIENT, True): "before the optimizer reads the summed gradient",
     (UPDATE, True): "before the update is added to the parameters",

@@ -26,7 +26,7 @@ from models.site import Site
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text, write_text
 from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
-from ..training.exchange import WORKER_GRADIENT
+from ..training.checkpoint_faults import CHECKPOINT
 from ..training.program import NONFINITE_RULES
 from ..training.state_faults import STATE
 from ..training.workload import Workload, format_option
@@ -130,7 +130,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
 
     setup = SetUp(rows, published, options)
     _check_options(setup)
-    if worker != ALL:
+    if worker != ALL and not layer.startswith(f"{CHECKPOINT}/"):  # of those that load it, see `_find_leaf`
         _check_address(setup, "worker", worker, lambda workload: workload.workers, "workers")
     _check_address(setup, "epoch", epoch, lambda workload: workload.epochs, "epochs")
     _check_address(setup, "step", step, lambda workload: workload.steps_per_epoch, "steps of an epoch")
@@ -270,10 +270,14 @@ def _find_leaf(setup: SetUp, name: str) -> Site:
     if name not in leaves:
         hint = did_you_mean(name, leaves) or f" (list them: python -m fault_injection sites {setup.workload.name})"
         raise setup.rows.wrong("target", f"target {name[:SHOWN]!r} is no leaf {of}{hint}")
-    of_worker = leaves[name].stage == WORKER_GRADIENT or (leaves[name].stage == STATE and setup.workload.copies)
-    if of_worker and "target_worker" not in setup.rows:
+    owners = setup.workload.owners(leaves[name])
+    if owners and "target_worker" not in setup.rows:
         raise setup.rows.wrong("target", f"target {name!r} is one worker's; expected a row 'target_worker,…'")
-    if not of_worker and "target_worker" in setup.rows:
+    if owners and setup.rows.one("target_worker", whole(0)) >= owners:
+        raise setup.rows.wrong(
+            "target_worker", f"target_worker is not among the {owners} that load {name!r}; expected 0 to {owners - 1}"
+        )
+    if not owners and "target_worker" in setup.rows:
         how = ", or give each its own copy: strategy,ddp" if leaves[name].stage == STATE else ""
         raise setup.rows.wrong("target_worker", f"all workers share {name!r}; leave out target_worker{how}")
     return leaves[name]

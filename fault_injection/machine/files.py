@@ -15,8 +15,9 @@ import io
 import json
 import os
 import pathlib
+import shutil
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -65,6 +66,26 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
         except BaseException:
             aside.unlink(missing_ok=True)
             raise
+
+
+def whole_folder(path: pathlib.Path, fill: Callable[[pathlib.Path], object]) -> None:
+    """Let `fill` fill the folder `.NAME.partial` beside `path`, then rename it to `path`, which must not be there.
+
+    A crash leaves at most the folder beside it, which the next attempt clears away.
+
+    Raises:
+      OSError: it cannot be written, or `path` is there.
+    """
+    aside = path.with_name(f".{path.name}.partial")
+    with named(path), unbroken(), only_writer(aside.with_name(f"{aside.name}.lock")):
+        try:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir(parents=True)
+            fill(aside)
+            aside.rename(path)
+        finally:
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.with_name(f"{aside.name}.lock").unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
@@ -261,8 +282,18 @@ def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
+    known = {}
+    for name, array in arrays.items():
+        known[name] = (array.dtype.str, array.shape, [array.tobytes()])
+    return arrays_checksum(known)
+
+
+def arrays_checksum(arrays: Mapping[str, tuple[str, tuple[int, ...], Iterable[bytes]]]) -> bytes:
+    """The checksum of `write_arrays`: a SHA-256 over name, type as NumPy writes it, shape and bytes of each array."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
+        kind, shape, content = arrays[name]
+        digest.update(f"{name} {kind} {shape or (1,)} ".encode())  # one number counts as an array of one
+        for piece in content:
+            digest.update(piece)
     return digest.digest()

@@ -71,9 +71,7 @@ def broke_off(error: Exception) -> bool:
 
 def leave(code: int) -> NoReturn:
     """End this process.  One of several that failed does not wait for the others, which may be gone."""
-    import jax
-
-    if code and jax.distributed.is_initialized():
+    if code and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -86,9 +84,12 @@ def leading() -> bool:
     >>> leading()
     True
     """
+    if "jax" not in sys.modules:  # one of several has joined them through JAX
+        return True
     import jax
 
-    return jax.process_index() == 0
+    # Asked first: to ask for the process's number makes JAX's backend, and a user's file may have to set it up.
+    return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def say(line: str) -> None:
@@ -115,7 +116,7 @@ def from_leader(function: Callable[[], Told]) -> Told:
     """
     import jax
 
-    if jax.process_count() == 1 or _alone.get():
+    if not jax.distributed.is_initialized() or jax.process_count() == 1 or _alone.get():
         return function()
     outcome: tuple[Told | None, Exception | None] = None, None
     if leading():

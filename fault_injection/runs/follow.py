@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from models.fault import Fault
 
 from ..machine.termination import heed
+from ..training.beside import faulty_step
 from ..training.program import Evaluation, Program, State, StepReport
-from ..training.state_faults import faulty_step
 
 
 class Address(NamedTuple):

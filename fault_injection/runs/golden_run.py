@@ -18,7 +18,7 @@ from ..machine.environment import arithmetic, cache_folder
 from ..machine.errors import InputError, Untrustworthy
 from ..machine.files import DamagedFile, read_bounded, write_json
 from ..machine.processes import from_leader, say
-from ..training.program import Array, Evaluation, Program, Role, State, StepReport, leaf_names
+from ..training.program import Array, Evaluation, Program, Role, State, StepReport, fetched, leaf_names
 from ..training.workload import Workload
 from .dependencies import content_hash, source_of_bits
 from .follow import Address, Observer, addresses, follow
@@ -266,7 +266,8 @@ class Golden:
     def _train(self, state: State, first: int, until: int, *more: Observer) -> State:
         """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
         if first == self.first:
-            from_leader(lambda: self.store.write_checkpoint(first, state))
+            begun = fetched(state)
+            from_leader(lambda: self.store.write_checkpoint(first, begun))
         steps = addresses(Address(first, 0), Address(until, -1), self.program.steps_per_epoch)
         name = f"twin {self.twin}" if self.twin else "golden"
         recorder = Recorder(Run(first, (), 0))
@@ -296,7 +297,7 @@ class _Filing(Observer):
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
         """Write the epoch's record and the state after it."""
-        golden, record = self._golden, self._recorder.run.epochs[-1]
+        golden, record, reached = self._golden, self._recorder.run.epochs[-1], fetched(state)
 
         def file() -> None:
             store = golden.store
@@ -305,7 +306,7 @@ class _Filing(Observer):
                 for step, digest in enumerate(record["digest"]):
                     golden.check(known, Address(epoch, step), digest)
             store.write_record(epoch, record)
-            store.write_checkpoint(epoch + 1, state)
+            store.write_checkpoint(epoch + 1, reached)
             # The checkpoint before the one just written was only needed to resume.
             if golden.keep is not None and epoch not in golden.keep:
                 store.remove_checkpoint(epoch)

@@ -22,8 +22,8 @@ from ..faults.injection_file import format_injection
 from ..machine.errors import Untrustworthy
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
-from ..training.program import Evaluation, State, StepReport
-from ..training.state_faults import STATE
+from ..training.beside import BESIDE
+from ..training.program import Evaluation, State, StepReport, fetched
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
 from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered
@@ -117,7 +117,7 @@ def replay(
 
             # 3. The control: the faulty step with an inactive fault, which must be the golden step.
             progress.compiling("the step with the fault")
-            site = fault.site if injection.stage == STATE else None
+            site = fault.site if injection.stage in BESIDE else None
             nothing = {struck_at: inactive_fault(len(fault.index), site)}
             waiting = addresses(begin, struck_at, steps_per_epoch)
             alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
@@ -185,7 +185,7 @@ def golden_for(
     """
     w = injection.workload
     telling = {"reductions": reductions} if reductions else {}
-    struck = frozenset() if injection.stage == STATE else frozenset({injection.layer})
+    struck = frozenset() if injection.stage in BESIDE else frozenset({injection.layer})
     program = w.program(struck, devices, data_dir, **telling)
     golden = Golden(w, program, cache, kept_epochs(program, w.epochs, {injection.epoch}))
     return golden if start is None else dataclasses.replace(golden, start=start(golden))
@@ -279,11 +279,12 @@ class _Keeper(Observer):
         """Write what the fault did, the epoch's record and the state after it."""
         store, struck, record = self._store, self._witness.struck, self._recorder.run.epochs[-1]
         assert struck is not None  # an epoch that ended holds the faulty step, or comes after it
+        reached = fetched(state)
 
         def keep() -> None:
             write_arrays(_struck_path(store), dataclasses.asdict(struck))
             store.write_record(epoch, record)
-            store.write_checkpoint(epoch + 1, state)
+            store.write_checkpoint(epoch + 1, reached)
             store.remove_checkpoint(epoch)
 
         from_leader(keep)

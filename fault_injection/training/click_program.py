@@ -11,7 +11,8 @@ from models.layer import Layer
 from models.loss import binary_cross_entropy
 
 from ..data.clicks import ClickBatches
-from .explicit import explicit_program, read_alike
+from .batch_source import read_alike
+from .explicit import explicit_program
 from .optimizers import keras_sgd
 from .program import Measure, Program
 

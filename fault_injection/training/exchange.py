@@ -24,13 +24,13 @@ from .program import leaf_names
 WORKER_GRADIENT, GRADIENT, UPDATE = EXCHANGED = ("worker_gradient", "gradient", "update")
 
 
-def exchanged_sites(params: Any, tables: Iterable[str] = (), of_update: bool = True) -> dict[str, Site]:
+def exchanged_sites(params: Any, tables: Iterable[str] = (), stages: Iterable[str] = EXCHANGED) -> dict[str, Site]:
     """What a fault can strike between the passes and the new state, by name; the one operand is `Operand.INPUT`.
 
     Args:
       params: arrays of the parameters, or shapes and dtypes.
       tables: parameters whose gradients are sparse: an operation, `_grad_wt`, is the place to strike these.
-      of_update: whether all workers share one update.
+      stages: of `EXCHANGED`: which of them there are; all workers share a summed gradient and an update.
 
     >>> list(exchanged_sites({"fc": {"bias": jnp.zeros(2)}}))
     ['worker_gradient/fc/bias', 'gradient/fc/bias', 'update/fc/bias']
@@ -41,7 +41,7 @@ def exchanged_sites(params: Any, tables: Iterable[str] = (), of_update: bool = T
             f"{stage}/{name}", name, stage, {Operand.INPUT: ShapeDtypeStruct(leaf.shape or (1,), leaf.dtype)}
         )
         for stage in EXCHANGED
-        if of_update or stage != UPDATE
+        if stage in stages
         for name, leaf in leaves.items()
         if name not in tables
     }
@@ -66,7 +66,7 @@ class Striker:
         return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *every) if every else None
 
     def of_worker(
-        self, total: Params, local: Params, workers: jax.Array, axis: str, alone: Callable[[jax.Array], Params]
+        self, total: Params, local: Params, workers: jax.Array, axis: str | None, alone: Callable[[jax.Array], Params]
     ) -> Params:
         """Gradients summed over all workers, with the fault in what one of them adds.
 
@@ -74,7 +74,7 @@ class Striker:
           total: summed over all workers.
           local: summed over those of this device.
           workers: int32 [R], their numbers.
-          axis: of the devices.
+          axis: of the devices; None where each of them has all workers.
           alone: the gradients summed over some of this device's workers, int32 [n] positions among them.
         """
         names = self._names(WORKER_GRADIENT)
@@ -87,11 +87,29 @@ class Striker:
             own, rest = alone(r[None]), alone((r + 1 + jnp.arange(count - 1)) % count)
         for path, name in names.items():
             parts = jnp.where(owner, _leaf(own, path), 0), jnp.where(owner, _leaf(rest, path), _leaf(local, path))
-            mine, others = fence(*lax.psum(parts, axis))
+            mine, others = fence(*(parts if axis is None else lax.psum(parts, axis)))
             changed = self._overwritten(name, mine)
             differs = bits(changed) != bits(mine)
             total = _replaced(total, path, jnp.where(differs, others + changed, _leaf(total, path)))
         return total
+
+    def of_copies(self, grads: Params, workers: jax.Array, axis: str | None) -> Params:
+        """The gradients of this device's workers [W,…], with the fault in those of one of them.
+
+        Args:
+          workers, axis: as in `of_worker`.
+        """
+        names = self._names(WORKER_GRADIENT)
+        for path, name in names.items():
+            assert self._fault is not None  # else there are no names
+            here, each = workers == self._fault.worker, _leaf(grads, path)
+            r = jnp.argmax(here)
+            mine = jnp.where(jnp.any(here), each[r], 0)
+            mine = fence(mine if axis is None else lax.psum(mine, axis))  # all devices tell of the same numbers
+            changed = self._overwritten(name, mine)
+            differs = jnp.any(here) & (bits(changed) != bits(mine))
+            grads = _replaced(grads, path, each.at[r].set(jnp.where(differs, changed, each[r])))
+        return grads
 
     def of_sum(self, total: Params) -> Params:
         """Gradients summed over all workers, with the fault in them."""

@@ -3,161 +3,65 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import struct
 from jax import lax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 
 from models.copies import own_copies
 from models.dr_dna import Profile
-from models.fault import Fault
-from models.formulations import CPU_OPTIONS
+from models.fault import Fault, Struck
 from models.isolation import isolated
-from models.layer import Context, Layer, Observations, Params, Stats, merge
-from models.loss import Head, cross_entropy, predicted
-from models.precision import MAXIMA, remembered
-from models.reductions import WHOLE, reduced, together
+from models.layer import Context, Layer, Params, Stats
+from models.loss import Head, cross_entropy
+from models.pipeline import pipelined, staged
+from models.precision import MAXIMA
+from models.reductions import WHOLE as WHOLE_GRADIENTS
+from models.reductions import reduced, together
 
-from ..machine.errors import InputError
-from ..machine.processes import from_leader
 from . import sparse
+from .batch_source import BatchSource
 from .digest import digest, magnitude
-from .exchange import Striker, exchanged_sites
+from .exchange import EXCHANGED, UPDATE, WORKER_GRADIENT, Striker, exchanged_sites
+from .explicit_state import ExplicitState, named_leaves, with_maxima
 from .gradient_scale import gradient_scale
-from .optimizers import Invertible, history
-from .packed import Packed
-from .program import (
-    Array,
-    Batch,
-    Evaluation,
-    Inference,
-    Leaf,
-    Measure,
-    Program,
-    Role,
-    StepReport,
-    leaf_names,
-    report,
-)
-from .strategies import DDP, REPLICATED
+from .inference import activation_sizes, evaluating, inferring
+from .mesh import AXIS, SPLIT, WHOLE, compiler_options, devices_of_stages, mesh_of, placed, sharded, usable_devices
+from .optimizers import Invertible
+from .passes import forward_and_backward
+from .program import Array, Batch, Evaluation, Inference, Measure, Program, StepReport, leaf_names, report
+from .start import stages_of, starting
+from .strategies import REPLICATED, Strategy, Sum
+from .sums import EXCHANGES, averaged, largest
 from .watched_activations import returned, scored, with_largest
 
-AXIS = "workers"
-Leaves = dict[str, dict[str, Any]]  # by layer and name: arrays, or their shapes and dtypes
 
-
-@struct.dataclass
-class ExplicitState:
-    """What a step reads and writes: parameters, running statistics, optimizer state; what is kept of sparse tables."""
-
-    params: Leaves
-    stats: Leaves
-    opt_state: optax.OptState
-    tables: sparse.Tables = struct.field(default_factory=dict)
-
-
-class BatchSource(Protocol):
-    """The batches of a dataset: trees of arrays with the keys `input` and `target`, and the workers as leading axis.
-
-    `input` is [R,b,…] as the network takes it, `target` [R,b,…] as the loss head takes it.
-    """
-
-    def train(self, epoch: int, step: int) -> dict[str, np.ndarray]:
-        """The batch of one step; a pure function of its address."""
-
-    def test(self) -> Iterator[dict[str, np.ndarray]]:
-        """The test data as batches of one shape, with `weight`, shaped as `target`: 0 where they are padded, else 1."""
-
-
-class Hashed(Protocol):
-    """Data that have been read, with a hash of them."""
-
-    @property
-    def sha256(self) -> str:
-        """Of all that a run sees of the data."""
-
-
-Data = TypeVar("Data", bound=Hashed)
-
-
-def read_alike(load: Callable[[], Data]) -> Data:
-    """What `load` reads.
-
-    Raises:
-      InputError: two processes have read different data; or as `load`.
-    """
-    data = load()
-    if from_leader(lambda: data.sha256) != data.sha256:
-        raise InputError(f"process {jax.process_index()} has read other data of this dataset than process 0")
-    return data
-
-
-class Passes(NamedTuple):
-    """What a forward and a backward pass of the device's workers give.
+class Gathered(NamedTuple):
+    """What a step has when all devices have made their passes: the same on each of them, but for `tensors`.
 
     Attributes:
-      loss, metric: this device's share of the global batch's.
-      stats: new running statistics, the mean over its workers.
-      grads: summed over its workers.
-      seen: observations.
-      logits: [R,b,…,classes].
+      loss, metric: of the global batch.
+      grads: summed over all workers; or [W,…] of each of the device's workers.
+      stats: new running statistics.
+      rows: of tables, which `grads` are of.
+      struck: what a fault has done so far.
+      found: reductions asked for.
+      tensors: observations asked for.
     """
 
     loss: jax.Array
     metric: jax.Array
-    stats: Stats
     grads: Params
-    seen: Observations
-    logits: jax.Array
-
-
-def forward_and_backward(
-    network: Layer, params: Params, stats: Stats, batch: Batch, ctx: Context, terms: int, head: Head = cross_entropy
-) -> Passes:
-    """One forward and one backward pass of the device's workers.
-
-    Args:
-      batch: `input` [R,b,…], `target` [R,b,…].
-      terms: elements of the global batch's target; the loss is the sum over them divided by their number.
-      head: gives loss, metric and gradient of each.
-    """
-    logits, new_stats, cache, forward = network.forward(params, stats, batch["input"], ctx)
-    loss, metric, dlogits = head(logits, batch["target"])
-    _, grads, backward = network.backward(params, cache, dlogits / terms, ctx)
-    loss, metric = jnp.sum(loss) / terms, jnp.sum(metric) / terms
-    return Passes(loss, metric, new_stats, grads, merge([forward, backward]), logits)
-
-
-@functools.cache
-def compiler_options() -> dict[str, str] | None:
-    """Options for the outermost `jit`, where this version of XLA knows them."""
-    if jax.default_backend() != "cpu":
-        return None
-    try:
-        jax.jit(jnp.negative, compiler_options=CPU_OPTIONS).lower(1.0).compile()
-    except jax.errors.JaxRuntimeError:  # experimental options come and go
-        return None
-    return CPU_OPTIONS
-
-
-def usable_devices(workers: int, wanted: int | None = None) -> int:
-    """How many devices to use: those wanted, else the largest number that divides the workers.
-
-    Raises:
-      InputError: the devices of several processes cannot share the workers evenly.
-    """
-    available = len(jax.devices())
-    count = wanted or max(d for d in range(1, available + 1) if workers % d == 0)
-    if jax.process_count() > 1 and count != available:
-        found = f"{available} devices in {jax.process_count()} processes"
-        raise InputError(f"{found}; expected a number that divides the {workers} workers")
-    return count
+    stats: Stats
+    rows: sparse.Rows
+    struck: Struck | None
+    found: dict[str, jax.Array]
+    tensors: dict[str, Any]
 
 
 def explicit_program(
@@ -178,7 +82,7 @@ def explicit_program(
     reductions: frozenset[str] = frozenset(),
     head: Head = cross_entropy,
     tables: frozenset[str] = frozenset(),
-    strategy: str = REPLICATED,
+    strategy: Strategy = REPLICATED,
 ) -> Program:
     """The program of a network.
 
@@ -195,20 +99,27 @@ def explicit_program(
         depends on it.
       head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
       tables: parameters whose gradients are sparse (`Observations.rows`); the optimizer keeps no history of them.
-      strategy: one of `strategies.STRATEGIES`.  With `ddp` every leaf of the state has the workers as
-        leading axis, and there are no `tables`.
+      strategy: how the workers share their work.  Where each has its own copy, every leaf of the state has the
+        workers as leading axis.  There are `tables` with `replicated` alone.
 
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
     """
-    count = usable_devices(workers, devices)
-    copies = workers if strategy == DDP else 0
+    pieces, copies, stages = strategy.sharded, workers if strategy.copies else 0, strategy.stages
+    count = devices_of_stages(stages, devices) if stages else usable_devices(workers, devices)
+    inputs = jax.ShapeDtypeStruct((workers, batch_size // workers, *example.shape), example.dtype)
+    # Where the devices share the layers, each of them has all workers, and nothing is left to sum over devices.
+    across, of_batch = (None, WHOLE) if stages else (AXIS, SPLIT)
+    parts = staged(network, stages, inputs.shape) if stages else []
     computed = own_copies(network) if copies else network
-    mesh = Mesh(np.array(jax.devices()[:count]), (AXIS,))
-    split, whole = PartitionSpec(AXIS), PartitionSpec()
+    if stages:
+        computed = pipelined(network, [stage for stage, _ in parts], AXIS if count > 1 else None)
+    mesh = mesh_of(count)
+    exchange = EXCHANGES[strategy.gradients]
+    own_gradients = strategy.gradients is Sum.NONE
 
     def init(key: tuple[int, ...] | None) -> ExplicitState:
-        params, stats = network.init(key, (workers, batch_size // workers, *example.shape))
+        params, stats = network.init(key, inputs.shape)
         make = optimizer.init if key is not None else functools.partial(jax.eval_shape, optimizer.init)
         return ExplicitState(params, stats, make(params), sparse.initial(params, tables))
 
@@ -226,25 +137,37 @@ def explicit_program(
         """A function of one state as one of all copies of this device."""
         return jax.vmap(function, in_axes, axis_size=copies // count) if copies else function
 
+    single = init(None)
+    abstract = copied(single)
+    of_state = SPLIT if copies else WHOLE
+    specs = sharded(pieces, single, count) if pieces else jax.tree.map(lambda _: of_state, single)
+    shardings = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
+
+    def entire(tree: Any) -> Any:
+        """Gradients that each device has all of.  Else the norm of all would be a sum of what devices have."""
+        return lax.with_sharding_constraint(tree, NamedSharding(mesh, WHOLE)) if pieces else tree
+
     @jax.jit
     @isolated("true")
     def update(grads: Params, opt_state: optax.OptState, params: Params) -> tuple[Params, optax.OptState]:
-        updates, opt_state = optimizer.update(grads, opt_state, params)
+        updates, opt_state = optimizer.update(entire(grads), opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
     @jax.jit
     @isolated("true")
     def added(grads: Params, opt_state: optax.OptState, params: Params) -> Params:
-        return optimizer.update(grads, opt_state, params)[0]
+        return optimizer.update(entire(grads), opt_state, params)[0]
 
-    def step(
-        state: ExplicitState,
+    def passes(
+        params: Params,
+        stats: Stats,
         batch: Batch,
         address: jax.Array,
         numbers: jax.Array,
         profile: Profile | None,
         fault: Fault | None,
-    ) -> tuple[ExplicitState, StepReport]:
+    ) -> Gathered:
+        """The passes of this device's workers, and what is summed over all: the only communication of most steps."""
         key = jax.random.key(address[0])
         key = jax.random.fold_in(jax.random.fold_in(key, address[1]), address[2])
         # Nothing reads the gradient of the network's input.
@@ -258,8 +181,9 @@ def explicit_program(
             input_gradient=False,
             profile=profile,
         )
-        terms = batch_size * math.prod(batch["target"].shape[2:])
-        here = forward_and_backward(computed, state.params, state.stats, batch, ctx, terms, head)
+        # A mean over the global batch; over a worker's own where it follows its own gradient.
+        terms = batch_size // (workers if own_gradients else 1) * math.prod(batch["target"].shape[2:])
+        here = forward_and_backward(computed, params, stats, batch, ctx, terms, head)
         striker = Striker(fault, supported or ())
 
         def alone(some: jax.Array) -> Params:
@@ -268,35 +192,71 @@ def explicit_program(
                 return jax.tree.map(lambda each: jnp.sum(each[some], 0), here.grads)
             those = dataclasses.replace(ctx, workers=numbers[some], fault=None, reduce=frozenset(), profile=None)
             theirs = jax.tree.map(lambda part: part[some], batch)
-            found = forward_and_backward(network, state.params, state.stats, theirs, those, terms, head)
+            found = forward_and_backward(network, params, stats, theirs, those, terms, head)
             return sparse.apart(found.grads, found.seen.rows)[0]
 
-        # The only communication of a step.
-        summed = jax.tree.map(lambda each: jnp.sum(each, 0), here.grads) if copies else here.grads
-        local, of_tables = sparse.apart(summed, here.seen.rows)
-        loss, metric, grads, struck = lax.psum((here.loss, here.metric, local, here.seen.struck), AXIS)
-        grads = striker.of_sum(striker.of_worker(grads, local, numbers, AXIS, alone))
-        grads, rows = sparse.joined(grads, of_tables, state.params, AXIS, count)
-        stats = here.stats
-        if copies:
-            stats = jax.tree.map(lambda each: jnp.broadcast_to(jnp.mean(each, 0), each.shape), stats)
-        stats = lax.pmean(stats, AXIS)
-        stats |= of_copies(_maxima, (0, None))(state.stats, lax.pmax(here.seen.maxima, AXIS))
+        at_once = copies and strategy.gradients is Sum.AT_ONCE
+        summed = jax.tree.map(lambda each: jnp.sum(each, 0), here.grads) if at_once else here.grads
+        mine, of_tables = sparse.apart(summed, here.seen.rows)
+        found = exchange(here._replace(grads=mine), striker, numbers, across, count, alone)
+        grads, rows = sparse.joined(found.grads, of_tables, params, AXIS, count)
+        new_stats = here.stats
+        if not strategy.every:
+            if copies:
+                new_stats = jax.tree.map(lambda each: jnp.broadcast_to(jnp.mean(each, 0), each.shape), new_stats)
+            new_stats = new_stats if across is None else lax.pmean(new_stats, across)
+        maxima = here.seen.maxima if across is None else lax.pmax(here.seen.maxima, across)
+        new_stats |= of_copies(with_maxima, (0, None))(stats, maxima)
+        told = together(here.seen.reduced, across) | scored(profile, here.seen, across)
+        return Gathered(
+            found.loss,
+            found.metric,
+            grads,
+            new_stats,
+            rows,
+            striker.told(found.struck),
+            told,
+            returned(profile, here.seen),
+        )
+
+    def updated(
+        state: ExplicitState, here: Gathered, address: jax.Array, fault: Fault | None
+    ) -> tuple[ExplicitState, StepReport]:
+        """The new state, and the report."""
+        grads, rows, stats, striker = here.grads, here.rows, here.stats, Striker(fault, supported or ())
         with isolated("false"):
             read = sparse.read(state.params, rows)
-            params, opt_state = of_copies(update, (None, 0, 0))(grads, state.opt_state, read)
+            in_axes = (0 if own_gradients else None, 0, 0)
+            params, opt_state = of_copies(update, in_axes)(grads, state.opt_state, read)
             params = striker.of_update(params, read, lambda: added(grads, state.opt_state, read))
         params, kept, known = sparse.written(state.params, read, params, state.tables, rows)
+        if strategy.every:
+            done = address[1] * steps_per_epoch + address[2] + 1
+            maxima = {MAXIMA: stats[MAXIMA]} if MAXIMA in stats else {}  # which all workers share
+            params, opt_state, stats = lax.cond(
+                done % strategy.every == 0,
+                lambda each: averaged(each, AXIS),
+                lambda each: each,
+                (params, opt_state, stats),
+            )
+            stats |= maxima
         new = ExplicitState(params, stats, opt_state, kept)
-        found = together(here.seen.reduced, AXIS) | scored(profile, here.seen, AXIS)
+        found, of_all = here.found, AXIS if own_gradients else None
         for name, gradient in zip(leaf_names(grads), jax.tree.leaves(grads), strict=True):
-            found |= together(reduced(reductions, "parameter_gradients", name, gradient))
-        if WHOLE in reductions:
-            found |= {f"{WHOLE}/{name}": table for name, table in sparse.whole(grads, state.params, rows).items()}
-        return new, report(loss, metric, grads, new, striker.told(struck), returned(profile, here.seen), found, known)
+            found |= together(reduced(reductions, "parameter_gradients", name, gradient), of_all)
+        if WHOLE_GRADIENTS in reductions:
+            tables_whole = sparse.whole(grads, state.params, rows)
+            found |= {f"{WHOLE_GRADIENTS}/{name}": table for name, table in tables_whole.items()}
+        struck = striker.told(here.struck)
+        told = report(here.loss, here.metric, grads, new, struck, here.tensors, found, known)
+        if own_gradients:
+            told = dataclasses.replace(told, magnitude=largest(jnp.asarray(told.magnitude), AXIS))
+        return new, told
 
-    specs: dict[str, Any] = {field.name: whole for field in dataclasses.fields(StepReport)} | {"tensors": split}
-    reported, of_state = StepReport(**specs), split if copies else whole
+    fields: dict[str, Any] = {field.name: WHOLE for field in dataclasses.fields(StepReport)}
+    reported = StepReport(**fields | {"tensors": of_batch})
+    fields = dict.fromkeys(Gathered._fields, WHOLE)
+    gathered = Gathered(**fields | {"tensors": of_batch})
 
     def mapped(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
@@ -304,79 +264,64 @@ def explicit_program(
     def on_mesh(function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Any:
         return jax.jit(mapped(function, in_specs, out_specs), compiler_options=compiler_options())
 
-    def stepping(function: Callable[..., Any], more: tuple[PartitionSpec, ...] = (), **jit_options: Any) -> Any:
-        on_devices = mapped(function, (of_state, split, whole, split, whole, *more), (of_state, reported))
+    def stepping(with_fault: bool, **jit_options: Any) -> Any:
+        more = (WHOLE,) if with_fault else ()
+
+        def step(state: ExplicitState, batch: Batch, address: jax.Array, *rest: Any) -> Any:
+            numbers, profile, fault = rest if with_fault else (*rest, None)
+            here = passes(state.params, state.stats, batch, address, numbers, profile, fault)
+            return updated(state, here, address, fault)
+
+        on_devices = mapped(step, (of_state, of_batch, WHOLE, of_batch, WHOLE, *more), (of_state, reported))
 
         def of_every_copy(*arguments: Any) -> tuple[ExplicitState, StepReport]:
             new, told = on_devices(*arguments)  # which reports each device's own copies
             largest = jnp.append(told.magnitude[: len(jax.tree.leaves(single.params))], magnitude(new))
             return new, dataclasses.replace(told, digest=digest(new), magnitude=largest)
 
-        stepped = of_every_copy if copies else on_devices
+        in_passes = (WHOLE, WHOLE, of_batch, WHOLE, of_batch, WHOLE, WHOLE)
+        passing = mapped(passes, in_passes, gathered)
+
+        def of_pieces(state: ExplicitState, batch: Batch, address: jax.Array, *rest: Any) -> Any:
+            numbers, profile, fault = rest if with_fault else (*rest, None)
+            here = passing(state.params, state.stats, batch, address, numbers, profile, fault)
+            return updated(state, here, address, fault)  # the compiler shares this out by the pieces
+
+        if pieces:
+            of_report = jax.tree.map(lambda spec: NamedSharding(mesh, spec), reported)
+            jit_options |= {"out_shardings": (shardings, of_report)}
+        stepped = of_every_copy if copies else of_pieces if pieces else on_devices
         return jax.jit(stepped, compiler_options=compiler_options(), **jit_options)
 
-    def placed(spec: PartitionSpec) -> Callable[[Any], Any]:
-        """A function that puts a tree of arrays on the devices, each process its part."""
-        sharding = NamedSharding(mesh, spec)
-        if jax.process_count() == 1:
-            return lambda tree: jax.device_put(tree, sharding)
+    place, replicate, place_batch = (
+        placed(mesh, specs if pieces else of_state),
+        placed(mesh, WHOLE),
+        placed(mesh, of_batch),
+    )
+    numbers = place_batch(np.arange(workers, dtype=np.int32))
+    plain, faulty = stepping(False, donate_argnums=0), stepping(True)
 
-        def by_part(array: np.ndarray) -> jax.Array:
-            return jax.make_array_from_callback(np.shape(array), sharding, lambda part: array[part])
-
-        # device_put would compare the values of all processes, every time.
-        return functools.partial(jax.tree.map, by_part)
-
-    place, replicate = placed(split), placed(whole)
-    numbers = place(np.arange(workers, dtype=np.int32))
-    plain, faulty = stepping(functools.partial(step, fault=None), donate_argnums=0), stepping(step, (whole,))
-
-    def sums(state: ExplicitState, batch: Batch, numbers: jax.Array) -> tuple[jax.Array, ...]:
-        ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
-        logits = computed.forward(state.params, state.stats, batch["input"], ctx)[0]
-        loss, metric, _ = head(logits, batch["target"])
-        weighted = [jnp.sum(t * batch["weight"]) for t in (loss, metric.astype(loss.dtype), jnp.ones_like(loss))]
-        return lax.psum(tuple(weighted), AXIS)
-
-    def inference(
-        state: ExplicitState, batch: Batch, numbers: jax.Array, profile: Profile | None, fault: Fault | None
-    ) -> Inference:
-        ctx = Context(
-            key=jax.random.key(0),
-            workers=numbers,
-            fault=fault,
-            supported=supported,
-            train=False,
-            observe=observe,
-            reduce=with_largest(reductions, profile),
-            profile=profile,
-        )
-        logits, _, _, seen = computed.forward(state.params, state.stats, batch["input"], ctx)
-        loss, metric, _ = head(logits, batch["target"])
-        found = together(seen.reduced, AXIS) | scored(profile, seen, AXIS)
-        struck = lax.psum(seen.struck, AXIS)
-        return Inference(loss, metric, predicted(logits), struck, returned(profile, seen), Packed(found))
-
-    evaluated = on_mesh(sums, (of_state, split, split), whole)
+    sums = evaluating(computed, head, across)
+    inference = inferring(computed, head, across, supported, observe, reductions)
+    evaluated = on_mesh(sums, (of_state, of_batch, of_batch), WHOLE)
     inferred = on_mesh(
         inference,
-        (of_state, split, split, whole, whole),
-        Inference(split, split, split, whole, split, whole),  # type: ignore[arg-type]
+        (of_state, of_batch, of_batch, WHOLE, WHOLE),
+        Inference(of_batch, of_batch, of_batch, WHOLE, of_batch, WHOLE),  # type: ignore[arg-type]
     )
     opened = functools.cache(batches)
-    tested = functools.cache(lambda: [place(batch) for batch in opened().test()])
+    tested = functools.cache(lambda: [place_batch(batch) for batch in opened().test()])
 
     def evaluate(state: ExplicitState) -> Evaluation:
         found = [evaluated(state, batch, numbers) for batch in tested()]
         loss, metric, weight = np.array(jax.device_get(found), np.float64).sum(axis=0).tolist()
         return Evaluation(loss / weight, metric / weight)
 
+    start = starting(mesh, strategy, single, specs, workers, stages_of(leaf_names(single), [p for _, p in parts]))
+    shared = {WORKER_GRADIENT} if own_gradients else set(EXCHANGED) - ({UPDATE} if copies else set())
+
     def address(epoch: int, step: int) -> Array:
         return np.array([seed, epoch, step], np.int32)
-
-    single = init(None)
-    abstract = copied(single)
-    inputs = jax.ShapeDtypeStruct((workers, batch_size // workers, *example.shape), example.dtype)
 
     @jax.jit
     def inverted(state: ExplicitState, gradients: Params) -> ExplicitState:
@@ -385,22 +330,14 @@ def explicit_program(
         kept = sparse.looked_at(params, state.tables)
         return ExplicitState(params, state.stats, opt_state, kept)
 
-    @jax.jit
+    @functools.partial(jax.jit, out_shardings=shardings if pieces else None)
     def restated(state: ExplicitState) -> ExplicitState:
         return dataclasses.replace(state, tables=sparse.looked_at(state.params, state.tables))
 
     def undo(state: ExplicitState, told: StepReport) -> ExplicitState:
         names = leaf_names(single.params)
-        leaves = [told.reductions[f"{WHOLE}/{name}"] for name in names]
+        leaves = [told.reductions[f"{WHOLE_GRADIENTS}/{name}"] for name in names]
         return inverted(state, replicate(jax.tree.unflatten(jax.tree.structure(single.params), leaves)))
-
-    def activations() -> dict[str, int]:
-        def forward(state: ExplicitState, x: jax.Array) -> Observations:
-            ctx = Context(jax.random.key(0), jnp.arange(1), train=False, observe=frozenset({"activations"}))
-            return network.forward(state.params, state.stats, x, ctx)[3]
-
-        seen = jax.eval_shape(forward, single, jax.ShapeDtypeStruct((1, 1, *example.shape), example.dtype))
-        return {site: seen.tensors["activations"][site].size for site in seen.sites}
 
     def watching(profile: Profile | None) -> Program:
         if profile is not None:
@@ -408,15 +345,19 @@ def explicit_program(
         return Program(
             steps_per_epoch=steps_per_epoch,
             abstract=abstract,
-            leaves=_leaves(single),
+            leaves=named_leaves(single),
             gradients=tuple(f"gradient/{name}" for name in leaf_names(single.params)),
             measure=measure,
             data=data,
             devices=count,
             init=lambda: copied(jax.device_get(init((seed,)))),
-            place=place if copies else replicate,
+            place=place,
             copies=copies,
-            batch=lambda epoch, number: place(opened().train(epoch, number)),
+            start=start,
+            loaders=strategy.loaders(workers),
+            diverges=strategy.diverges,
+            sharded="params" in pieces,
+            batch=lambda epoch, number: place_batch(opened().train(epoch, number)),
             step=lambda state, batch, epoch, number: plain(state, batch, address(epoch, number), numbers, profile),
             faulty_step=lambda state, batch, epoch, number, fault: faulty(
                 state, batch, address(epoch, number), numbers, profile, fault
@@ -424,41 +365,14 @@ def explicit_program(
             evaluate=evaluate,
             tests=tested,
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
-            activations=activations,
-            exchanged=lambda: exchanged_sites(single.params, tables, of_update=not copies),
+            activations=lambda: activation_sizes(network, single, example),
+            exchanged=lambda: exchanged_sites(single.params, tables, shared),
             watching=watching,
             gradient_scale=lambda: gradient_scale(network, single.params, single.stats, inputs),
-            restated=restated if tables else lambda state: state,
+            restated=restated if tables or pieces else lambda state: state,
             undo=undo if isinstance(optimizer, Invertible) and not copies else None,
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
             lower_infer=lambda state, batch: inferred.lower(state, batch, numbers, profile, None),
         )
 
     return watching(None)
-
-
-def _maxima(stats: Stats, now: dict[str, jax.Array]) -> Stats:
-    """The statistic of largest values with those of this step; none where no format needs scales."""
-    return {MAXIMA: {site: remembered(stats[MAXIMA][site], each) for site, each in now.items()}} if now else {}
-
-
-def _leaves(state: ExplicitState) -> tuple[Leaf, ...]:
-    """Names and roles of the state's leaves."""
-    names = leaf_names(state)
-    named = jax.tree.unflatten(jax.tree.structure(state), names)
-    moments = {
-        name: moment
-        for moment, tree in history(named.opt_state, named.params).items()
-        for name in jax.tree.leaves(tree)
-    }
-
-    def role(name: str) -> Role:
-        if name in moments:
-            return Role.HISTORY
-        if name.startswith("tables/"):
-            return Role.KEPT
-        if name.startswith("stats/"):
-            return Role.VARIANCE if name.endswith("/var") else Role.STATISTIC
-        return Role.PARAMETER if name.startswith("params/") else Role.OTHER
-
-    return tuple(Leaf(name, role(name), moments.get(name, "")) for name in names)

@@ -10,7 +10,8 @@ import optax
 from models.layer import Layer
 
 from ..data.batches import Batches
-from .explicit import explicit_program, read_alike
+from .batch_source import read_alike
+from .explicit import explicit_program
 from .program import Measure, Program
 
 if TYPE_CHECKING:  # the description of a workload is no part of what computes its bits
@@ -52,7 +53,7 @@ def image_program(
         supported=supported,
         devices=devices,
         reductions=reductions,
-        strategy=w.strategy,
+        strategy=w.rules,
     )
 
 

@@ -25,7 +25,17 @@ from ..machine.reading import counts, number, one_of, whole
 from .image_program import image_program, scheduled
 from .optimizers import keras_adam, keras_sgd
 from .program import Program
-from .workload import PRECISION, STRATEGY, Contradiction, Option, Workload, format_option, narrower, own_copies
+from .workload import (
+    PRECISION,
+    STRATEGY,
+    Contradiction,
+    Option,
+    Workload,
+    format_option,
+    narrower,
+    shared_out,
+    too_many_stages,
+)
 
 AUGMENTATIONS = ("flip+crop", "crop", "none")
 OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
@@ -172,7 +182,7 @@ class ImageWorkload(Workload):
         if self.batch_size > (images := DATASETS[self.dataset].train):
             message = f"batch_size {self.batch_size} is larger than {self.dataset}, which has {images} training images"
             return Contradiction("batch_size", message)
-        return None
+        return too_many_stages(self, self.make_network)
 
     def unscaled(self, new: Self) -> list[str]:
         """The learning rate, which counts in steps whatever their number is."""
@@ -201,7 +211,7 @@ class ImageWorkload(Workload):
     def details(self) -> str:
         """How large it is."""
         return (
-            f"{narrower(self.precision)}{own_copies(self)}width {self.width}, "
+            f"{narrower(self.precision)}{shared_out(self)}width {self.width}, "
             f"batches of {self.batch_size} on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.experimental.multihost_utils import process_allgather
 
 from models.dr_dna import Profile
 from models.fault import Fault, Struck
@@ -183,6 +184,11 @@ def _no_activations(*_: Any) -> Any:
     raise InputError("the activations of this program cannot be watched; expected a network of `models/`")
 
 
+def _place_first(load: Callable[[int], State]) -> State:
+    """Stands for a start that is to be made of `place`."""
+    raise NotImplementedError
+
+
 @dataclasses.dataclass(frozen=True)
 class Program:
     """The functions of one workload on one set of devices, each compiled at its first call.
@@ -201,6 +207,12 @@ class Program:
       copies: workers that each have their own copy of the state, the leading axis of each leaf; 0 where all share one.
       init: the state before the first step, on the host.
       place: puts a state of the host on the devices.
+      loaders: workers, or stages of a pipeline, that each load a checkpoint at the start.
+      start: the state on the devices from which training starts, by the rule of the strategy, from `load(r)`: one
+        copy of the state on the host, as loader r has read it.  Several processes call it together, and each
+        calls `load` for the loaders on its own devices.
+      diverges: whether the workers' copies differ without a fault.
+      sharded: whether each device has a piece of a parameter, rather than all of it.
       batch: the batch of (epoch, step), on the devices.
       step: `(state, batch, epoch, step) -> state, report`; consumes the state's buffers.
       faulty_step: `(state, batch, epoch, step, fault) -> state, report`; the state survives, so
@@ -250,7 +262,23 @@ class Program:
     activations: Callable[[], Mapping[str, int]] = _no_activations
     exchanged: Callable[[], Mapping[str, Site]] = dict
     copies: int = 0
+    loaders: int = 1
+    start: Callable[[Callable[[int], State]], State] = _place_first
+    diverges: bool = False
+    sharded: bool = False
     watching: Callable[[Profile | None], "Program"] = _no_activations
+
+    def __post_init__(self) -> None:
+        if self.start is _place_first:
+            object.__setattr__(self, "start", lambda load: self.place(load(0)))
+
+    def single(self, state: State, worker: int) -> State:
+        """One worker's copy of a state; the state itself where all workers share it.
+
+        Args:
+          state: such as a checkpoint of a golden run, on the host.
+        """
+        return jax.tree.map(lambda leaf: leaf[worker], state) if self.copies else state
 
     @functools.cached_property
     def watched(self) -> tuple[Leaf, ...]:
@@ -287,13 +315,31 @@ def abstract(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.result_type(leaf)), tree)
 
 
+def fetched(tree: Any) -> Any:
+    """Arrays on the host, whole: also those of which several processes hold a piece each, which all have to ask for.
+
+    >>> fetched({"a": jnp.arange(2)})
+    {'a': array([0, 1], dtype=int32)}
+    """
+    if jax.process_count() == 1:
+        return jax.device_get(tree)
+
+    def whole(leaf: Any) -> Any:
+        here = not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated
+        return leaf if here else process_allgather(leaf, tiled=True)
+
+    return jax.device_get(jax.tree.map(whole, tree))
+
+
 def same_bits(one: State, other: State) -> bool:
     """Whether two states are equal bit by bit; as numbers, −0 would equal 0, and NaN nothing.
+
+    Of several processes all have to ask.
 
     >>> same_bits([np.float32(0.0)], [np.float32(-0.0)])
     False
     """
-    pairs = zip(*map(jax.tree.leaves, jax.device_get((one, other))), strict=True)
+    pairs = zip(*map(jax.tree.leaves, fetched((one, other))), strict=True)
     return all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
 
 

@@ -14,7 +14,7 @@ from models.fault import ALL_ONES, INACTIVE, LARGEST_OPERAND, Fault, Operand, St
 from models.site import Site
 
 from ..machine.errors import InputError
-from .program import Batch, Leaf, Program, Role, State, StepReport
+from .program import Leaf, Program, Role, State
 
 STATE = "state"  # the stage of a leaf, beside the forward and the backward pass
 
@@ -49,33 +49,29 @@ def part_of(name: str) -> str:
     return "/".join(name.split("/")[:-2]) or name
 
 
-def faulty_step(
-    program: Program, state: State, batch: Batch, epoch: int, step: int, fault: Fault
-) -> tuple[State, StepReport]:
-    """One step with a fault, in an operation or in the state that the step reads.
+def struck_state(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
+    """The state with a fault in it, or in one worker's copy of it; None where the fault strikes something else.
 
-    A fault in the state, or in one worker's copy of it, is written into its leaves, and the plain step
-    follows.  So it costs neither a program with fault support nor time in any other step.  The step
-    gets a copy of the state, because it consumes its buffers, and after a step with a fault its state
-    can still be used.
+    The state given keeps its buffers, so that the control can start from it.
+
+    Raises:
+      InputError: one worker's copy is to be struck, and there are several processes.
     """
-    struck_leaves = next((of for name, of in _targets(program).items() if site_id(name) == int(fault.site)), None)
-    if struck_leaves is None:
-        return program.faulty_step(state, batch, epoch, step, fault)
+    leaves_struck = next((of for name, of in _targets(program).items() if site_id(name) == int(fault.site)), None)
+    if leaves_struck is None:
+        return None
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.copy, state))
     if program.copies and jax.process_count() > 1:
         raise InputError("one worker's copy of the state can be struck in one process only")
     r = int(fault.worker) if program.copies else None
     own = leaves if r is None else [leaf[r] for leaf in leaves]
-    struck = _strike(own, struck_leaves, fault)
+    struck = _strike(own, leaves_struck, fault)
     if r is not None:
         leaves = [leaf.at[r].set(one) for leaf, one in zip(leaves, own, strict=True)]
-    struck_state = program.restated(jax.tree.unflatten(tree, leaves))
-    state, report = program.step(struck_state, batch, epoch, step)
-    return state, dataclasses.replace(report, struck=struck)
+    return jax.tree.unflatten(tree, leaves), struck
 
 
-class _Placed(NamedTuple):
+class Placed(NamedTuple):
     """A leaf of a state: its number among the leaves, what it is, its shape and its dtype."""
 
     number: int
@@ -88,12 +84,17 @@ class _Placed(NamedTuple):
         return math.prod(self.shape)
 
 
-def _targets(program: Program) -> dict[str, list[_Placed]]:
-    """What a fault can strike of the state, by name, as the leaves that it consists of."""
+def placed_leaves(program: Program) -> list[Placed]:
+    """The leaves of a program's state, of one copy where each worker has one."""
     tensors = jax.tree.leaves(program.abstract)
     own = 1 if program.copies else 0  # the leading axis is that of the workers
     placed = zip(enumerate(program.leaves), tensors, strict=True)
-    leaves = [_Placed(*each, tensor.shape[own:], tensor.dtype) for each, tensor in placed]
+    return [Placed(*each, tensor.shape[own:], tensor.dtype) for each, tensor in placed]
+
+
+def _targets(program: Program) -> dict[str, list[Placed]]:
+    """What a fault can strike of the state, by name, as the leaves that it consists of."""
+    leaves = placed_leaves(program)
     found = {one.leaf.name: [one] for one in leaves if one.leaf.role != Role.KEPT}
     in_parts = [one for one in leaves if one.leaf.role not in (Role.KEPT, Role.OTHER)]
     for part, group in itertools.groupby(in_parts, key=lambda one: part_of(one.leaf.name)):
@@ -104,7 +105,7 @@ def _targets(program: Program) -> dict[str, list[_Placed]]:
     return found
 
 
-def _strike(leaves: list[jax.Array], struck: list[_Placed], fault: Fault) -> Struck:
+def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Struck:
     """Strike leaves in place, of which a position of the fault counts through all elements."""
     ends = np.cumsum([leaf.size for leaf in struck])
     which, of_source = (np.searchsorted(ends, at, side="right") for at in (fault.index, fault.source))

@@ -12,7 +12,8 @@ from models.layer import Layer
 from models.loss import nats_per_token
 
 from ..data.tokens import TokenBatches
-from .explicit import explicit_program, read_alike
+from .batch_source import read_alike
+from .explicit import explicit_program
 from .optimizers import clipped_adamw
 from .program import Measure, Program
 
@@ -56,7 +57,7 @@ def text_program(
         supported=supported,
         devices=devices,
         reductions=reductions,
-        strategy=w.strategy,
+        strategy=w.rules,
         head=nats_per_token,
     )
 

@@ -20,7 +20,7 @@ from ..data.texts import TEXTS
 from ..machine.reading import one_of, whole
 from .program import Program
 from .text_program import text_program
-from .workload import PRECISION, STRATEGY, Contradiction, Option, Workload, narrower, own_copies
+from .workload import PRECISION, STRATEGY, Contradiction, Option, Workload, narrower, shared_out, too_many_stages
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -126,7 +126,7 @@ class TextWorkload(Workload):
         if self.batch_size % self.workers:
             message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
             return Contradiction("batch_size", message)
-        return None
+        return too_many_stages(self, self.make_network)
 
     def unscaled(self, new: Self) -> list[str]:
         """The learning rate, whose rise and fall take as long as the training."""
@@ -151,7 +151,7 @@ class TextWorkload(Workload):
     def details(self) -> str:
         """How large it is."""
         return (
-            f"{narrower(self.precision)}{own_copies(self)}width {self.width}, {self.blocks} blocks, "
+            f"{narrower(self.precision)}{shared_out(self)}width {self.width}, {self.blocks} blocks, "
             f"batches of {self.batch_size} × {self.context} tokens on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )

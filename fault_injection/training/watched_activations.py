@@ -15,13 +15,13 @@ def with_largest(reductions: frozenset[str], profile: Profile | None) -> frozens
     return reductions | {"largest/activations"} if profile is not None and profile.histograms is None else reductions
 
 
-def scored(profile: Profile | None, seen: Observations, axis: str) -> dict[str, jax.Array]:
+def scored(profile: Profile | None, seen: Observations, axis: str | None) -> dict[str, jax.Array]:
     """What the pass says of its activations, by name: the largest of all examples of the devices of `axis`."""
     if profile is None or profile.histograms is None:
         return {}
     with isolated("false"):
         found = largest_excess(profile, seen.tensors[SAMPLES])
-    found = lax.pmax(found, axis)
+    found = found if axis is None else lax.pmax(found, axis)
     return {f"{NAME}/{layer}": found[i] for i, layer in enumerate(profile.layers)}
 
 

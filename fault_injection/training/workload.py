@@ -5,16 +5,20 @@ import dataclasses
 import functools
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
+from models.layer import Layer
 from models.precision import PRECISIONS
 from models.site import Site
 
 from ..machine.reading import Kind, number, one_of, whole
+from .beside import sites_beside
+from .checkpoint_faults import CHECKPOINT
+from .exchange import GRADIENT, UPDATE
 from .program import Program
-from .state_faults import state_sites
-from .strategies import DDP, REPLICATED, STRATEGIES
+from .state_faults import STATE
+from .strategies import KIND, REPLICATED, Strategy, parse_strategy
 
 
 class Option(NamedTuple):
@@ -33,7 +37,7 @@ class Option(NamedTuple):
 
 
 # Of workloads whose network is written out here.
-STRATEGY = Option(one_of(STRATEGIES), "all workers share one state (replicated), or each has its own copy (ddp)")
+STRATEGY = Option(KIND, "how the workers share state and work: one state (replicated), a copy each (ddp), …")
 PRECISION = Option(one_of(PRECISIONS), "number format of activations, their gradients and what operations read")
 
 
@@ -57,7 +61,7 @@ class Workload(abc.ABC):
       workers: data-parallel replicas.
       epochs: length of the training.
       seed: of initialisation, data order and everything else that is random.
-      strategy: one of `strategies.STRATEGIES`; a family whose programs know one alone has no such option.
+      strategy: text of a strategy, see `rules`; a family whose programs know one alone has no such option.
     """
 
     name: str
@@ -65,7 +69,7 @@ class Workload(abc.ABC):
     workers: int
     epochs: int
     seed: int = 123
-    strategy: str = REPLICATED
+    strategy: str = str(REPLICATED)
 
     # Every option by the name of its field, in the order in which files list them.
     OPTIONS: ClassVar[Mapping[str, Option]] = {
@@ -122,9 +126,23 @@ class Workload(abc.ABC):
         return {}
 
     @property
+    def rules(self) -> Strategy:
+        """How the workers share their work."""
+        return parse_strategy(self.strategy)
+
+    @property
     def copies(self) -> bool:
         """Whether each worker has its own copy of the state."""
-        return self.strategy == DDP
+        return self.rules.copies
+
+    def owners(self, site: Site) -> int:
+        """Of how many workers, or loaders of checkpoints, each has its own of what is struck; 0 where all share it."""
+        if site.stage == STATE:
+            return self.workers if self.copies else 0
+        if site.stage == CHECKPOINT:
+            loaders = self.rules.loaders(self.workers)
+            return loaders if loaders > 1 else 0
+        return 0 if site.stage in (GRADIENT, UPDATE) else self.workers
 
     def check_supported(self, supported: frozenset[str] | None) -> None:
         """See that a program can be made that strikes these; raises ValueError."""
@@ -212,8 +230,8 @@ class Workload(abc.ABC):
 
 @functools.lru_cache(maxsize=8)
 def _leaves(workload: Workload) -> Mapping[str, Site]:
-    program = workload.program(frozenset(), devices=1)
-    return {**state_sites(program), **program.exchanged()}
+    program = workload.program(frozenset())
+    return {**sites_beside(program), **program.exchanged()}
 
 
 def narrower(precision: str) -> str:
@@ -225,9 +243,18 @@ def narrower(precision: str) -> str:
     return "" if precision == "float32" else f"{precision}, "
 
 
-def own_copies(workload: Workload) -> str:
-    """How a description of a workload goes on whose workers have copies of the state."""
-    return "a copy of the state per worker, " if workload.copies else ""
+def shared_out(workload: Workload) -> str:
+    """How a description of a workload goes on whose workers do not simply share one state."""
+    return "" if workload.rules == REPLICATED else f"strategy {workload.strategy}, "
+
+
+def too_many_stages(workload: Workload, network: Callable[[], Layer]) -> Contradiction | None:
+    """Why a network cannot be split into a pipeline's stages; None where it can, or need not be."""
+    stages = workload.rules.stages
+    if not stages or stages <= (parts := len(network().parts)):
+        return None
+    found = f"strategy {workload.strategy}: the chain of {workload.name} has {parts} parts"
+    return Contradiction("strategy", f"{found}; expected at most as many stages")
 
 
 def format_option(value: object) -> object:

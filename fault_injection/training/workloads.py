@@ -1,9 +1,11 @@
 """All workloads by name."""
 
 import dataclasses
+import importlib
 import importlib.util
 import pathlib
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from ..machine.errors import InputError, did_you_mean
@@ -36,6 +38,29 @@ def find_workload(name: str) -> Workload:
 
 def _load(path: pathlib.Path, function: str, name: str) -> Workload:
     shown = name[:SHOWN]
+    make = _function(path, function, name)
+    try:
+        made = make()
+    except Exception as error:
+        raise InputError(f"workload {shown!r}: {function} raises {type(error).__name__}: {error}", path) from None
+    if isinstance(made, Workload):
+        return dataclasses.replace(made, name=name)  # by which it is found again
+    # By a computed name: what interprets a user's step is no part of the code of other workloads.
+    own = importlib.import_module(".training", __package__)
+    if not isinstance(made, own.Training):
+        found = type(made).__name__
+        raise InputError(f"workload {shown!r}: {function} returns {found}, expected a Training or a Workload", path)
+    return own.own_workload(name, make, made)
+
+
+def own_function(name: str) -> tuple[Callable[..., Any], pathlib.Path]:
+    """The user's function `FILE.py:FUNCTION`, and its file; raises InputError where there is none."""
+    file, _, function = name.rpartition(":")
+    return _function(pathlib.Path(file), function, name), pathlib.Path(file)
+
+
+def _function(path: pathlib.Path, function: str, name: str) -> Callable[..., Any]:
+    shown = name[:SHOWN]
     try:
         there = path.is_file()
     except (OSError, ValueError):  # no file can have this name
@@ -57,13 +82,7 @@ def _load(path: pathlib.Path, function: str, name: str) -> Workload:
     make = getattr(sys.modules[module_name], function, None)
     if not callable(make):
         raise InputError(f"workload {shown!r}: no function {function!r} here", path)
-    try:
-        workload = make()
-    except Exception as error:
-        raise InputError(f"workload {shown!r}: {function} raises {type(error).__name__}: {error}", path) from None
-    if not isinstance(workload, Workload):
-        raise InputError(f"workload {shown!r}: {function} returns {type(workload).__name__}, expected a Workload", path)
-    return dataclasses.replace(workload, name=name)  # by which it is found again
+    return make
 
 
 def make_workload(name: str, **options: Any) -> Workload:

@@ -1,0 +1,79 @@
+"""Data-parallel training under `shard_map`: eight devices of this host, each with its part of the batch."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from sklearn.datasets import load_digits
+
+DEVICES, BATCH, STEPS, EPOCHS = 8, 64, 22, 4
+jax.config.update("jax_num_cpu_devices", DEVICES)  # before JAX computes
+optimizer = optax.sgd(0.1, momentum=0.9)
+
+
+def init_params(seed):
+    first, second = jax.random.split(jax.random.key(seed))
+    return {
+        "hidden": {"w": jax.random.normal(first, (64, 128)) / 8, "b": jnp.zeros(128)},
+        "out": {"w": jax.random.normal(second, (128, 10)) / 11, "b": jnp.zeros(10)},
+    }
+
+
+def measures(params, batch):
+    h = jax.nn.relu(batch["image"] @ params["hidden"]["w"] + params["hidden"]["b"])
+    logits = h @ params["out"]["w"] + params["out"]["b"]
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+    hits = jnp.argmax(logits, -1) == batch["label"]
+    return loss, {"loss": loss, "accuracy": jnp.mean(hits.astype(jnp.float32))}
+
+
+@functools.cache
+def make_step():
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+
+    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
+    def train_step(state, batch):
+        params = jax.lax.pcast(state["params"], "data", to="varying")
+        (_, metrics), grads = jax.value_and_grad(measures, has_aux=True)(params, batch)
+        grads, metrics = jax.lax.pmean((grads, metrics), "data")
+        updates, opt = optimizer.update(grads, state["opt"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, metrics
+
+    return train_step
+
+
+digits = load_digits()
+images, labels = (digits.data / 16 - 0.3).astype(np.float32), digits.target.astype(np.int32)
+held_out = {"image": images[1437:], "label": labels[1437:]}
+evaluated = jax.jit(lambda params, batch: measures(params, batch)[1])
+
+
+def get_batch(seed, epoch, step):
+    order = np.random.default_rng([seed, epoch]).permutation(1437)[step * BATCH :][:BATCH]
+    return {"image": images[order], "label": labels[order]}
+
+
+# Above: the training as it was.  Below: what strikes it.
+
+
+def training(seed: int = 0):
+    from fault_injection import Measure, Training
+
+    def init():
+        params = init_params(seed)
+        return {"params": params, "opt": optimizer.init(params)}
+
+    return Training(
+        init=init,
+        step=make_step(),
+        batch=lambda epoch, step: get_batch(seed, epoch, step),
+        steps_per_epoch=STEPS,
+        epochs=EPOCHS,
+        evaluate=lambda state: evaluated(state["params"], held_out),
+        metric=Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0)),
+    )

@@ -1,0 +1,1 @@
+"""Checkpoints of any of JAX's formats: arrays by name, their alteration, and what differs between two."""

@@ -1,0 +1,252 @@
+"""Which elements of a checkpoint are altered, and what they become."""
+
+import dataclasses
+import fnmatch
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ..machine.errors import InputError, did_you_mean
+from .checkpoint import Change, Checkpoint, Described, of_optimizer
+
+PARTS = ("model", "optimizer")
+FRUITLESS = 200  # rounds of draws without one that is allowed, until we give up
+LARGEST = 50_000_000  # alterations of one checkpoint
+BLOCK = 1 << 16  # elements whose bits are drawn together
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What is asked for: how many elements, which, and what becomes of them.
+
+    Exactly one of `count`, `share` and `probability` is given, and at most one of `mask`, `critical`,
+    `value` and `factor`; without one of them, bits are drawn.
+
+    Attributes:
+      count: elements altered.
+      share: of all elements, from 0 to 1.
+      probability: of each element.
+      bits: the lowest and the highest bit that may be inverted; bit 0 is the least significant.  None for all.
+      burst: how many distinct bits of one element are inverted.
+      mask: bits that are inverted, in every element.
+      critical: the highest bit of the exponent is inverted.
+      value: what elements are set to.
+      factor: what elements are multiplied by.
+      keep_sign: no alteration changes the sign.
+      finite: no alteration makes an element infinite or NaN.
+      names: patterns of arrays; any of them.
+      part: `model` or `optimizer`; None for both.
+      by_tensor: an array is drawn first, each as likely as any other; else each element is.
+      most_significant_first: bits are counted from the sign, as the published tool does.
+      seed: of everything drawn.
+    """
+
+    count: int | None = None
+    share: float | None = None
+    probability: float | None = None
+    bits: tuple[int, int] | None = None
+    burst: int = 1
+    mask: int | None = None
+    critical: bool = False
+    value: float | None = None
+    factor: float | None = None
+    keep_sign: bool = False
+    finite: bool = False
+    names: tuple[str, ...] = ()
+    part: str | None = None
+    by_tensor: bool = False
+    most_significant_first: bool = False
+    seed: int = 0
+
+    @property
+    def drawn(self) -> bool:
+        """Whether bits are drawn."""
+        return self.mask is None and not self.critical and self.value is None and self.factor is None
+
+
+class Altered(NamedTuple):
+    """Alterations of one array.
+
+    Attributes:
+      places: int64 [n], row-major positions, distinct and in ascending order.
+      before, after: unsigned [n], its words.
+    """
+
+    places: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+
+    @property
+    def change(self) -> Change:
+        """What it does to the array."""
+        return Change(self.places, self.after)
+
+
+def chosen(arrays: dict[str, Described], wanted: Wanted) -> dict[str, Described]:
+    """The arrays of floating-point numbers, with elements, that the patterns and the part name.
+
+    Raises:
+      InputError: a pattern matches none, or none is left.
+    """
+    floating = {name: array for name, array in arrays.items() if array.floating and array.size}
+    for pattern in wanted.names:
+        if not fnmatch.filter(floating, pattern):
+            only = " of floating-point numbers" if fnmatch.filter(arrays, pattern) else ""
+            raise InputError(f"--names {pattern!r} matches no array{only}{did_you_mean(pattern, floating)}")
+    found = {
+        name: array
+        for name, array in floating.items()
+        if (not wanted.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted.names))
+        and (wanted.part is None or of_optimizer(name) == (wanted.part == "optimizer"))
+    }
+    if not found:
+        what = f" of the {wanted.part}" if wanted.part else ""
+        raise InputError(f"it has no array of floating-point numbers{what} to alter")
+    for name, array in found.items():
+        _check_bits(name, array, wanted)
+    return found
+
+
+def _check_bits(name: str, array: Described, wanted: Wanted) -> None:
+    width = 8 * array.dtype.itemsize
+    low, high = wanted.bits or (0, width - 1)
+    if high >= width:
+        raise InputError(f"--bits {low}-{high}: {name} has {width} bits; choose arrays of one width with --names")
+    if wanted.drawn and wanted.burst > high - low + 1:
+        raise InputError(f"--burst {wanted.burst}: only {high - low + 1} bits of {name} may be inverted")
+    if wanted.mask is not None and wanted.mask >> width:
+        raise InputError(f"--mask {wanted.mask:x}: {name} has {width} bits; choose arrays of one width with --names")
+
+
+def number_of(arrays: dict[str, Described], wanted: Wanted, rng: np.random.Generator) -> int:
+    """How many elements are altered.
+
+    Raises:
+      InputError: more than there are.
+    """
+    total = sum(array.size for array in arrays.values())
+    if wanted.probability is not None:
+        count = int(rng.binomial(total, wanted.probability))
+    else:
+        count = wanted.count if wanted.count is not None else round(total * (wanted.share or 0.0))
+    if count > total:
+        raise InputError(f"--count {count}: the arrays have {total} elements")
+    if count > LARGEST:
+        raise InputError(f"{count} elements would be altered, at most {LARGEST} can be")
+    return count
+
+
+def draw(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, Altered]:
+    """Draw alterations: elements without repetition, and bits; the same for equal seeds and arrays.
+
+    Every set of elements is as likely as any other.  Where an alteration is not allowed, element and bits
+    are drawn anew, so that each allowed pair of them is as likely as any other.
+
+    Raises:
+      InputError: see `chosen` and `number_of`; or hardly any alteration is allowed.
+    """
+    rng = np.random.default_rng([wanted.seed, 0])
+    arrays = chosen(dict(checkpoint.arrays), wanted)
+    count = number_of(arrays, wanted, rng)
+    names, sizes = list(arrays), np.array([array.size for array in arrays.values()])
+    ends = np.cumsum(sizes)
+    begins = ends - sizes
+    taken, fruitless = np.empty(0, np.int64), 0
+    found: dict[str, list[Altered]] = {}
+    while len(taken) < count:
+        need = count - len(taken)
+        if wanted.by_tensor:
+            places = _of_tensors(rng, begins, ends, taken, need)
+        else:
+            places = _free(rng, int(ends[-1]), taken, need)
+        accepted = []
+        for a, (low, high) in enumerate(zip(*np.searchsorted(places, (begins, ends)), strict=True)):
+            if low == high:
+                continue
+            index = places[low:high] - begins[a]
+            before = checkpoint.words(names[a], index)
+            after = _altered(before, arrays[names[a]], wanted, rng)
+            fine = _allowed(before, after, arrays[names[a]], wanted)
+            found.setdefault(names[a], []).append(Altered(index[fine], before[fine], after[fine]))
+            accepted.append(places[low:high][fine])
+        new = np.concatenate([np.empty(0, np.int64), *accepted])
+        fruitless = 0 if len(new) else fruitless + 1
+        if fruitless == FRUITLESS:
+            raise InputError(
+                f"{len(taken)} of {count} alterations found, and then none of {FRUITLESS} draws is allowed"
+            )
+        taken = np.sort(np.concatenate([taken, new]))
+    return {name: _together(parts) for name, parts in found.items() if any(len(part.places) for part in parts)}
+
+
+def _free(rng: np.random.Generator, size: int, taken: np.ndarray, need: int) -> np.ndarray:
+    """Places from 0 to `size` that are not taken, distinct and in ascending order, at most `need`."""
+    if 2 * (len(taken) + need) > size:
+        return np.sort(rng.permutation(np.delete(np.arange(size), taken))[:need])
+    places = np.unique(rng.integers(size, size=need))  # a place drawn twice counts once
+    return places[~np.isin(places, taken, assume_unique=True)]
+
+
+def _of_tensors(
+    rng: np.random.Generator, begins: np.ndarray, ends: np.ndarray, taken: np.ndarray, need: int
+) -> np.ndarray:
+    """As `_free`, of arrays from `begins` to `ends`: each that has free places is as likely as any other."""
+    first, last = np.searchsorted(taken, (begins, ends))
+    free = ends - begins - (last - first)
+    (open_,) = np.nonzero(free)
+    wanted = np.minimum(np.bincount(rng.choice(open_, size=need), minlength=len(free)), free)
+    parts = [
+        begins[a] + _free(rng, int(ends[a] - begins[a]), taken[first[a] : last[a]] - begins[a], int(wanted[a]))
+        for a in np.flatnonzero(wanted)
+    ]
+    return np.concatenate(parts)
+
+
+def _together(parts: Sequence[Altered]) -> Altered:
+    """One array's alterations, from several rounds."""
+    index, before, after = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    order = np.argsort(index)
+    return Altered(index[order], before[order], after[order])
+
+
+def _altered(before: np.ndarray, array: Described, wanted: Wanted, rng: np.random.Generator) -> np.ndarray:
+    """What words become, unsigned [n]."""
+    width = 8 * array.dtype.itemsize
+    if wanted.value is not None or wanted.factor is not None:
+        with np.errstate(all="ignore"):
+            values = before.view(array.dtype).astype(np.float64)
+            values = np.full_like(values, wanted.value) if wanted.factor is None else values * wanted.factor
+            new = values.astype(array.dtype)
+        return new.view(array.word)
+    if wanted.mask is not None:
+        mask = wanted.mask if not wanted.most_significant_first else int(f"{wanted.mask:0{width}b}"[::-1], 2)
+        return before ^ array.word.type(mask)
+    if wanted.critical:
+        return before ^ array.word.type(1 << (width - 2))
+    masks = np.zeros(len(before), array.word)
+    for start in range(0, len(before), BLOCK):
+        bits = _bits(rng, len(before[start : start + BLOCK]), wanted.bits or (0, width - 1), wanted.burst)
+        bits = width - 1 - bits if wanted.most_significant_first else bits
+        masks[start : start + BLOCK] = np.bitwise_or.reduce(array.word.type(1) << bits.astype(array.word), axis=1)
+    return before ^ masks
+
+
+def _bits(rng: np.random.Generator, count: int, between: tuple[int, int], burst: int) -> np.ndarray:
+    """int64 [count, burst]: distinct bits of each element."""
+    low, high = between
+    if burst == 1:
+        return rng.integers(low, high + 1, size=(count, 1))
+    # The places of the smallest of so many random numbers are distinct, and every set of them is equally likely.
+    return np.argsort(rng.random((count, high - low + 1)), axis=1)[:, :burst] + low
+
+
+def _allowed(before: np.ndarray, after: np.ndarray, array: Described, wanted: Wanted) -> np.ndarray:
+    """bool [n]: which alterations are allowed."""
+    fine = np.ones(len(before), bool)
+    if wanted.keep_sign:
+        fine &= (before ^ after) >> array.word.type(8 * array.dtype.itemsize - 1) == 0
+    if wanted.finite:
+        with np.errstate(invalid="ignore"):  # of NaNs that signal
+            fine &= np.isfinite(after.view(array.dtype).astype(np.float64))
+    return fine

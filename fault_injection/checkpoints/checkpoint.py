@@ -1,0 +1,151 @@
+"""A checkpoint on disk: named arrays whose elements are read, and replaced, without loading the rest.
+
+Elements are *words* here: unsigned integers of an element's width, with the element's bits.  An index
+counts an array's elements in row-major order, whatever the order on disk.
+"""
+
+import abc
+import contextlib
+import errno
+import math
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..machine.errors import InputError
+
+PIECE = 1 << 20  # bytes that are in memory together; more are slower, since each piece is allocated
+OPTIMIZER = ("opt_state", "optimizer", "optimizer_state", "optimizer_weights", "opt")
+
+
+class Described(NamedTuple):
+    """An array, without its elements.
+
+    Attributes:
+      shape: of the array.
+      dtype: of its elements, in the byte order of this machine.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """How many elements it has."""
+        return math.prod(self.shape)
+
+    @property
+    def word(self) -> np.dtype:
+        """The type of its words."""
+        return np.dtype(f"u{self.dtype.itemsize}")
+
+    @property
+    def text(self) -> str:
+        """Its type and shape, as `float32 [3, 4]`."""
+        return f"{self.dtype.name} {list(self.shape)}"
+
+    @property
+    def floating(self) -> bool:
+        """Whether its elements are floating-point numbers."""
+        return is_float(self.dtype)
+
+
+class Change(NamedTuple):
+    """New elements of one array.
+
+    Attributes:
+      places: int64 [n], row-major positions, distinct and in ascending order.
+      words: unsigned [n], what the elements become.
+    """
+
+    places: np.ndarray
+    words: np.ndarray
+
+
+Changes = Mapping[str, Change]  # by array
+
+
+class Checkpoint(abc.ABC):
+    """A checkpoint that was opened.
+
+    Attributes:
+      path: the file or folder.
+      format: what kind it is, such as `safetensors`.
+      arrays: what it has, by name, in its own order.
+      others: names of what it has besides arrays of numbers; these are copied, never altered.
+    """
+
+    format: str
+    path: pathlib.Path
+    arrays: Mapping[str, Described]
+    others: tuple[str, ...] = ()
+
+    @abc.abstractmethod
+    def words(self, name: str, index: np.ndarray) -> np.ndarray:
+        """Unsigned [n]: the words of some elements, int64 [n] in ascending order."""
+
+    @abc.abstractmethod
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """All words of an array in their order, in flat pieces of at most `PIECE` bytes."""
+
+    @abc.abstractmethod
+    def write(self, out: pathlib.Path, changes: Changes) -> None:
+        """Write a copy with some elements replaced; it is whole or absent, and checksums in it are renewed.
+
+        Args:
+          out: a file or folder; a file that is there is replaced at once, a folder must not be there.
+
+        Raises:
+          OSError: it cannot be written.
+        """
+
+    def array(self, name: str) -> np.ndarray:
+        """An array, whole."""
+        described = self.arrays[name]
+        pieces = [*self.pieces(name)] or [np.empty(0, described.word)]
+        return np.concatenate(pieces).view(described.dtype).reshape(described.shape)
+
+
+def is_float(dtype: np.dtype) -> bool:
+    """Whether a type is one of floating-point numbers, NumPy's own or one of `ml_dtypes`.
+
+    >>> import ml_dtypes
+    >>> is_float(np.dtype(np.float16)), is_float(np.dtype(ml_dtypes.bfloat16)), is_float(np.dtype("V2"))
+    (True, True, False)
+    """
+    return dtype.kind == "f" or (dtype.type.__module__ == "ml_dtypes" and "float" in dtype.name)
+
+
+def is_number(dtype: np.dtype) -> bool:
+    """Whether a type is one of numbers or truth values."""
+    return dtype.kind in "iub" or is_float(dtype)
+
+
+def of_optimizer(name: str) -> bool:
+    """Whether an array belongs to the optimizer, by its name: one of its parts is one of `OPTIMIZER`.
+
+    >>> of_optimizer("opt_state/m/conv1/kernel"), of_optimizer("params/conv1/kernel")
+    (True, False)
+    """
+    return any(part in OPTIMIZER for part in name.replace(".", "/").split("/"))
+
+
+@contextlib.contextmanager
+def reading(path: pathlib.Path, format: str) -> Iterator[None]:
+    """Inside this context, whatever a reader stumbles over becomes one line: damage can surface anywhere in it.
+
+    Raises:
+      InputError: in place of the reader's own errors.
+      OSError: of the system, such as a file that may not be read.
+    """
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a place before the file
+            raise
+        why = str(error).partition(" [")[0] or type(error).__name__
+        raise InputError(f"no sound {format} checkpoint: {why}", path) from None

@@ -1,0 +1,108 @@
+"""HDF5, as Keras and others write it: datasets of numbers, named by their paths.  Needs h5py.
+
+A dataset that lies in one run of bytes is altered where it lies.  Of one that is stored in chunks, h5py
+writes the chunks that change anew, with their compression and checksums.
+"""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ..machine.errors import InputError
+from .checkpoint import PIECE, reading
+from .in_place import InPlace, Region
+
+
+class Hdf5(InPlace):
+    """A file of HDF5.
+
+    Attributes:
+      scattered: datasets that are stored in chunks, which only h5py reads.
+    """
+
+    format = "HDF5"
+
+    def __init__(
+        self, path: pathlib.Path, regions: dict[str, Region], scattered: frozenset[str], others: tuple[str, ...]
+    ) -> None:
+        super().__init__(path, regions, others)
+        self.scattered = scattered
+
+    def words(self, name: str, index: np.ndarray) -> np.ndarray:
+        """As `Checkpoint.words`."""
+        if name not in self.scattered:
+            return super().words(name, index)
+        region = self.regions[name]
+        with reading(self.path, self.format), _opened(self.path) as file:
+            found = [file[name][place] for place in _coordinates(index, region)]
+        return np.array(found, region.described.dtype).view(region.described.word)
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """As `Checkpoint.pieces`."""
+        if name not in self.scattered:
+            yield from super().pieces(name)
+            return
+        region = self.regions[name]
+        row = max(1, region.described.size // region.shape[0]) * region.dtype.itemsize if region.described.size else 1
+        step = max(1, PIECE // row)
+        with reading(self.path, self.format), _opened(self.path) as file:
+            for start in range(0, region.shape[0] if region.described.size else 0, step):
+                rows = file[name][start : start + step].astype(region.described.dtype)
+                yield np.ascontiguousarray(rows).view(region.described.word).reshape(-1)
+
+    def replace(self, file: BinaryIO, name: str, index: np.ndarray, words: np.ndarray) -> None:
+        """As `InPlace.replace`."""
+        if name not in self.scattered:
+            super().replace(file, name, index, words)
+            return
+        region, values = self.regions[name], words.view(self.arrays[name].dtype)
+        import h5py
+
+        with reading(self.path, self.format), h5py.File(file, "r+") as altered:
+            dataset = altered[name]
+            for place, value in zip(_coordinates(index, region), values, strict=True):
+                dataset[place] = value
+
+
+def open_hdf5(path: pathlib.Path) -> Hdf5:
+    """Open a file of HDF5; names, types and places of its datasets are read.
+
+    Raises:
+      InputError: it is damaged, or h5py is not installed.
+    """
+    regions: dict[str, Region] = {}
+    scattered: list[str] = []
+    others: list[str] = []
+    size = path.stat().st_size
+    with reading(path, Hdf5.format), _opened(path) as file:
+        import h5py
+
+        def visit(name: str, item: Any) -> None:
+            if not isinstance(item, h5py.Dataset):
+                return
+            if item.dtype.kind not in "fiub" or item.shape is None or item.is_virtual or item.external:
+                others.append(name)
+                return
+            offset = item.id.get_offset()
+            region = regions[name] = Region(offset or 0, item.shape, item.dtype)
+            if offset is None and region.described.size:
+                scattered.append(name)
+            elif region.end > size:
+                raise ValueError(f"{name} reaches beyond the end of the file")
+
+        file.visititems(visit)
+    return Hdf5(path, regions, frozenset(scattered), tuple(others))
+
+
+def _opened(path: pathlib.Path) -> Any:
+    try:
+        import h5py
+    except ImportError:
+        raise InputError("HDF5 needs h5py: pip install -e '.[checkpoints]'", path) from None
+    return h5py.File(path, "r")
+
+
+def _coordinates(index: np.ndarray, region: Region) -> list[tuple[int, ...]]:
+    return [tuple(map(int, place)) for place in zip(*np.unravel_index(index, region.shape), strict=True)]

@@ -1,0 +1,119 @@
+"""Checkpoints in one file, in which every array is a run of bytes: elements are read and replaced where they lie."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator, Mapping
+from typing import BinaryIO, NamedTuple
+
+import numpy as np
+
+from ..machine.files import write_atomically
+from .checkpoint import PIECE, Changes, Checkpoint, Described
+
+
+class Region(NamedTuple):
+    """Where an array lies in a file.
+
+    Attributes:
+      offset: of its first byte.
+      shape: of the array.
+      dtype: of its elements, with the byte order of the file.
+      columns_first: whether the first axis runs fastest, as in Fortran.
+    """
+
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    columns_first: bool = False
+
+    @property
+    def described(self) -> Described:
+        """The array."""
+        return Described(self.shape, self.dtype.newbyteorder("="))
+
+    @property
+    def word(self) -> np.dtype:
+        """The type of its words in the file."""
+        return np.dtype(f"{'>' if self.dtype.byteorder == '>' else '<'}u{self.dtype.itemsize}")
+
+    @property
+    def end(self) -> int:
+        """Behind its last byte."""
+        return self.offset + self.described.size * self.dtype.itemsize
+
+    def places(self, index: np.ndarray) -> np.ndarray:
+        """int64 [n]: the positions in the file, in elements, of row-major positions."""
+        if not self.columns_first:
+            return index
+        return np.ravel_multi_index(np.unravel_index(index, self.shape), self.shape, order="F")
+
+
+class InPlace(Checkpoint):
+    """A checkpoint in one file.
+
+    Attributes:
+      regions: where its arrays are.
+    """
+
+    def __init__(self, path: pathlib.Path, regions: Mapping[str, Region], others: tuple[str, ...] = ()) -> None:
+        self.path, self.regions, self.others = path, regions, others
+        self.arrays = {name: region.described for name, region in regions.items()}
+
+    def words(self, name: str, index: np.ndarray) -> np.ndarray:
+        """As `Checkpoint.words`."""
+        region = self.regions[name]
+        if not len(index):
+            return np.empty(0, region.described.word)
+        # Only the pages touched are read.
+        mapped = np.memmap(self.path, region.word, "r", region.offset, (region.described.size,))
+        return np.asarray(mapped[region.places(index)]).astype(region.described.word)
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """As `Checkpoint.pieces`."""
+        region = self.regions[name]
+        step = PIECE // region.dtype.itemsize
+        size = region.described.size
+        if region.columns_first:
+            for start in range(0, size, step):
+                yield self.words(name, np.arange(start, min(start + step, size)))
+            return
+        with self.path.open("rb") as file:
+            file.seek(region.offset)
+            for start in range(0, size, step):
+                content = file.read(min(step, size - start) * region.dtype.itemsize)
+                yield np.frombuffer(content, region.word).astype(region.described.word)
+
+    def write(self, out: pathlib.Path, changes: Changes) -> None:
+        """As `Checkpoint.write`."""
+        write_atomically(out, lambda file: self.fill(file, changes))
+
+    def fill(self, file: BinaryIO, changes: Changes) -> None:
+        """Write the altered copy into an open, empty file."""
+        copy_into(self.path, file)
+        for name, change in changes.items():
+            self.replace(file, name, change.places, change.words)
+
+    def replace(self, file: BinaryIO, name: str, index: np.ndarray, words: np.ndarray) -> None:
+        """Replace elements of an array in a copy of this file."""
+        region = self.regions[name]
+        places = region.places(index)
+        width = region.dtype.itemsize
+        content = words.astype(region.word).tobytes()
+        for k, place in enumerate(places.tolist()):
+            file.seek(region.offset + place * width)
+            file.write(content[k * width : (k + 1) * width])
+
+
+def copy_into(path: pathlib.Path, file: BinaryIO) -> None:
+    """Copy a file into an open, empty one, by the system where it can."""
+    with path.open("rb") as source:
+        if hasattr(os, "copy_file_range"):
+            with contextlib.suppress(OSError):  # between two file systems, perhaps; what was copied is written again
+                while os.copy_file_range(source.fileno(), file.fileno(), 1 << 30):
+                    pass
+                return
+        source.seek(0)
+        file.seek(0)
+        shutil.copyfileobj(source, file, PIECE)

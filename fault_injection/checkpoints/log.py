@@ -1,0 +1,257 @@
+"""The log of an alteration: what was altered, element by element; and its application to another checkpoint.
+
+A log is JSON, with one alteration per line.  Applied, it inverts in each element the bits that it says
+were inverted.  So the same log undoes what it did, and in another checkpoint, whose values differ, it is
+the *equivalent injection*.
+"""
+
+import json
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+from ..machine.errors import InputError, did_you_mean
+from ..machine.files import read_bounded, read_text, write_atomically
+from .alteration import Altered
+from .checkpoint import Checkpoint, Described
+
+VERSION = 1
+LARGEST = 2 * 2**30  # bytes of a log
+
+
+class Entry(NamedTuple):
+    """One array's alterations as a log has them.
+
+    Attributes:
+      name: of the array.
+      dtype: of its elements; None where the log does not say.
+      places: int64 [n, dimensions], coordinates; [n, 1] row-major positions where `flat`.
+      before, after: unsigned [n]; of a published sequence the bits inverted, `before` being 0.
+      flat: whether positions are row-major ones.
+      from_sign: whether bits are counted from the sign, so that they wait for the width of an element.
+    """
+
+    name: str
+    dtype: np.dtype | None
+    places: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
+    flat: bool = False
+    from_sign: bool = False
+
+
+class Mapped(NamedTuple):
+    """Where an array of a log is in a checkpoint of another layout.
+
+    Attributes:
+      name: of the array there.
+      axes: which axis of the log's array each of its axes is; None where they are the same.
+    """
+
+    name: str
+    axes: tuple[int, ...] | None = None
+
+
+class Applied(NamedTuple):
+    """A log applied to a checkpoint.
+
+    Attributes:
+      altered: by array.
+      before, after: elements that had the bits that the log says they had before, or after; the latter are undone.
+    """
+
+    altered: dict[str, Altered]
+    before: int
+    after: int
+
+
+def write_log(
+    path: pathlib.Path, checkpoint: Checkpoint, altered: Mapping[str, Altered], asked: Mapping[str, Any]
+) -> None:
+    """Write what was altered.
+
+    Args:
+      asked: what the alterations were drawn from, for people to read.
+    """
+    head = {"version": VERSION, "checkpoint": checkpoint.path.name, "format": checkpoint.format, "asked": dict(asked)}
+
+    def lines() -> Iterator[str]:
+        yield json.dumps(head, ensure_ascii=False)[:-1] + ', "alterations": ['
+        rows = (row for name, one in altered.items() for row in _rows(name, checkpoint.arrays[name], one))
+        first = True
+        for row in rows:
+            yield ("" if first else ",") + "\n" + json.dumps(row, ensure_ascii=False)
+            first = False
+        yield "\n]}\n"
+
+    def fill(file: Any) -> None:
+        for line in lines():
+            file.write(line.encode(errors="backslashreplace"))
+
+    write_atomically(path, fill)
+
+
+def _rows(name: str, array: Described, altered: Altered) -> Iterator[dict[str, Any]]:
+    places = np.stack(np.unravel_index(altered.places, array.shape), 1).tolist() if array.shape else [[]]
+    digits = 2 * array.dtype.itemsize
+    for place, before, after in zip(places, altered.before.tolist(), altered.after.tolist(), strict=True):
+        yield {
+            "name": name,
+            "index": place,
+            "dtype": array.dtype.name,
+            "before": f"{before:0{digits}x}",
+            "after": f"{after:0{digits}x}",
+        }
+
+
+def read_log(path: pathlib.Path) -> list[Entry]:
+    """Read a log of ours, or a sequence saved by the published tool: `{location: [[indexes], [bits]]}`.
+
+    The published tool counts bits from the sign, and so are they read here.  An index of it is a row-major
+    position, or a list of coordinates.
+
+    Raises:
+      InputError: it is neither.
+    """
+    try:
+        document = json.loads(read_bounded(path, LARGEST).decode())
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"not a log of alterations: {str(error)[:200]}", path) from None
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path) from None
+    try:
+        if not isinstance(document, dict):
+            raise ValueError("expected an object")
+        if "alterations" in document:
+            if document.get("version") != VERSION:
+                raise ValueError(f"version {document.get('version')!r}, expected {VERSION}")
+            return _ours(document["alterations"])
+        return [_published(name, *parts) for name, parts in document.items()]
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        raise InputError(f"not a log of alterations: {str(error)[:200]}", path) from None
+
+
+def _ours(rows: list[dict[str, Any]]) -> list[Entry]:
+    by_array: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        by_array.setdefault((str(row["name"]), str(row["dtype"])), []).append(row)
+    found = []
+    for (name, kind), of_array in by_array.items():
+        dtype = _type(kind)
+        before, after = (
+            np.array([int(row[when], 16) for row in of_array], np.dtype(f"u{dtype.itemsize}"))
+            for when in ("before", "after")
+        )
+        found.append(Entry(name, dtype, _places([row["index"] for row in of_array]), before, after))
+    return found
+
+
+def _type(name: str) -> np.dtype:
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def _published(name: str, indexes: list[Any], bits: list[Any]) -> Entry:
+    if len(indexes) != len(bits):
+        raise ValueError(f"{name} has {len(indexes)} indexes and {len(bits)} bits")
+    flat = all(isinstance(place, int) for place in indexes)
+    index = _places([[place] for place in indexes] if flat else indexes)
+    each = [[bit] if isinstance(bit, int) else bit for bit in bits]
+    if any(type(bit) is not int or not 0 <= bit < 64 for of_one in each for bit in of_one):
+        raise ValueError(f"{name}: expected bits from 0 to 63")
+    masks = np.array([sum(1 << bit for bit in set(of_one)) for of_one in each], np.uint64)
+    return Entry(name, None, index, np.zeros_like(masks), masks, flat, from_sign=True)
+
+
+def _places(rows: list[list[int]]) -> np.ndarray:
+    if any(type(n) is not int or n < 0 for row in rows for n in row) or len({len(row) for row in rows}) > 1:
+        raise ValueError("an index is a list of whole numbers from 0, as many as the array has dimensions")
+    return np.array(rows, np.int64).reshape(len(rows), -1)
+
+
+def read_mapping(path: pathlib.Path) -> dict[str, Mapped]:
+    """Read where the arrays of a log are in another layout: `{"fc/kernel": "fc.weight"}`, or with axes.
+
+    With axes it is `{"fc/kernel": {"name": "fc.weight", "axes": [1, 0]}}`: axis i of the array there is axis
+    `axes[i]` of the log's.
+
+    Raises:
+      InputError: it is no such file.
+    """
+    try:
+        found = {}
+        for name, there in json.loads(read_text(path)).items():
+            if isinstance(there, str):
+                found[name] = Mapped(there)
+                continue
+            axes = tuple(there["axes"])
+            if set(there) != {"name", "axes"} or sorted(axes) != list(range(len(axes))):
+                raise ValueError(f"{name}: expected a name, and axes that are a permutation")
+            found[name] = Mapped(str(there["name"]), axes)
+        return found
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise InputError(f"not a mapping of names: {str(error)[:200]}", path) from None
+
+
+def apply(entries: list[Entry], checkpoint: Checkpoint, mapping: Mapping[str, Mapped]) -> Applied:
+    """What a log does to a checkpoint.
+
+    Raises:
+      InputError: an array is missing, or has another type or shape; or a place stands in the log twice.
+    """
+    found: dict[str, Altered] = {}
+    alike = np.zeros(2, np.int64)
+    for entry in entries:
+        to = mapping.get(entry.name, Mapped(entry.name))
+        if to.name not in checkpoint.arrays:
+            hint = did_you_mean(to.name, checkpoint.arrays)
+            raise InputError(f"has no array {to.name!r}, which the log alters{hint}", checkpoint.path)
+        array = checkpoint.arrays[to.name]
+        if entry.dtype is not None and entry.dtype != array.dtype:
+            what = f"{to.name} is {array.dtype.name} here, and {entry.dtype.name} in the log"
+            raise InputError(what, checkpoint.path)
+        index = _positions(entry, to, array, checkpoint.path)
+        if to.name in found or len(np.unique(index)) < len(index):
+            raise InputError(f"{to.name}: the log alters an element twice", checkpoint.path)
+        order = np.argsort(index)
+        masks = (_of_width(entry, array, checkpoint.path) if entry.from_sign else entry.before ^ entry.after)[order]
+        words = checkpoint.words(to.name, index[order])
+        if not entry.from_sign:
+            alike += [int(np.sum(words == known[order])) for known in (entry.before, entry.after)]
+        found[to.name] = Altered(index[order], words, words ^ masks.astype(array.word))
+    return Applied(found, *alike.tolist())
+
+
+def _positions(entry: Entry, to: Mapped, array: Described, path: pathlib.Path) -> np.ndarray:
+    """int64 [n]: row-major positions in the array."""
+    index = entry.places
+    if entry.flat:
+        if to.axes is not None:
+            raise InputError(f"{to.name}: axes need coordinates, and the log has positions", path)
+        if len(index) and index.max() >= array.size:
+            raise InputError(f"{to.name}: the log alters element {index.max()}, there are {array.size}", path)
+        return index[:, 0]
+    if to.axes is not None:
+        if len(to.axes) != index.shape[1]:
+            raise InputError(f"{to.name}: {len(to.axes)} axes in the mapping, {index.shape[1]} in the log", path)
+        index = index[:, list(to.axes)]
+    shape = np.array(array.shape, np.int64)
+    if index.shape[1] != len(shape) or (len(index) and (index >= shape).any()):
+        raise InputError(f"{to.name} has the shape {list(array.shape)}, and the log an element beside it", path)
+    return np.ravel_multi_index(tuple(index.T), array.shape) if len(shape) else np.zeros(len(index), np.int64)
+
+
+def _of_width(entry: Entry, array: Described, path: pathlib.Path) -> np.ndarray:
+    """uint64 [n]: masks whose bits were counted from the sign."""
+    width = 8 * array.dtype.itemsize
+    masks = entry.after.tolist()
+    if any(mask >> width for mask in masks):
+        raise InputError(f"{entry.name} has {width} bits, and the log inverts a higher one", path)
+    return np.array([int(f"{mask:0{width}b}"[::-1], 2) for mask in masks], np.uint64)
+
+
+def total(altered: Mapping[str, Altered]) -> int:
+    """How many elements are altered."""
+    return sum(len(one.places) for one in altered.values())

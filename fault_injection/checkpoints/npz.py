@@ -1,0 +1,273 @@
+"""NumPy's .npz: a ZIP archive of arrays.  Our own checkpoints are such files, with a SHA-256 of all arrays beside them.
+
+What is stored uncompressed is altered where it lies, and the CRC-32 of its member is renewed by what
+changed.  An archive of which a compressed member changes is written anew.
+"""
+
+import functools
+import itertools
+import pathlib
+import zipfile
+import zlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from ..machine.files import CHECKSUM, arrays_checksum, write_atomically
+from .checkpoint import PIECE, Change, Changes, Described, is_number, reading
+from .in_place import InPlace, Region
+
+LOCAL, CENTRAL = 30, 46  # bytes of the headers of a member, without names and extras
+CRC_OF_LOCAL, CRC_OF_CENTRAL = 14, 16  # where in them the CRC-32 stands
+AFTERWARDS = 8  # a flag: the CRC-32 stands behind the member, since it was not known before
+MANY = 20_000  # changes, from which on reading a member again is faster than accounting for each
+# NumPy has no bfloat16 of its own, and writes two bytes without a meaning.
+NAMELESS = {np.dtype("V2"): np.dtype(ml_dtypes.bfloat16)}
+
+
+class Npz(InPlace):
+    """An .npz archive.
+
+    Attributes:
+      members: of its arrays, by their names.
+      ours: whether it carries the checksum of `machine.files.write_arrays`.
+    """
+
+    format = "npz"
+
+    def __init__(self, path: pathlib.Path, archive: zipfile.ZipFile) -> None:
+        self.members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+        self.directory = archive.start_dir
+        regions, others = {}, []
+        for name, info in self.members.items():
+            region = _region(path, archive, info)
+            if region is None:
+                others.append(info.filename)
+            else:
+                regions[name] = region
+        if len(self.members) < len(archive.infolist()):
+            raise ValueError("a name stands in it twice")
+        super().__init__(path, regions, tuple(others))
+        self.ours = self.arrays.get(CHECKSUM) == Described((32,), np.dtype(np.uint8))
+        if self.ours:
+            self.arrays = {name: array for name, array in self.arrays.items() if name != CHECKSUM}
+            self.others = (*self.others, CHECKSUM)
+            if self.checksum({}) != self.words(CHECKSUM, np.arange(32)).tobytes():
+                raise ValueError("its checksum does not match")
+
+    def words(self, name: str, index: np.ndarray) -> np.ndarray:
+        """As `Checkpoint.words`."""
+        if self.members[name].compress_type == zipfile.ZIP_STORED:
+            return super().words(name, index)
+        region, found, begin = self.regions[name], [], 0
+        order = np.argsort(places := region.places(index), kind="stable")
+        for piece in self._stored(name):
+            inside = (begin <= places[order]) & (places[order] < begin + len(piece))
+            found.append(piece[places[order][inside] - begin])
+            begin += len(piece)
+        words = np.empty(len(index), region.described.word)
+        words[order] = np.concatenate(found) if found else 0
+        return words
+
+    def pieces(self, name: str) -> Iterator[np.ndarray]:
+        """As `Checkpoint.pieces`."""
+        region = self.regions[name]
+        if self.members[name].compress_type == zipfile.ZIP_STORED or region.columns_first:
+            return super().pieces(name)
+        return self._stored(name)
+
+    def _stored(self, name: str) -> Iterator[np.ndarray]:
+        """The words of a member in the order of the file, decompressed."""
+        region, info = self.regions[name], self.members[name]
+        with reading(self.path, self.format), zipfile.ZipFile(self.path) as archive, archive.open(info) as member:
+            member.read(info.file_size - region.described.size * region.dtype.itemsize)
+            left = region.described.size
+            while left:
+                count = min(left, PIECE // region.dtype.itemsize)
+                yield np.frombuffer(member.read(count * region.dtype.itemsize), region.word).astype(
+                    region.described.word
+                )
+                left -= count
+
+    def checksum(self, changes: Changes) -> bytes:
+        """The SHA-256 of all arrays with some elements replaced."""
+
+        def content(name: str) -> Iterator[bytes]:
+            change, begin = changes.get(name), 0
+            region = self.regions[name]
+            for piece in self.pieces(name):
+                if change is not None:
+                    here = (begin <= change.places) & (change.places < begin + len(piece))
+                    piece[change.places[here] - begin] = change.words[here]
+                begin += len(piece)
+                yield piece.astype(region.word).tobytes()
+
+        known = {name: (self.regions[name].dtype.str, self.arrays[name].shape, content(name)) for name in self.arrays}
+        return arrays_checksum(known)
+
+    def write(self, out: pathlib.Path, changes: Changes) -> None:
+        """As `Checkpoint.write`."""
+        if self.ours:
+            new = np.frombuffer(self.checksum(changes), np.uint8)
+            changes = {**changes, CHECKSUM: Change(np.arange(32), new)}
+        if any(self.members[name].compress_type != zipfile.ZIP_STORED for name in changes):
+            write_atomically(out, lambda file: self._rewrite(file, changes))
+        else:
+            super().write(out, changes)
+
+    def replace(self, file: BinaryIO, name: str, index: np.ndarray, words: np.ndarray) -> None:
+        """As `InPlace.replace`; the CRC-32 of the member follows."""
+        region, info = self.regions[name], self.members[name]
+        old = self.words(name, index)
+        super().replace(file, name, index, words)
+        begin, size = region.end - info.file_size, info.file_size
+        if len(index) > MANY:
+            crc, left = 0, size
+            file.seek(begin)
+            while left:
+                content = file.read(min(left, PIECE))
+                crc, left = zlib.crc32(content, crc), left - len(content)
+        else:
+            crc = info.CRC
+            width = region.dtype.itemsize
+            places = (region.offset - begin + region.places(index) * width).tolist()
+            flips = (old ^ words).astype(region.word).tobytes()
+            for k, place in enumerate(places):
+                crc ^= crc_of_flip(flips[k * width : (k + 1) * width], size - place - width)
+        file.seek(self._behind(info, region) if info.flag_bits & AFTERWARDS else info.header_offset + CRC_OF_LOCAL)
+        file.write(crc.to_bytes(4, "little"))
+        file.seek(self._entry(file, info) + CRC_OF_CENTRAL)
+        file.write(crc.to_bytes(4, "little"))
+
+    def _behind(self, info: zipfile.ZipInfo, region: Region) -> int:
+        """Where the CRC-32 behind a member stands: after a signature, which is usual but optional."""
+        with self.path.open("rb") as file:
+            file.seek(region.end)
+            return region.end + 4 * (file.read(4) == b"PK\x07\x08")
+
+    def _entry(self, file: BinaryIO, wanted: zipfile.ZipInfo) -> int:
+        """Where the entry of a member in the central directory begins."""
+        at = self.directory
+        for info in self.members.values():
+            if info is wanted:
+                return at
+            file.seek(at + 28)
+            at += CENTRAL + sum(int.from_bytes(file.read(2), "little") for _ in range(3))
+        raise AssertionError("it is one of the members")
+
+    def _rewrite(self, file: BinaryIO, changes: Changes) -> None:
+        """Write the archive anew, each member compressed as it was."""
+        with zipfile.ZipFile(self.path) as old, zipfile.ZipFile(file, "w") as new:
+            for name, info in self.members.items():
+                copied = zipfile.ZipInfo(info.filename, info.date_time)
+                copied.compress_type, copied.external_attr = info.compress_type, info.external_attr
+                change = changes.get(name)
+                with (
+                    reading(self.path, self.format),
+                    old.open(info) as source,
+                    new.open(copied, "w", force_zip64=True) as target,
+                ):
+                    if change is None:
+                        while content := source.read(PIECE):
+                            target.write(content)
+                        continue
+                    region = self.regions[name]
+                    target.write(source.read(info.file_size - region.described.size * region.dtype.itemsize))
+                    places, begin = region.places(change.places), 0
+                    for piece in self._stored(name):
+                        here = (begin <= places) & (places < begin + len(piece))
+                        piece[places[here] - begin] = change.words[here]
+                        begin += len(piece)
+                        target.write(piece.astype(region.word).tobytes())
+
+
+def open_npz(path: pathlib.Path) -> Npz:
+    """Open an .npz archive; the headers of its arrays are read, and of our own files everything is checked.
+
+    Raises:
+      InputError: it is damaged, has members that lie in each other, or arrays of Python objects, which
+        would have to be unpickled.
+    """
+    with reading(path, Npz.format), zipfile.ZipFile(path) as archive:
+        spans = sorted((info.header_offset, info.header_offset + info.compress_size) for info in archive.infolist())
+        if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
+            raise ValueError("two of its members lie in each other")
+        if spans and spans[-1][1] > archive.start_dir:
+            raise ValueError("a member reaches beyond the end")
+        return Npz(path, archive)
+
+
+def _region(path: pathlib.Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Region | None:
+    """Where a member's array is in the file, or in what it decompresses to; None where it is no array of numbers."""
+    if not info.filename.endswith(".npy"):
+        if info.filename.endswith((".pkl", ".pickle")):
+            raise ValueError(f"{info.filename} is a pickle, and nothing is ever unpickled; save it as safetensors")
+        return None
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version not in read:
+            raise ValueError(f"{info.filename} has version {version} of its format, expected (1, 0) or (2, 0)")
+        shape, columns_first, dtype = read[version](member)
+        header = member.tell()
+    if dtype.hasobject:
+        raise ValueError(f"{info.filename} holds Python objects, and nothing is ever unpickled")
+    dtype = NAMELESS.get(dtype, dtype)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"{info.filename} has shape {shape}")
+    region = Region(header, shape, dtype, columns_first and len(shape) > 1)
+    if region.end != info.file_size:
+        raise ValueError(f"{info.filename} has {info.file_size:,} bytes, expected {region.end:,}")
+    if not is_number(dtype):
+        return None
+    if info.compress_type != zipfile.ZIP_STORED:
+        return region
+    if info.compress_size != info.file_size:
+        raise ValueError(f"{info.filename} has two sizes")
+    with path.open("rb") as file:
+        file.seek(info.header_offset + LOCAL - 4)
+        names = sum(int.from_bytes(file.read(2), "little") for _ in range(2))
+    return region._replace(offset=info.header_offset + LOCAL + names + header)
+
+
+def crc_of_flip(flipped: bytes, behind: int) -> int:
+    """By what the CRC-32 of bytes changes, by XOR, where some of them are XORed with `flipped`.
+
+    A CRC-32 is linear but for a constant: that of `flipped` and then of as many zeros as there are bytes
+    behind, without the constant.  A zero is a multiplication by x⁸ modulo the polynomial.
+
+    >>> content, other = b"any bytes", b"aNy bytes"
+    >>> zlib.crc32(content) ^ crc_of_flip(b"\\x20", behind=7) == zlib.crc32(other)
+    True
+
+    Args:
+      behind: bytes behind those that change.
+    """
+    return _times(zlib.crc32(flipped) ^ zlib.crc32(bytes(len(flipped))), _zeros(behind))
+
+
+POLYNOMIAL, ONE = 0xEDB88320, 1 << 31  # bit 31 is the coefficient of x⁰
+
+
+def _times(a: int, b: int) -> int:
+    """The product of two polynomials over two elements, modulo that of CRC-32."""
+    product = 0
+    while a:
+        if a & ONE:
+            product ^= b
+        a = (a << 1) & 0xFFFFFFFF
+        b = (b >> 1) ^ (POLYNOMIAL if b & 1 else 0)
+    return product
+
+
+@functools.lru_cache(maxsize=1024)
+def _zeros(count: int) -> int:
+    """x to the power of eight times `count`."""
+    power, square = ONE, ONE >> 8
+    while count:
+        if count & 1:
+            power = _times(power, square)
+        square, count = _times(square, square), count >> 1
+    return power

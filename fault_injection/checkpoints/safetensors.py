@@ -1,0 +1,72 @@
+"""safetensors: a header in JSON that says where each array lies, then the arrays.  It carries no checksum."""
+
+import json
+import math
+import pathlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from .checkpoint import reading
+from .in_place import InPlace, Region
+
+LARGEST_HEADER = 100_000_000  # bytes, as the format's own library has it
+TYPES = {
+    **{f"F{8 * width}": np.dtype(f"<f{width}") for width in (2, 4, 8)},
+    **{f"{kind}{8 * width}": np.dtype(f"<{kind.lower()}{width}") for kind in "IU" for width in (1, 2, 4, 8)},
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+}
+
+
+class Safetensors(InPlace):
+    """A file of safetensors."""
+
+    format = "safetensors"
+
+
+def open_safetensors(path: pathlib.Path) -> Safetensors:
+    """Open a file of safetensors; the header alone is read.
+
+    Raises:
+      InputError: its header is not sound, or the arrays do not fill the file, one after the other.
+    """
+    size = path.stat().st_size
+    with reading(path, Safetensors.format), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(size - 8, LARGEST_HEADER):
+            raise ValueError(f"its header has {length:,} bytes, the file {size:,}")
+        begin, entries = 8 + length, json.loads(file.read(length).decode(), object_pairs_hook=_distinct)
+        entries.pop("__metadata__", None)
+        found = {name: _region(entry, begin) for name, entry in entries.items()}
+        at = 0
+        for (start, end), name in sorted((span, name) for name, (_, span) in found.items()):
+            if start != at:
+                raise ValueError(f"{name} begins at byte {start}, expected {at}")
+            at = end
+        if begin + at != size:
+            raise ValueError(f"its arrays end at byte {begin + at:,}, the file at {size:,}")
+    regions = {name: region for name, (region, _) in found.items() if region is not None}
+    return Safetensors(path, regions, tuple(name for name in found if name not in regions))
+
+
+def _region(entry: dict[str, Any], begin: int) -> tuple[Region | None, tuple[int, int]]:
+    """Where an array is, None where its type is unknown to NumPy; and from where to where, from the header's end."""
+    start, end = entry["data_offsets"]
+    shape = tuple(entry["shape"])
+    if not all(type(n) is int and n >= 0 for n in (*shape, start, end)) or start > end:
+        raise ValueError(f"shape {list(shape)}, bytes {start} to {end}")
+    if (dtype := TYPES.get(entry["dtype"])) is None:
+        return None, (start, end)
+    if end - start != math.prod(shape) * dtype.itemsize:
+        raise ValueError(f"{end - start} bytes for {entry['dtype']} of shape {list(shape)}")
+    return Region(begin + start, shape, dtype), (start, end)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a name stands in it twice")
+    return found

@@ -1,0 +1,64 @@
+"""`continue`: restart a training from an altered checkpoint, and say what came of it."""
+
+import argparse
+import dataclasses
+import pathlib
+
+from ..checkpoints.continuation import StateKeeper, alteration
+from ..checkpoints.formats import FORMATS, open_checkpoint
+from ..faults.injection_file import write_injection
+from ..machine.errors import InputError
+from ..machine.processes import from_leader
+from ..runs.golden_run import Golden, kept_epochs
+from ..runs.replay_files import write_replay
+from ..runs.replay_run import make_golden, replay
+from .arguments import CommandLine, epoch_list, json_option, machine_options, natural, positive, tell, tell_json
+from .workload_arguments import chosen_workload, workload_options
+
+
+def add(commands: CommandLine) -> None:
+    """Add the command."""
+    sub = commands.add("continue", run, "restart a training from an altered checkpoint of its golden run")
+    sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
+    sub.add_argument("workload", help="name of a workload")
+    workload_options(sub, "the embedded default")
+    sub.add_argument("--epoch", type=natural, required=True, metavar="E", help="the checkpoint precedes this epoch")
+    sub.add_argument("--loaders", type=positive, default=1, metavar="P", help="how many load it (default: %(default)s)")
+    sub.add_argument("--worker", type=natural, default=0, metavar="R", help="the first of them (default: %(default)s)")
+    sub.add_argument("--horizon", type=positive, metavar="STEPS", help="stop this many steps after the restart")
+    sub.add_argument(
+        "--keep-states", type=epoch_list, default=frozenset(), metavar="LIST", help="keep the states after these epochs"
+    )
+    sub.add_argument("--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the checkpoint)")
+    json_option(sub)
+    machine_options(sub)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out the command."""
+    workload = chosen_workload(options, embedded=getattr(options, "dataset", None) in (None, "digits"))
+    name = options.checkpoint.stem
+    out = options.out or pathlib.Path("results") / name
+    if from_leader(lambda: out.exists() and not out.is_dir()):
+        raise InputError("--out is a file, expected a folder", out)
+    if options.epoch >= workload.epochs:
+        raise InputError(f"--epoch {options.epoch} is not among the {workload.epochs} epochs")
+    from_leader(lambda: open_checkpoint(options.checkpoint).format)  # before anything is made
+    program = workload.program(frozenset(), data_dir=options.data_dir)
+    if options.worker >= program.loaders or options.loaders > program.loaders:
+        what = f"strategy {workload.strategy} of {workload.workers} workers"
+        raise InputError(f"{program.loaders} load a checkpoint (--worker, --loaders): {what}")
+    golden = Golden(workload, program, options.cache, kept_epochs(program, workload.epochs, {options.epoch}))
+    make_golden(golden, workload.epochs)
+    injection = alteration(golden, options.epoch, options.checkpoint, options.worker, options.loaders, options.horizon)
+    keeper = [StateKeeper(program, out, options.keep_states)] if options.keep_states else []
+    command = ["python", "-m", "fault_injection", *options.arguments]
+    result = replay(injection, golden, lambda result: write_replay(result, name, out, command), keeper)
+    from_leader(lambda: write_injection(out / f"{name}.csv", injection))
+    if options.json:
+        known = {"name": name, **dataclasses.asdict(result.outcome)}
+        tell_json({**known, "altered": len(injection.positions), "folder": str(out)})
+        return
+    tell(injection.sentence())
+    tell(f"{result.outcome.outcome}: {result.outcome.rule}")
+    tell(f"written to {out}/")

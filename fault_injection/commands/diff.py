@@ -1,0 +1,67 @@
+"""`diff`: what differs between two checkpoints."""
+
+import argparse
+import dataclasses
+import pathlib
+
+from ..checkpoints.difference import Difference, difference
+from ..checkpoints.formats import FORMATS, open_checkpoint
+from ..machine.errors import InputError
+from .arguments import CommandLine, aligned, json_option, tell, tell_json
+
+
+def add(commands: CommandLine) -> None:
+    """Add the command."""
+    sub = commands.add("diff", run, "say what differs between two checkpoints: elements, bits, relative error")
+    sub.add_argument("first", type=pathlib.Path, metavar="A", help=FORMATS)
+    sub.add_argument("second", type=pathlib.Path, metavar="B", help="of the same format or another, with equal names")
+    sub.add_argument("--picture", type=pathlib.Path, metavar="FILE.png", help="draw the errors and the bits")
+    json_option(sub)
+
+
+def run(options: argparse.Namespace) -> None:
+    """Carry out the command."""
+    if options.picture is not None and options.picture.suffix not in (".png", ".svg", ".pdf"):
+        raise InputError("--picture: expected a file .png, .svg or .pdf", options.picture)
+    found = difference(open_checkpoint(options.first), open_checkpoint(options.second))
+    if options.picture is not None:
+        from ..checkpoints.picture import draw_difference
+
+        draw_difference(found, options.picture, f"{options.first.name} and {options.second.name}")
+    if options.json:
+        tell_json(dataclasses.asdict(found))
+        return
+    for line in _sentences(found):
+        tell(line)
+    if options.picture is not None:
+        tell(f"drawn in {options.picture}")
+
+
+def _sentences(found: Difference) -> list[str]:
+    """What differs, as text."""
+    changed = found.changed
+    elements, bits = sum(one.changed for one in found.arrays), sum(sum(one.bits) for one in found.arrays)
+    lines = []
+    if changed:
+        head = ("array", "type", "elements", "changed", "bits", "relative error", "largest", "not finite")
+        rows = [
+            (
+                one.name,
+                one.dtype,
+                f"{one.elements}",
+                f"{one.changed}",
+                f"{sum(one.bits)}",
+                "not finite" if one.error is None else f"{one.error:.3g}",
+                f"{one.largest:.3g}",
+                f"{one.nonfinite}",
+            )
+            for one in changed
+        ]
+        lines += aligned([head, *rows])
+    lines.append(f"{elements:,} elements differ, in {bits:,} bits, in {len(changed)} of {len(found.arrays)} arrays")
+    lines += [f"{line}: not compared" for line in found.unlike]
+    for names, where in ((found.only_first, "first"), (found.only_second, "second")):
+        if names:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            lines.append(f"only the {where} has {', '.join(names[:5])}{more}")
+    return lines

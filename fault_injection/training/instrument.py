@@ -1,0 +1,314 @@
+"""Strike a step of one's own, in a loop of one's own."""
+
+import dataclasses
+import fnmatch
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from models.fault import ALL_ONES, LARGEST_OPERAND, Fault, Operand, Struck, make_fault, nothing_struck, site_id
+from models.site import Site
+
+from ..machine.errors import InputError, did_you_mean
+from .intercept import NOWHERE, Interpreter, aimed
+from .jax_internals import PRODUCTS, opened
+from .jaxpr_sites import Follower, names, roles
+from .traced_step import Step, Traced, split, trace
+
+ALL = "all"
+Position = int | tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSite(Site):
+    """A product or convolution of a user's step.
+
+    The operands of a site in loops have a leading axis for each loop: its turns.
+
+    Attributes:
+      role: `forward`, `grad_in`, `grad_wt`, `recompute` (a checkpoint makes a forward product again) or `update`
+        (a product of gradients, as some optimizers have).
+      kind: name of the primitive.
+      parameter: the operand that is the parameter; None where neither is.
+      iterations: turns of the loops around it, the outermost first.
+      axes: mesh axes over which each device runs it with operands of its own.
+      workers: how many devices that are; 1 where all share it.
+      line: of the user's code, such as `my_run.py:12`.
+    """
+
+    role: str = "forward"
+    kind: str = "dot_general"
+    parameter: Operand | None = None
+    iterations: tuple[int, ...] = ()
+    axes: tuple[str, ...] = ()
+    workers: int = 1
+    line: str = ""
+
+    @property
+    def details(self) -> dict[str, Any]:
+        """What a listing says of it besides names and shapes: JSON values by name."""
+        return {
+            "role": self.role,
+            "operation": self.kind,
+            "parameter": None if self.parameter is None else self.parameter.name.lower(),
+            "iterations": list(self.iterations),
+            "mesh_axes": list(self.axes),
+            "workers": self.workers,
+            "line": self.line,
+        }
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Instrumented:
+    """A step that a fault can strike.  `instrument` makes it.
+
+    Attributes:
+      traced: the user's step.
+      sites: what can be struck, by name, in the order in which a step runs it; those that were chosen.
+      all_sites: the same of the whole step.
+      not_covered: what computes products and cannot be struck, one text each.
+      meshes: over which parts of it run.
+      interpreter: evaluates its jaxpr; what it has traced once serves every choice of sites.
+    """
+
+    traced: Traced
+    sites: Mapping[str, StepSite]
+    all_sites: Mapping[str, StepSite]
+    not_covered: tuple[str, ...]
+    meshes: tuple[Any, ...]
+    interpreter: Interpreter
+
+    def supporting(self, chosen: frozenset[str]) -> "Instrumented":
+        """The same step, of which these sites can be struck."""
+        sites = {name: site for name, site in self.all_sites.items() if name in chosen}
+        return dataclasses.replace(self, sites=sites)
+
+    def flat(self, fault: Fault | None, *leaves: Any) -> tuple[list[Any], Struck | None]:
+        """The step's results, as leaves, and what the fault did; without a fault, the reference's results."""
+        body, order = opened(self.traced.jaxpr), list(self.all_sites)
+        run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
+        if fault is None:
+            return run(frozenset(), None)
+        if not self.sites:
+            return run(frozenset(), None)[0], nothing_struck(fault)
+        numbers = np.array([order.index(name) for name in self.sites], np.int32)
+        here = np.array([site_id(name) for name in self.sites], np.int32) == fault.site
+        site = jnp.where(jnp.any(here), jnp.asarray(numbers)[jnp.argmax(here)], NOWHERE)
+        results, struck = run(frozenset(numbers.tolist()), aimed(fault, site))
+        assert struck is not None
+        hits = jnp.minimum(struck.hits, 1)  # an operation in a loop is one, and its operand has all turns
+        return results, dataclasses.replace(struck, hits=hits)
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """`flat` with a fault, compiled at its first call."""
+        return jax.jit(self.flat, donate_argnums=tuple(1 + place for place in self.traced.donates))
+
+    @functools.cached_property
+    def reference_compiled(self) -> Any:
+        """`flat` without a fault, compiled at its first call."""
+        donated = tuple(1 + place for place in self.traced.donates)
+        return jax.jit(lambda _, *leaves: self.flat(None, *leaves)[0], donate_argnums=donated)
+
+    def __call__(self, fault: Fault, state: Any, batch: Any) -> tuple[tuple[Any, Any], Struck]:
+        """One step with a fault, as `(state, metrics), struck`.
+
+        One executable serves every site, operand, position, value, iteration and worker; only the padded number of
+        elements is a shape (`models.fault.padded_size`).
+        """
+        results, struck = self.compiled(fault, *self._leaves(state, batch))
+        return self._joined(results), struck
+
+    def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.
+
+        An inactive fault gives just these bits.  The user's own step may round differently, where the compiler
+        fuses across a site.
+        """
+        return self._joined(self.reference_compiled(None, *self._leaves(state, batch)))
+
+    def fault(
+        self,
+        site: str,
+        operand: Operand | str,
+        index: Position | Sequence[Position],
+        *,
+        values: Any = None,
+        flip: Any = None,
+        worker: int = 0,
+        iteration: int | Sequence[int] = (),
+    ) -> Fault:
+        """A fault at one operand of one site, checked against the list of sites.
+
+        Args:
+          site: a name in `sites`.
+          operand: `input` (the first), `weight` (the second) or `output`.
+          index: the coordinates of one element, or a list of such; an integer is a row-major position.
+          values: what each element becomes, in the operand's dtype.
+          flip: a mask of the bits of each element that are inverted, instead of `values`.
+          worker: of a site that every device runs with operands of its own, whose.
+          iteration: of a site in loops, which turn of each, the outermost first.
+
+        Raises:
+          InputError: there is no such site, operand, element, turn or worker, or no value for it.
+        """
+        if site not in self.sites:
+            known = " (this program was made for other sites)" if site in self.all_sites else ""
+            raise InputError(f"{site!r} is not a site of this program{known}{did_you_mean(site, self.sites)}")
+        place = self.sites[site]
+        if isinstance(operand, str):
+            valid = [one.name.lower() for one in Operand]
+            if operand not in valid:
+                raise InputError(f"operand {operand!r}{did_you_mean(operand, valid)}")
+            operand = Operand[operand.upper()]
+        turn = (iteration,) if isinstance(iteration, int) else tuple(iteration)
+        if len(turn) != len(place.iterations) or not all(
+            0 <= i < n for i, n in zip(turn, place.iterations, strict=True)
+        ):
+            expected = f"one turn for each of the loops {list(place.iterations)}" if place.iterations else "none"
+            raise InputError(
+                f"iteration {turn} of {site}, in loops of {list(place.iterations)} turns; expected {expected}"
+            )
+        if not 0 <= worker < place.workers:
+            raise InputError(f"worker {worker} of {site}; expected 0 to {place.workers - 1}")
+        tensor = place.operands[operand]
+        shape = tensor.shape[len(turn) :]
+        listed: list[Position] = index if isinstance(index, list) else [index]  # type: ignore[list-item]
+        before = int(np.ravel_multi_index(turn, place.iterations)) * math.prod(shape) if turn else 0
+        at = [before + _position(one, shape, place.named(operand)) for one in listed]
+        if (values is None) == (flip is None):
+            raise InputError("a fault either sets values or flips bits; give values=… or flip=…")
+        word = np.dtype(f"uint{8 * tensor.dtype.itemsize}")
+        keep, masks = 0, np.broadcast_to(np.asarray(0 if flip is None else flip, np.uint32), len(at))
+        if flip is None:
+            given = np.broadcast_to(np.asarray(values), len(at))
+            masks = np.ascontiguousarray(given.astype(tensor.dtype)).view(word).astype(np.uint32)
+        else:
+            keep = ALL_ONES
+        try:
+            return make_fault(place, operand, worker, at, keep=keep, flip=masks)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def _leaves(self, state: Any, batch: Any) -> list[Any]:
+        leaves = [*jax.tree.leaves(split(state)[0]), *jax.tree.leaves(split(batch)[0])]
+        if len(leaves) != len(self.traced.inputs):
+            raise InputError(
+                f"state and batch have {len(leaves)} arrays; the step was traced with {len(self.traced.inputs)}"
+            )
+        for name, leaf, known in zip(self.traced.inputs, leaves, self.traced.jaxpr.in_avals, strict=True):
+            if np.shape(leaf) != known.shape:
+                raise InputError(f"{name!r} is {list(np.shape(leaf))}; the step was traced with {list(known.shape)}")
+        return leaves
+
+    def _joined(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        count = len(self.traced.names)
+        arrays = jax.tree.unflatten(jax.tree.structure(self.traced.arrays), leaves[:count])
+        return self.traced.state.joined(arrays), jax.tree.unflatten(self.traced.metrics, leaves[count:])
+
+
+def instrument(
+    step: Step,
+    state: Any,
+    batch: Any,
+    sites: str | Sequence[str] = ALL,
+    primitives: Sequence[str] = (),
+    turns: int = 1,
+) -> Instrumented:
+    """A step of one's own that faults can strike; nothing of its code changes.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def step(state, batch):
+    ...     loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(state["w"])
+    ...     return {"w": state["w"] - 0.1 * grads}, {"loss": loss}
+    >>> state, batch = {"w": jnp.ones((3, 2))}, jnp.ones((4, 3))
+    >>> program = instrument(step, state, batch)
+    >>> list(program.sites)
+    ['forward:w', 'grad_wt:w']
+    >>> fault = program.fault("forward:w", "output", (0, 1), values=[100.0])
+    >>> (state, metrics), struck = program(fault, state, batch)
+    >>> float(metrics["loss"]), struck.old.view("float32").tolist(), struck.new.view("float32").tolist()
+    (1257.875, [3.0], [100.0])
+
+    Args:
+      step: `(state, batch) -> state, metrics`: plain JAX, or of any library on top of it, compiled or not.
+      state, batch: as the step takes them.  Leaves that are no arrays stay as they are.
+      sites: which sites can be struck: all, or patterns of their names such as `grad_wt:*`.
+      primitives: names of further primitives that are sites: two operands at least, and one result.
+      turns: of a while loop whose number of turns only shows when it runs, in how many first turns a fault can
+        strike.
+
+    Raises:
+      InputError: the step is impure, changes the form of its state, or has no such site.
+    """
+    return chosen(_instrumented(trace(step, state, batch), PRODUCTS | frozenset(primitives), turns), sites)
+
+
+def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrumented:
+    """A traced step with all its sites; raises InputError where it has none."""
+    body, follower, count = opened(traced.jaxpr), Follower(kinds, turns), len(traced.names)
+    arguments = [follower.fresh(name, fed=place >= count) for place, name in enumerate(traced.inputs)]
+    follower.follow(body, arguments)
+    products = follower.products
+    sites = {
+        name: StepSite(
+            name=name,
+            layer=name.partition(":")[2],
+            stage="forward" if role == "forward" else "backward",
+            operands={
+                operand: jax.ShapeDtypeStruct((*product.turns, *tensor.shape), tensor.dtype)
+                for operand, tensor in zip(Operand, product.shapes, strict=True)
+            },
+            role=role,
+            kind=product.kind,
+            parameter=None if product.weight is None else Operand(product.weight),
+            iterations=product.turns,
+            axes=product.axes,
+            workers=product.workers,
+            line=product.line,
+        )
+        for name, (role, _), product in zip(names(products), roles(products), products, strict=True)
+    }
+    if not sites:
+        raise InputError(f"the step has no site: no {', no '.join(sorted(kinds))} is in it")
+    ids: dict[int, str] = {}
+    for name in sites:
+        if (other := ids.setdefault(site_id(name), name)) != name:
+            raise InputError(f"sites {other!r} and {name!r} have the same id; rename a leaf of the state")
+    interpreter = Interpreter(kinds, turns)
+    assert interpreter.count(body.jaxpr) == len(sites)  # both number them alike
+    return Instrumented(traced, sites, sites, tuple(follower.closed), tuple(follower.meshes), interpreter)
+
+
+def chosen(program: Instrumented, sites: str | Sequence[str]) -> Instrumented:
+    """The same step, of which sites that fit patterns can be struck; raises InputError where a pattern fits none."""
+    if sites == ALL:
+        return program
+    found: set[str] = set()
+    for pattern in [sites] if isinstance(sites, str) else sites:
+        fitting = fnmatch.filter(program.all_sites, pattern)
+        if not fitting:
+            raise InputError(f"no site of the step fits {pattern!r}{did_you_mean(pattern, program.all_sites)}")
+        found |= set(fitting)
+    return program.supporting(frozenset(found))
+
+
+def _inside(at: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(at) == len(shape) and all(0 <= i < n for i, n in zip(at, shape, strict=True))
+
+
+def _position(index: Position, shape: tuple[int, ...], of: str) -> int:
+    """The row-major position of an element; raises InputError where there is none."""
+    if isinstance(index, tuple):
+        if not _inside(index, shape):
+            raise InputError(f"index {index} lies outside {of}, which is {list(shape)}")
+        return int(np.ravel_multi_index(index, shape)) if shape else 0
+    size = math.prod(shape)
+    if not 0 <= index < min(size, LARGEST_OPERAND):
+        raise InputError(f"position {index} lies outside {of}, which is {list(shape)}; expected 0 to {size - 1}")
+    return int(index)

@@ -1,0 +1,349 @@
+"""A step whose products and convolutions a fault can strike, made of the jaxpr of the step as it is.
+
+The jaxpr of a training step contains its backward pass.  It is interpreted equation by equation: at every site the
+strike is inserted, and everything else is emitted as it was.  Sites are numbered in the order of the jaxpr.  A body
+is rewritten once, however often it is called: it is told the struck site as counted from its own first.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, bits, nothing_struck, overwrite
+from models.isolation import fence
+
+from .jax_internals import (
+    UNTYPED,
+    bind_checkpoint,
+    bodies,
+    evaluate,
+    is_literal,
+    jit_options,
+    manual_axes,
+    opened,
+)
+
+NOWHERE = -1
+HERE = PartitionSpec()
+
+
+class Aim(NamedTuple):
+    """Where a fault strikes, as a body is told it.  All of it is traced.
+
+    Attributes:
+      site: int32, the number of the struck site, counted from the body's first; outside of its sites, nothing is.
+      turn: int32, the turn of the loops around the body, counted through all of them.
+      first, last: int32, the smallest and the largest position that is struck.
+      fault: positions count through the operands of all turns, one after the other.
+    """
+
+    site: jax.Array
+    turn: Integer
+    first: jax.Array
+    last: jax.Array
+    fault: Fault
+
+
+def aimed(fault: Fault, site: jax.Array) -> Aim:
+    """The aim of a whole step, with the struck site's number."""
+    listed = jnp.asarray(fault.index) >= 0
+    first = jnp.min(jnp.where(listed, fault.index, LARGEST_OPERAND))
+    last = jnp.max(jnp.where(listed, fault.index, NOWHERE))
+    return Aim(site, np.int32(0), first, last, fault)
+
+
+class Interpreter:
+    """Evaluates a jaxpr with a barrier around every site, and a strike at those that are supported.
+
+    The barriers alone are the reference.  An inactive fault leaves its bits as they are, whichever sites are
+    supported.
+
+    Args:
+      kinds: names of the primitives that are sites; each has two operands at least, and one result.
+      turns: of a while loop, in how many first turns a site can be struck.
+
+    >>> jaxpr = jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(jnp.ones((1, 2)), jnp.ones((2, 3)))
+    >>> interpreter = Interpreter(frozenset({"dot_general"}), turns=1)
+    >>> interpreter.count(jaxpr.jaxpr)
+    1
+    >>> results, _ = interpreter.run(jaxpr.jaxpr, (), [jnp.ones((1, 2)), jnp.zeros((2, 3))], frozenset(), None)
+    >>> results[0].tolist()
+    [[0.0, 0.0, 0.0]]
+    """
+
+    def __init__(self, kinds: frozenset[str], turns: int):
+        self.kinds, self.turns = kinds, turns
+        self._counts: dict[int, tuple[Any, int]] = {}  # a body is kept with its number, so that no other has its id
+        self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def count(self, jaxpr: Any) -> int:
+        """How many sites a body has, those of a body that is called twice counted twice."""
+        if id(jaxpr) not in self._counts:
+            self._counts[id(jaxpr)] = (jaxpr, sum(map(self.sites, jaxpr.eqns)))
+        return self._counts[id(jaxpr)][1]
+
+    def sites(self, equation: Any) -> int:
+        """How many sites an equation has."""
+        if equation.primitive.name in self.kinds:
+            return 1
+        return sum(self.count(body.jaxpr) for body in bodies(equation))
+
+    def _typed(self, equation: Any) -> bool:
+        """Whether an equation has types of `shard_map` in it."""
+        inside = (one for body in bodies(equation) for one in body.jaxpr.eqns)
+        return equation.primitive.name in UNTYPED or any(map(self._typed, inside))
+
+    def run(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        values: Sequence[Any],
+        supported: frozenset[int],
+        aim: Aim | None,
+        untyped: bool = False,
+    ) -> tuple[list[Any], Struck | None]:
+        """A body with the strike at its supported sites.
+
+        Args:
+          consts, values: of the body's constants and arguments.
+          supported: numbers of sites, counted from the body's first.
+          aim: None where nothing is supported.
+          untyped: whether it stands in a `shard_map` that has been rewritten.
+
+        Returns:
+          The body's results, and what the fault did; None without an aim.
+        """
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+        seen, first = None if aim is None else nothing_struck(aim.fault), 0
+        for equation in jaxpr.eqns:
+            given = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
+            count = self.sites(equation)
+            if count or (untyped and self._typed(equation)):
+                inside = frozenset(number - first for number in supported if first <= number < first + count)
+                there = aim._replace(site=aim.site - first) if aim is not None and inside else None
+                results, struck = self._enter(equation, given, inside, there, untyped)
+                if struck is not None:
+                    seen = jax.tree.map(jnp.add, seen, struck)
+                first += count
+            else:
+                results = evaluate(equation, given, untyped)
+            known.update(zip(equation.outvars, results, strict=True))
+        return [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars], seen
+
+    def _enter(
+        self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
+    ) -> tuple[list[Any], Struck | None]:
+        """An equation that is a site, or has sites in its body."""
+        name, params = equation.primitive.name, equation.params
+        if name in self.kinds:
+            return _site(equation, values, aim)
+        if not bodies(equation):
+            return evaluate(equation, values, untyped), None
+        body = bodies(equation)[0]
+        run = functools.partial(self.run, body.jaxpr, body.consts, supported=supported, untyped=untyped)
+        if name in ("jit", "pjit"):
+            return self._call(equation, body, values, supported, aim, untyped)
+        if name in ("checkpoint", "remat2"):
+            new, tree = jax.tree.flatten(aim)
+            shape: list[Any] = []
+
+            def flat(*all_values: Any) -> list[Any]:
+                results = run(all_values[len(new) :], aim=jax.tree.unflatten(tree, all_values[: len(new)]))
+                leaves, of_results = jax.tree.flatten(results)
+                shape.append(of_results)
+                return leaves
+
+            rewritten = jax.make_jaxpr(flat)(*new, *values)
+            return jax.tree.unflatten(shape[0], bind_checkpoint(equation, rewritten, new, values))
+        if name == "scan":
+            return self._scan(params, run, values, aim)
+        if name == "while":
+            return self._while(params, run, values, aim)
+        if name == "cond":
+            return self._branches(equation, values, supported, aim, untyped)
+        if name == "shard_map":
+            return self._workers(params, body, values, supported, aim)
+        return run(values, aim=aim)  # calls, and custom derivatives: the differentiation is over
+
+    def _call(
+        self,
+        equation: Any,
+        body: Any,
+        values: list[Any],
+        supported: frozenset[int],
+        aim: Aim | None,
+        untyped: bool,
+    ) -> tuple[list[Any], Struck | None]:
+        """A nested call, traced once for all that call it alike; it keeps its shardings."""
+        key = (id(body.jaxpr), supported, aim is None, untyped)
+        if key not in self._calls:
+
+            def inner(aim: Aim | None, *values: Any) -> tuple[list[Any], Struck | None]:
+                return self.run(body.jaxpr, body.consts, values, supported, aim, untyped)
+
+            inner.__name__ = equation.params["name"]
+            self.count(body.jaxpr)  # which keeps the body, and its id with it
+            self._calls[key] = jax.jit(inner, **jit_options(equation.params))
+        return self._calls[key](aim, *values)
+
+    def _scan(
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None
+    ) -> tuple[list[Any], Struck | None]:
+        constant, carried, length = params["num_consts"], params["num_carry"], params["length"]
+        consts, init, sliced = (
+            values[:constant],
+            values[constant : constant + carried],
+            values[constant + carried :],
+        )
+        options = {"length": length, "reverse": params["reverse"], "unroll": params["unroll"]}
+        if aim is None:
+
+            def plain(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
+                results, _ = run([*consts, *carry, *x], aim=None)
+                return results[:carried], results[carried:]
+
+            last, stacked = lax.scan(plain, init, sliced, **options)
+            return [*last, *stacked], None
+        outer = aim
+
+        def turn(carry: tuple[Any, Any, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
+            number, seen, values = carry
+            inside = outer._replace(turn=outer.turn * length + number)
+            results, struck = run([*consts, *values, *x], aim=inside)
+            on = number + (-1 if params["reverse"] else 1)
+            return (on, jax.tree.map(jnp.add, seen, struck), results[:carried]), results[carried:]
+
+        begin = np.int32(length - 1 if params["reverse"] else 0)
+        (_, seen, last), stacked = lax.scan(turn, (begin, nothing_struck(aim.fault), init), sliced, **options)
+        return [*last, *stacked], seen
+
+    def _while(
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None
+    ) -> tuple[list[Any], Struck | None]:
+        of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+        looked_at, consts = values[:of_condition], values[of_condition : of_condition + of_body]
+        init, condition = values[of_condition + of_body :], opened(params["cond_jaxpr"])
+
+        def goes_on(values: list[Any]) -> Any:
+            return jax.core.eval_jaxpr(condition.jaxpr, condition.consts, *looked_at, *values)[0]
+
+        if aim is None:
+            return lax.while_loop(goes_on, lambda values: run([*consts, *values], aim=None)[0], init), None
+        outer = aim
+
+        def turn(carry: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
+            number, seen, values = carry
+            reached = number < self.turns
+            site = jnp.where(reached, outer.site, NOWHERE)
+            inside = outer._replace(site=site, turn=outer.turn * self.turns + jnp.minimum(number, self.turns - 1))
+            results, struck = run([*consts, *values], aim=inside)
+            return number + 1, jax.tree.map(jnp.add, seen, struck), results
+
+        begin = (np.int32(0), nothing_struck(aim.fault), init)
+        _, seen, last = lax.while_loop(lambda carry: goes_on(carry[2]), turn, begin)
+        return last, seen
+
+    def _branches(
+        self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
+    ) -> tuple[list[Any], Struck | None]:
+        branches, first = [], 0
+        for body in bodies(equation):
+            count = self.count(body.jaxpr)
+            inside = frozenset(number - first for number in supported if first <= number < first + count)
+
+            def branch(*operands: Any, body: Any = body, first: int = first, inside: frozenset[int] = inside) -> Any:
+                there = aim._replace(site=aim.site - first) if aim is not None and inside else None
+                results, struck = self.run(body.jaxpr, body.consts, operands, inside, there, untyped)
+                if aim is not None and struck is None:
+                    struck = nothing_struck(aim.fault)
+                return results, struck
+
+            branches.append(branch)
+            first += count
+        return lax.switch(values[0], branches, *values[1:])
+
+    def _workers(
+        self, params: Mapping[str, Any], body: Any, values: list[Any], supported: frozenset[int], aim: Aim | None
+    ) -> tuple[list[Any], Struck | None]:
+        """The body of each device of a mesh.  It is rebuilt without types, because a struck worker differs."""
+        axes = manual_axes(dict(params))
+        results = list(params["out_specs"])
+        options = {"mesh": params["mesh"], "check_vma": False, "axis_names": set(axes)}
+        if aim is None:
+
+            def plain(*values: Any) -> list[Any]:
+                return self.run(body.jaxpr, body.consts, values, supported, None, True)[0]
+
+            return jax.shard_map(plain, in_specs=tuple(params["in_specs"]), out_specs=results, **options)(*values), None
+
+        def worker(aim: Aim, *values: Any) -> tuple[list[Any], Struck]:
+            here = lax.axis_index(axes) == aim.fault.worker
+            mine = aim._replace(site=jnp.where(here, aim.site, NOWHERE))
+            found, struck = self.run(body.jaxpr, body.consts, values, supported, mine, True)
+            return found, jax.tree.map(lambda one: one[None], struck)
+
+        in_specs = (jax.tree.map(lambda _: HERE, aim), *params["in_specs"])
+        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(results, PartitionSpec(axes)), **options)
+        found, struck = mapped(aim, *values)
+        return found, jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), struck)
+
+
+def _site(equation: Any, values: list[Any], aim: Aim | None) -> tuple[list[Any], Struck | None]:
+    """One operation; struck where the aim says so, and fenced in any case.
+
+    The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
+    what passes it.
+    """
+    operands = fence(*map(_rounded, values))
+
+    def operation(a: jax.Array, b: jax.Array) -> jax.Array:
+        return _rounded(evaluate(equation, [a, b, *operands[2:]])[0])
+
+    result = fence(operation(*operands[:2]))
+    if aim is None:
+        return [result], None
+    fault = aim.fault
+    sizes = [min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)]
+    size = np.asarray(sizes, np.int32)
+    size = lax.dynamic_index_in_dim(size, fault.operand, keepdims=False)
+    before = aim.turn * size  # elements of the turns that come first
+    hit = (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
+
+    def strike(carry: tuple[jax.Array, jax.Array, Struck]) -> tuple[jax.Array, jax.Array, Struck]:
+        _, before_it, _ = carry
+        # A position of another turn falls outside of this one's operand, and `overwrite` leaves it alone.
+        index = jnp.where(fault.index < before, NOWHERE, fault.index - before)
+        source = fault.source % jnp.maximum(size, 1)  # a copy is read in the turn in which it is written
+        tensors = (*operands[:2], before_it)
+        (a, b, y), struck = overwrite(tensors, dataclasses.replace(fault, index=index, source=source))
+        clean, faulty = fence(operation(*fence(*operands[:2]))), fence(operation(*fence(a, b)))
+        # Only what the fault changes is taken over: the two are computed alike, and differ by nothing else.
+        differ = (fault.operand != Operand.OUTPUT) & (bits(faulty) != bits(clean))
+        y = jnp.where(differ, faulty, y)
+        changed = jnp.sum(bits(y) != bits(before_it), dtype=jnp.int32)
+        told = Struck(np.int32(1), struck.old, struck.new, struck.operand_changed, changed)
+        return jnp.zeros_like(hit), y, told
+
+    _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, nothing_struck(fault)))
+    return [fence(struck_result)], told
+
+
+def _rounded(tensor: jax.Array) -> jax.Array:
+    """A tensor of 16-bit numbers, really rounded to them.
+
+    XLA on CPUs computes these in float32, and leaves out a rounding that is followed by a widening, also across a
+    barrier; but not across a strike.  So the bits would depend on whether there is one.
+    """
+    if tensor.dtype not in (jnp.bfloat16, jnp.float16):
+        return tensor
+    format = jnp.finfo(tensor.dtype)
+    wide = lax.reduce_precision(tensor.astype(jnp.float32), format.nexp, format.nmant)
+    return wide.astype(tensor.dtype)

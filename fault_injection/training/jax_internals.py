@@ -1,0 +1,187 @@
+"""The names inside JAX that promise nothing: primitives and their parameters, in this one place.
+
+A jaxpr is public (`jax.make_jaxpr`, `jax.extend.core`), and `jax.core.eval_jaxpr` evaluates one.  The names of
+primitives and the keys of their parameters may change with any version.  Read for JAX 0.10; where a name
+changes, this file is the one to edit.  What each name could be replaced with is said beside it.
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax import lax
+from jax.extend import core
+from jax.extend.core.primitives import remat_p
+
+# Products and convolutions: what a fault can strike.  Public alternative: `jax.extend.core.primitives.dot_general_p`
+# and its neighbours, whose `name` this is.
+PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general"})
+
+# Equations that have a body which is rewritten, and the parameter that holds it.  There is no public table of it.
+BODIES = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",  # its name before 0.7
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "scan": "jaxpr",
+    "while": "body_jaxpr",
+    "cond": "branches",
+    "shard_map": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+
+# What computes products of its own, and cannot be looked into.
+CLOSED = frozenset(
+    {
+        *("pallas_call", "tpu_custom_call", "ffi_call", "custom_partitioning", "mosaic_gpu"),
+        *("triangular_solve", "cholesky", "lu", "qr", "geqrf", "householder_product", "eigh", "svd", "fft"),
+        *("dot_product_attention_fwd", "dot_product_attention_bwd", "scaled_matmul_wrapper"),
+    }
+)
+
+# Name stacks say which equations differentiation made, and which a checkpoint makes again.  Differentiation has no
+# public mark.
+TRANSPOSED, RECOMPUTED = "transpose(", "rematted_computation"
+
+# The value of these is their operand's: another type, another layout, another placement.
+RELAID = frozenset(
+    {
+        *("convert_element_type", "reduce_precision", "transpose", "reshape", "squeeze", "expand_dims", "rev"),
+        *("copy", "copy_p", "name", "optimization_barrier", "sharding_constraint", "mesh_cast", "reshard"),
+        *("pvary", "pcast", "stop_gradient"),
+    }
+)
+# Their value is a part of their first operand's, or that of all devices.
+PARTS = frozenset({"slice", "dynamic_slice", "all_gather", "all_gather_invariant", "broadcast_in_dim"})
+
+# Inside `shard_map`, types say along which mesh axes a value differs.  A struck worker differs from the others, which
+# breaks them, so the rewritten body has no such types.  These equations are all that is left of them.
+UNTYPED = {
+    "pvary": lambda params, values: values,
+    "pcast": lambda params, values: values,
+    "psum_invariant": lambda params, values: list(lax.psum(tuple(values), params["axes"])),
+    "all_gather_invariant": lambda params, values: [
+        lax.all_gather(values[0], params["axis_name"], axis=params["all_gather_dimension"], tiled=params["tiled"])
+    ],
+}
+
+
+class Body(NamedTuple):
+    """A jaxpr that an equation has, and the values of its constants."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+
+
+def opened(jaxpr: Any) -> Body:
+    """A jaxpr, closed or not, as a body."""
+    return Body(jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, core.ClosedJaxpr) else Body(jaxpr, ())
+
+
+def bodies(equation: Any) -> list[Body]:
+    """The bodies of an equation that are rewritten, in the order in which their sites are numbered."""
+    if equation.primitive.name not in BODIES:
+        return []
+    found = equation.params[BODIES[equation.primitive.name]]
+    return [opened(one) for one in (found if isinstance(found, (tuple, list)) else [found])]
+
+
+def closed_bodies(equation: Any) -> list[Body]:
+    """The bodies of an equation that stay as they are: of an unknown one, and the condition of a while loop."""
+    if equation.primitive.name in BODIES and equation.primitive.name != "while":
+        return []
+    known = {BODIES.get(equation.primitive.name)}
+    values = [value for key, value in equation.params.items() if key not in known]
+    each = [one for value in values for one in (value if isinstance(value, (tuple, list)) else [value])]
+    return [opened(one) for one in each if isinstance(one, (core.Jaxpr, core.ClosedJaxpr))]
+
+
+def is_literal(atom: Any) -> bool:
+    """Whether an operand of an equation is a constant written in it."""
+    return isinstance(atom, core.Literal)
+
+
+@functools.cache
+def _nameless() -> Any:
+    """What a jaxpr that is put together here says of its arguments: nothing."""
+    return jax.make_jaxpr(lambda: ())().jaxpr.debug_info.with_unknown_names()
+
+
+def evaluate(equation: Any, values: Sequence[Any], untyped: bool = False) -> list[Any]:
+    """One equation, as it was: `eval_jaxpr` knows how to bind its parameters, contexts and effects.
+
+    Args:
+      untyped: whether it stands in a body of `shard_map` that has been rewritten without types.
+    """
+    if untyped and equation.primitive.name in UNTYPED:
+        return UNTYPED[equation.primitive.name](equation.params, list(values))
+    free = {
+        atom: value for atom, value in zip(equation.invars, values, strict=True) if not isinstance(atom, core.Literal)
+    }
+    one = core.Jaxpr((), list(free), list(equation.outvars), [equation], equation.effects, _nameless())
+    return jax.core.eval_jaxpr(one, (), *free.values())
+
+
+def mark(equation: Any) -> str:
+    """The equation's name stack, which is relative to the body that it stands in."""
+    return str(equation.source_info.name_stack)
+
+
+def line(equation: Any) -> str:
+    """The line of the user's file that made an equation, such as `my_run.py:12`; empty where none is known.
+
+    Lines of installed libraries are passed over, where there is another.  `jax._src.source_info_util` is private.
+    The public way is the text of a jaxpr that is printed with `source_info=True`.
+    """
+    from jax._src import source_info_util
+
+    frames = list(source_info_util.user_frames(equation.source_info.traceback))
+    if not frames:
+        return ""
+    frame = next((one for one in frames if "site-packages" not in one.file_name), frames[0])
+    return f"{frame.file_name.replace(chr(92), '/').rpartition('/')[2]}:{frame.start_line}"
+
+
+def jit_options(params: dict[str, Any]) -> dict[str, Any]:
+    """What `jax.jit` takes to be a nested call again: one operand more before its own, and a pair of results.
+
+    A call that says nothing of shardings stays one that says nothing.
+
+    Args:
+      params: of the equation.
+    """
+
+    def given(key: str) -> list[Any]:
+        return [None if type(one).__name__ == "UnspecifiedValue" else one for one in params[key]]
+
+    arguments, results = given("in_shardings"), given("out_shardings")
+    found: dict[str, Any] = {"inline": params["inline"]}
+    if options := dict(params["compiler_options_kvs"]):
+        found["compiler_options"] = options
+    if any(one is not None for one in [*arguments, *results]):
+        found |= {"in_shardings": (None, *arguments), "out_shardings": (results, None)}
+    return found
+
+
+def bind_checkpoint(equation: Any, body: Any, new: Sequence[Any], values: Sequence[Any]) -> list[Any]:
+    """A checkpoint again, with another body.  `jax.checkpoint` would forget that it has been differentiated.
+
+    Args:
+      body: a closed jaxpr of the new operands, followed by those of the equation.
+      new: its new operands.
+    """
+    consts, jaxpr = list(body.consts), body.jaxpr
+    open_ = core.Jaxpr((), [*jaxpr.constvars, *jaxpr.invars], jaxpr.outvars, jaxpr.eqns, jaxpr.effects, _nameless())
+    params = {**equation.params, "jaxpr": open_}
+    if isinstance(params["prevent_cse"], tuple):
+        params["prevent_cse"] = (False,) * (len(consts) + len(new)) + params["prevent_cse"]
+    return remat_p.bind(*consts, *new, *values, **params)
+
+
+def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
+    """The mesh axes over which a `shard_map` runs its body, in the order of the mesh."""
+    mapped = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]
+    return tuple(axis for axis in params["mesh"].axis_names if axis in mapped)

@@ -1,0 +1,206 @@
+"""A user's step as it is, traced to a jaxpr of arrays alone; what cannot be traced is refused in one line."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..machine.errors import InputError
+from .jax_internals import is_literal, opened
+from .program import leaf_names
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class Layout(NamedTuple):
+    """How a tree of the user's is kept as arrays.
+
+    Leaves that are no arrays, such as an activation function of a model, stay as they are.  Keys of random numbers
+    are kept as the integers that they consist of.
+
+    Attributes:
+      rest: the tree with None in the place of each array.
+      implementations: of each array that is a key, how it makes numbers; None for all other arrays.
+    """
+
+    rest: Any
+    implementations: tuple[Any, ...]
+
+    def joined(self, arrays: Any) -> Any:
+        """The user's tree, of the arrays that `split` gave, or of others like them."""
+        leaves, tree = jax.tree.flatten(arrays)
+        keyed = [
+            leaf if how is None else jax.random.wrap_key_data(leaf, impl=how)
+            for leaf, how in zip(leaves, self.implementations, strict=True)
+        ]
+        arrays = jax.tree.unflatten(tree, keyed)
+        return jax.tree.map(
+            lambda array, other: other if array is None else array, arrays, self.rest, is_leaf=lambda one: one is None
+        )
+
+
+def split(tree: Any) -> tuple[Any, Layout]:
+    """The arrays of a tree, with None in the place of what is none, and how the tree is made of them again.
+
+    >>> arrays, layout = split({"w": np.ones(2), "act": abs, "step": 0})
+    >>> sorted(arrays), arrays["act"], layout.joined(arrays)["act"]
+    (['act', 'step', 'w'], None, <built-in function abs>)
+    """
+
+    def is_array(leaf: Any) -> bool:
+        return isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+
+    arrays = jax.tree.map(lambda leaf: leaf if is_array(leaf) else None, tree)
+    rest = jax.tree.map(lambda leaf: None if is_array(leaf) else leaf, tree)
+    leaves, structure = jax.tree.flatten(arrays)
+    how = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
+    plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
+    return jax.tree.unflatten(structure, plain), Layout(rest, how)
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+class Traced(NamedTuple):
+    """A step of arrays.
+
+    Attributes:
+      jaxpr: of the leaves of the state's arrays, then of the batch's; its results are those of the new state's
+        arrays, then of the metrics.
+      state, batch: how the user's trees are made of arrays.
+      arrays: the tree of the state's arrays.
+      metrics: the tree of the metrics.
+      names: of the state's arrays, by their paths.
+      inputs: of all arguments, a batch's by `batch/…`.
+      donates: numbers of the arguments whose buffers the user's step gives away.
+    """
+
+    jaxpr: Any
+    state: Layout
+    batch: Layout
+    arrays: Any
+    metrics: Any
+    names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    donates: tuple[int, ...]
+
+
+def trace(step: Step, state: Any, batch: Any) -> Traced:
+    """Trace `step(state, batch) -> state, metrics`, as it is.
+
+    Args:
+      state, batch: any pytrees of the user's.
+
+    Raises:
+      InputError: the step cannot be traced, has other results, gives the state other shapes, dtypes or leaves,
+        keeps traced values, or computes something else when it is traced again.
+    """
+    of_state, state_layout = split(state)
+    of_batch, batch_layout = split(batch)
+    leaves = [*jax.tree.leaves(of_state), *jax.tree.leaves(of_batch)]
+    count, structure, of_structure = (
+        len(jax.tree.leaves(of_state)),
+        jax.tree.structure(of_state),
+        jax.tree.structure(of_batch),
+    )
+    names = leaf_names(of_state)
+    told: list[Any] = []
+
+    def flat(*given: Any) -> list[Any]:
+        arrays = jax.tree.unflatten(structure, given[:count])
+        examples = jax.tree.unflatten(of_structure, given[count:])
+        results = step(state_layout.joined(arrays), batch_layout.joined(examples))
+        if not isinstance(results, tuple) or len(results) != 2:
+            found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
+            raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")
+        new, metrics = split(results[0])[0], results[1]
+        told[:] = [leaf_names(new), jax.tree.structure(metrics)]
+        return [*jax.tree.leaves(new), *jax.tree.leaves(metrics)]
+
+    closed = _traced(flat, leaves)
+    after, metrics = told
+    _check_state(names, leaves, after, closed.out_avals)
+    again = _traced(lambda *given: flat(*given), leaves, watching=True)
+    if _text(closed.jaxpr) != _text(again.jaxpr) or not _same(closed.consts, again.consts):
+        raise InputError(
+            "the step computes something else when it is traced again: it reads what lies outside of its state and "
+            "batch, such as a global counter or a random number of Python; put that into the state"
+        )
+    first = closed.jaxpr.eqns[0] if len(closed.jaxpr.eqns) == 1 else None
+    donated = first.params.get("donated_invars", ()) if first is not None else ()
+    places = {var: place for place, var in enumerate(closed.jaxpr.invars)}
+    operands = first.invars if first is not None and donated else ()
+    gives = {places[var] for var, gone in zip(operands, donated, strict=True) if gone}
+    inputs = (*names, *(f"batch/{name}" if name else "batch" for name in leaf_names(of_batch)))
+    return Traced(closed, state_layout, batch_layout, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
+
+
+def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False) -> Any:
+    try:
+        if not watching:
+            return jax.make_jaxpr(flat)(*leaves)
+        with jax.checking_leaks():
+            return jax.make_jaxpr(flat)(*leaves)
+    except InputError:
+        raise
+    except Exception as error:
+        if "Leaked trace" in str(error):
+            kept = re.search(r"is referred to by (.*)", str(error)[str(error).find("Tracer") :])
+            where = f" ({kept[1][:100]})" if kept else ""
+            raise InputError(
+                f"the step keeps a value that it computes outside of itself{where}; return it among the metrics"
+            ) from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"the step cannot be traced: {type(error).__name__}: {reason[:300]}") from error
+
+
+def _check_state(names: list[str], leaves: Sequence[Any], after: list[str], results: Sequence[Any]) -> None:
+    """See that the new state is like the one before."""
+    if names != after:
+        odd = next((name for name in [*names, *after] if (name in names) != (name in after)), names[0])
+        how = "loses" if odd in names else "adds"
+        raise InputError(f"the step {how} the leaf {odd!r} of its state; expected the same leaves before and after")
+    for name, leaf, result in zip(names, leaves, results, strict=False):
+        kind = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(leaf))
+        if (np.shape(leaf), kind) != (result.shape, result.dtype):
+            before, now = (
+                f"{dtype}{list(shape)}" for dtype, shape in ((kind, np.shape(leaf)), (result.dtype, result.shape))
+            )
+            raise InputError(f"the step changes {name!r} of its state from {before} to {now}; expected the same")
+
+
+def _text(jaxpr: Any) -> str:
+    """A jaxpr as text, without addresses and names of variables, and whether or not its bodies are shared."""
+    numbers: dict[Any, int] = {}
+
+    def atom(one: Any) -> str:
+        return f"{one}" if is_literal(one) else f"{numbers.setdefault(one, len(numbers))}:{one.aval}"
+
+    def param(value: Any) -> str:
+        if isinstance(value, (tuple, list)):
+            return f"[{' '.join(map(param, value))}]"
+        if hasattr(value, "eqns"):
+            body = opened(value)
+            consts = [np.asarray(const).tobytes() for const in body.consts if not _is_key(const)]
+            return f"{{{_text(body.jaxpr)} {consts}}}"
+        return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+    lines = [" ".join(map(atom, [*jaxpr.constvars, *jaxpr.invars]))]
+    for equation in jaxpr.eqns:
+        params = " ".join(f"{key}={param(value)}" for key, value in equation.params.items())
+        each = (" ".join(map(atom, atoms)) for atoms in (equation.outvars, equation.invars))
+        lines.append(f"{next(each)} = {equation.primitive}[{params}] {next(each)}")
+    return "\n".join([*lines, " ".join(map(atom, jaxpr.outvars))])
+
+
+def _same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether constants are equal bit by bit."""
+
+    def word(one: Any) -> bytes:
+        return np.asarray(jax.random.key_data(one) if _is_key(one) else one).tobytes()
+
+    return len(ones) == len(others) and all(word(a) == word(b) for a, b in zip(ones, others, strict=True))

@@ -1,0 +1,203 @@
+"""Faults in the checkpoint that a run restarts from: what each strategy makes of them, and `continue`."""
+
+import json
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from small import flags
+from strategy_programs import NAMES, program
+
+from fault_injection.campaign.plan_file import parse_plan
+from fault_injection.campaign.sampling import choose, draw
+from fault_injection.checkpoints.formats import open_checkpoint
+from fault_injection.commands.main import main
+from fault_injection.training.beside import faulty_step
+from fault_injection.training.checkpoint_faults import CHECKPOINT, PARTS, checkpoint_sites
+from fault_injection.training.program import same_bits
+from fault_injection.training.state_faults import placed_leaves
+from models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
+
+QUICK = ("ddp", "zero", "pipeline 2")  # what their programs compile takes most of the time here
+STRATEGIES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]
+
+
+def trained(found, steps=2):
+    """The state after some steps, on the devices."""
+    state = found.place(found.init())
+    for step in range(steps):
+        state, _ = found.step(state, found.batch(0, step), 0, step)
+    return state
+
+
+def copied(state):
+    return jax.tree.map(lambda leaf: leaf.copy(), state)
+
+
+def altered_by_hand(found, state, worker, part, places, new):
+    """One worker's copy with some elements replaced, by NumPy."""
+    leaves, tree = jax.tree.flatten(found.single(jax.device_get(state), worker))
+    leaves = [np.array(leaf) for leaf in leaves]
+    of_part = [leaf.number for leaf in placed_leaves(found) if leaf.leaf.role in PARTS[part]]
+    begin = 0
+    for number in of_part:
+        flat = leaves[number].reshape(-1)
+        for place, becomes in zip(places, new, strict=True):
+            if begin <= place < begin + flat.size:
+                flat[place - begin] = becomes(flat[place - begin])
+        begin += flat.size
+    return jax.tree.unflatten(tree, leaves)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_restart_without_a_fault_is_the_golden_step(name):
+    found = program(name, "adam")
+    state = trained(found)
+    expected, report = found.step(copied(state), found.batch(0, 2), 0, 2)
+    for site in checkpoint_sites(found):
+        if site.endswith(f"/{found.loaders}"):
+            new, told = faulty_step(found, state, found.batch(0, 2), 0, 2, inactive_fault(1, site_id(site)))
+            assert np.array_equal(told.digest, report.digest), site
+    assert same_bits(new, expected)
+
+
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_fault_is_what_the_strategy_makes_of_checkpoints_altered_by_hand(name, part):
+    found = program(name, "adam")
+    state = trained(found)
+    count = 2 if found.loaders > 1 else 1
+    site = checkpoint_sites(found)[f"checkpoint/{part}/float32/{count}"]
+    first = found.loaders - 1  # the last one, and after it the first
+    size = site.shapes[Operand.INPUT][0]
+    places = np.array([3, size // 2, size - 5])
+    masks = np.array([1 << 22, 1 << 31, 1 << 23], np.uint32)
+    fault = make_fault(site, Operand.INPUT, first, places, keep=ALL_ONES, flip=masks)
+    new, told = faulty_step(found, state, found.batch(0, 2), 0, 2, fault)
+    assert (told.struck.old ^ told.struck.new)[:3].tolist() == masks.tolist()
+
+    def flipped(mask):
+        return lambda element: (np.asarray(element).view(np.uint32) ^ mask).view(np.float32)
+
+    becomes = [flipped(mask) for mask in masks]
+    hand = {r % found.loaders: None for r in range(first, first + count)}
+    started = found.start(
+        lambda r: altered_by_hand(found, state, r, part, places if r in hand else [], becomes if r in hand else [])
+    )
+    expected, _ = found.step(started, found.batch(0, 2), 0, 2)
+    assert same_bits(new, expected)
+
+
+@pytest.mark.parametrize("format", [ml_dtypes.bfloat16, np.float16])
+def test_an_element_that_is_saved_in_a_narrower_format_alone_is_rounded(format):
+    found = program("replicated", "adam")
+    state = trained(found)
+    dtype = np.dtype(format)
+    site = checkpoint_sites(found)[f"checkpoint/model/{dtype.name}/1"]
+    places = np.array([0, 40])
+    fault = make_fault(site, Operand.INPUT, -1, places, keep=ALL_ONES, flip=np.array([1, 1 << 14], np.uint32))
+    new, told = faulty_step(found, state, found.batch(0, 2), 0, 2, fault)
+    bits = [1, 1 << 14]
+
+    def saved(mask):
+        def becomes(element):
+            word = np.asarray(element).astype(dtype).view(np.uint16) ^ np.uint16(mask)
+            return word.view(dtype).astype(np.float32)
+
+        return becomes
+
+    by_hand = altered_by_hand(found, state, 0, "model", places, [saved(mask) for mask in bits])
+    expected, _ = found.step(found.place(by_hand), found.batch(0, 2), 0, 2)
+    assert same_bits(new, expected)
+    assert (told.struck.old ^ told.struck.new)[:2].tolist() == bits
+
+
+@pytest.mark.slow
+def test_worker_0_overwrites_and_a_share_alone_counts():
+    """The rules, seen through whether a huge parameter that one worker loads reaches the state."""
+    reached = {}
+    for name in NAMES:
+        found = program(name, "adam")
+        state = trained(found)
+        clean, _ = found.step(copied(state), found.batch(0, 2), 0, 2)
+        for part in ("model", "optimizer"):
+            site = checkpoint_sites(found)[f"checkpoint/{part}/float32/1"]
+            places = np.array([0])  # of the first array's first element: worker 0's share, the first stage's
+            mask = np.array([1 << 30], np.uint32)
+            fault = make_fault(site, Operand.INPUT, found.loaders - 1, places, keep=ALL_ONES, flip=mask)
+            new, _ = faulty_step(found, state, found.batch(0, 2), 0, 2, fault)
+            reached[name, part] = not same_bits(new, clean)
+    own = {"horovod", "local 1", "local 3", "replicated"}
+    assert {name for name, part in reached if part == "model" and reached[name, part]} == own
+    assert {name for name, part in reached if part == "optimizer" and reached[name, part]} == own | {"ddp"}
+
+
+PLAN = """\
+workload = "resnet18"
+[options]
+dataset = "digits"
+width = 4
+strategy = "pipeline 4"
+[faults]
+experiments = 300
+stages = ["checkpoint"]
+sites = ["checkpoint/model/*/4", "checkpoint/optimizer/float32/1"]
+[faults.models]
+FLIPS_1 = 1
+FLIPS_1000 = 1
+"""
+
+
+def test_a_plan_draws_who_loads_what_alike_and_the_first_step():
+    plan = parse_plan(PLAN)
+    drawn = [choose(plan, draw(plan, number)) for number in range(300)]
+    assert {choice.experiment.step for choice in drawn} == {0}
+    assert {choice.experiment.worker for choice in drawn} == set(range(4))
+    assert len(plan.sites) == 4  # three formats of the model, one of the optimizer
+    shares = [sum(choice.site.name == name for choice in drawn) for name in plan.sites]
+    assert min(shares) > 45
+    assert {len(choice.index) for choice in drawn} == {1, 1000}
+    assert {choice.site.stage for choice in drawn} == {CHECKPOINT}
+    narrow = [choice for choice in drawn if "16" in choice.site.name]
+    assert max(int(mask) for choice in narrow for mask in choice.bits.flip) <= 1 << 15
+
+
+def answer(capsys, *arguments):
+    code = main([str(argument) for argument in arguments])
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def test_a_training_goes_on_from_an_altered_checkpoint(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = [*flags(epochs=2), "--cache", tmp_path / "cache"]
+    assert answer(capsys, "golden", "resnet18", *options, "--save", 1, "a.npz")[0] == 0
+    altered = ["alter", "a.npz", "--out", "b.npz", "--names", "params/fc/*", "--value", "inf", "--count", 2]
+    assert answer(capsys, *altered)[0] == 0
+    restart = ["continue", "b.npz", "resnet18", *options, "--epoch", 1, "--keep-states", "1", "--json"]
+    code, out, _ = answer(capsys, *restart)
+    found = json.loads(out)
+    assert (code, found["outcome"], found["altered"]) == (0, "Immediate INFs/NaNs", 2)
+
+    # A harmless alteration goes on to the end; its states are kept, and its file replays to the same verdict.
+    assert answer(capsys, "alter", "a.npz", "--out", "c.npz", "--bits", 0, "--part", "model")[0] == 0
+    code, out, _ = answer(capsys, *[word if word != "b.npz" else "c.npz" for word in restart])
+    kept = json.loads(out)
+    assert (code, kept["altered"]) == (0, 1)
+    states = sorted((tmp_path / "results" / "c").glob("state_after_*.npz"))
+    assert [path.stem for path in states] == ["state_after_0001"]
+    assert set(open_checkpoint(states[0]).arrays) == set(open_checkpoint(tmp_path / "a.npz").arrays)
+    again = answer(capsys, "replay", "results/c/c.csv", "--out", "again", "--cache", tmp_path / "cache", "--json")
+    assert json.loads(again[1])["rule"] == kept["rule"]
+
+    for command, expected in {
+        ("continue", "a.npz", "resnet18", *options, "--epoch", 1): "nothing was altered",
+        ("continue", "b.npz", "resnet18", *options, "--epoch", 2): "is not among the 2 epochs",
+        ("continue", "b.npz", "resnet18", *options, "--epoch", 1, "--worker", 1): "1 load a checkpoint",
+        ("golden", "resnet18", *options, "--save", 4, "d.npz"): "the run has 2 epochs",
+        ("golden", "resnet18", *options, "--save", "ten", "d.npz"): "expected a whole number from 0",
+    }.items():
+        code, out, err = answer(capsys, *command)
+        assert (code, out) == (2, "")
+        assert expected in err.splitlines()[-1]

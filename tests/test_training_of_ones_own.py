@@ -1,0 +1,282 @@
+"""A function that returns a Training goes through every command, and its sites keep their names."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import numpy as np
+import own_steps
+import own_training
+import pytest
+
+from fault_injection import instrument
+from fault_injection.commands.main import main
+from fault_injection.faults.injection_file import format_injection, parse_injection
+from fault_injection.machine.sources import ROOT
+from fault_injection.runs.outcome import IMMEDIATE, OUTCOMES
+from fault_injection.training.program import Role, same_bits
+from fault_injection.training.workloads import find_workload, restore_workload
+from models.fault import inactive_fault
+
+WORKLOAD = f"{pathlib.Path(own_training.__file__)}:training"
+INJECTION = """\
+model,{workload}
+stage,{stage}
+fmodel,{fmodel}
+target_worker,0
+target_layer,{layer}
+target_epoch,1
+target_step,3
+inj_pos,{position}
+inj_values,{value}
+seed,0
+"""
+PLAN = """\
+workload = "{workload}"
+[faults]
+experiments = 20
+sites = ["grad_*", "forward:params/fc1/*"]
+[run]
+twins = 2
+"""
+NAMES = [
+    "forward:params/fc1/kernel",
+    "forward:params/fc2/kernel",
+    "grad_wt:params/fc2/kernel",
+    "grad_in:params/fc2/kernel",
+    "grad_wt:params/fc1/kernel",
+]
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    """Optax mixes types, which the other tests forbid."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+def answer(capsys, *arguments):
+    """The JSON that a command prints."""
+    code = main([*map(str, arguments), "--json"])
+    out, err = capsys.readouterr()
+    assert code == 0, err
+    return json.loads(out)
+
+
+def refusal(capsys, *arguments):
+    """The one line that a command answers to a mistake."""
+    assert main([*map(str, arguments)]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+def test_sites_lists_what_can_be_struck(capsys):
+    found = answer(capsys, "sites", WORKLOAD)
+    assert [site["site"] for site in found] == NAMES
+    first = found[0]
+    assert (first["role"], first["parameter"], first["workers"]) == ("forward", "weight", 1)
+    assert first["operands"] == {"input": [16, 4], "weight": [4, 8], "output": [16, 8]}
+    assert first["line"].startswith("own_training.py:")
+
+
+def test_the_leaves_of_a_state_have_their_roles():
+    program = find_workload(WORKLOAD).program(frozenset())
+    roles = {leaf.name: (leaf.role, leaf.moment) for leaf in program.leaves}
+    assert roles["params/fc1/bias"] == (Role.PARAMETER, "")
+    assert roles["opt/0/mu/fc2/kernel"] == (Role.HISTORY, "mu")
+    assert roles["opt/0/nu/fc1/bias"] == (Role.HISTORY, "nu")
+    assert roles["batch_stats/norm/mean"] == (Role.STATISTIC, "")
+    assert roles["batch_stats/norm/var"] == (Role.VARIANCE, "")
+    assert roles["opt/0/count"] == roles["key"] == (Role.OTHER, "")
+
+
+def test_the_workload_is_found_again_by_its_name():
+    workload = find_workload(WORKLOAD).changed(epochs=2)
+    assert restore_workload(json.loads(json.dumps(workload.__reduce__()[1][0]))) == workload
+
+
+@pytest.mark.parametrize("fmodel", ["INPUT", "RD"])
+def test_a_name_with_a_colon_goes_through_an_injection_file(fmodel):
+    rows = {"workload": WORKLOAD, "stage": "bkwd_inject", "fmodel": fmodel, "layer": "grad_in:params/fc2/kernel"}
+    injection = parse_injection(INJECTION.format(**rows, position="3/1", value="2.5"))
+    assert injection.layer == "grad_in:params/fc2/kernel"
+    assert parse_injection(format_injection(injection)) == injection
+
+
+def test_a_replay_of_an_operation_and_one_of_the_state(capsys, tmp_path, cache):
+    operation, leaf = tmp_path / "operation.csv", tmp_path / "leaf.csv"
+    rows = {"stage": "fwrd_inject", "fmodel": "RD", "layer": "forward:params/fc2/kernel"}
+    operation.write_text(INJECTION.format(workload=WORKLOAD, **rows, position="3/1", value="nan"))
+    leaf.write_text(
+        f"model,{WORKLOAD}\ntarget,opt/0/nu/fc1/kernel\ntarget_epoch,1\ntarget_step,3\n"
+        "inj_pos,1/2\ninj_values,1e30\nseed,0\n"
+    )
+    found = answer(capsys, "replay", operation, "--cache", cache, "--out", tmp_path / "one")
+    assert found["outcome"] == IMMEDIATE
+    assert (tmp_path / "one" / "curves.png").stat().st_size > 10_000
+    found = answer(capsys, "replay", leaf, "--cache", cache, "--out", tmp_path / "two")
+    assert found["outcome"] in OUTCOMES and found["outcome"] != IMMEDIATE
+
+
+def test_a_golden_run_says_how_far_it_is_from_the_step_as_written(capsys, tmp_path):
+    assert main(["golden", WORKLOAD, "--epochs", "1", "--cache", str(tmp_path)]) == 0
+    assert "golden runs are made with barriers in the step" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_campaign_is_made_and_resumed(capsys, tmp_path, cache):
+    plan, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan.write_text(PLAN.format(workload=WORKLOAD))
+    command = [sys.executable, "-m", "fault_injection", "campaign", plan, "--out", out, "--cache", cache, "--jobs", "1"]
+    begun = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    there = 0
+    while there < 2 and begun.poll() is None:
+        time.sleep(0.02)
+        if (out / "campaign.sqlite").exists() and main(["status", str(out), "--json"]) == 0:
+            there = json.loads(capsys.readouterr().out)["done"]
+    begun.send_signal(signal.SIGTERM)
+    _, said = begun.communicate()
+    assert begun.returncode == 143, said
+    stopped = answer(capsys, "status", out)
+    assert stopped["resumable"] and 2 <= stopped["done"] < 20
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["done"], told["left"]) == (20, 0)
+    assert sum(rate["found"] for rate in told["outcomes"].values()) == 20
+    answer(capsys, "report", out)
+    assert main(["export", str(out), "--id", "7", "--out", str(tmp_path)]) == 0
+    capsys.readouterr()
+    again = answer(capsys, "replay", tmp_path / "experiment_7.csv", "--cache", cache, "--out", tmp_path / "seven")
+    assert again["outcome"] in OUTCOMES
+
+
+def test_mistakes_are_answered_in_one_line(capsys, tmp_path):
+    assert "have no 'loss'" in refusal(capsys, "golden", WORKLOAD.replace(":training", ":without_loss"))
+    assert "init() raises ZeroDivisionError" in refusal(capsys, "sites", WORKLOAD.replace(":training", ":no_start"))
+    assert "expected a Training or a Workload" in refusal(capsys, "sites", WORKLOAD.replace(":training", ":nothing"))
+
+
+LINES = ("\nimport math\n", "    key, noise =", "    unused = batch['x'].sum() * 2\n    key, noise =")
+
+
+def test_a_line_more_elsewhere_renames_nothing(capsys, tmp_path):
+    text = pathlib.Path(own_training.__file__).read_text()
+    longer = text.replace("\nimport jax\n", LINES[0] + "\nimport jax\n", 1).replace(LINES[1], LINES[2])
+    assert len(longer.splitlines()) == len(text.splitlines()) + 3
+    (tmp_path / "longer.py").write_text(longer)
+    found = answer(capsys, "sites", f"{tmp_path / 'longer.py'}:training")
+    assert [site["site"] for site in found] == NAMES
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_sites_in_loops_and_checkpoints_are_named_by_what_they_read(remat):
+    program = instrument(own_steps.llama_step(remat=remat), own_steps.scanned_state(), own_steps.ROWS)
+    expected = {f"{role}:{name}" for role in ("forward", "grad_in", "grad_wt") for name in ("up", "down")}
+    again = {"recompute:up"} if remat else set()
+    assert program.sites.keys() == expected | again
+    assert {site.iterations for site in program.sites.values()} == {(3,)}
+
+
+def test_gradients_are_paired_though_many_layers_read_one_input():
+    def step(state, batch):
+        def loss(params):
+            q, k, v = (batch["x"] @ params[name] for name in "qkv")
+            mixed = jax.nn.softmax(q @ k.T) @ v
+            return (mixed @ params["o"]).sum()
+
+        grads = jax.grad(loss)(state)
+        return jax.tree.map(lambda w, g: w - g, state, grads), {"loss": 0.0 * grads["o"].sum()}
+
+    state = {name: np.eye(4, dtype=np.float32) for name in "qkvo"}
+    program = instrument(step, state, {"x": np.ones((3, 4), np.float32)})
+    layers = [site.layer for site in program.sites.values()]
+    assert {f"grad_wt:{name}" for name in "qkvo"} | {"forward:q@k", "forward:q@v"} <= program.sites.keys()
+    assert {f"grad_{of}:{name}" for of in ("in", "wt") for name in ("q@k", "q@v")} <= program.sites.keys()
+    assert not any("#" in name for name in layers)
+
+
+def test_workers_of_a_shard_map_are_struck_one_by_one():
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec
+
+    def local(state, x):
+        w = jax.lax.pcast(state["w"], "data", to="varying")
+        loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
+        return {"w": state["w"] - jax.lax.pmean(grad, "data")}, {"loss": jax.lax.pmean(loss, "data")}
+
+    step = jax.shard_map(local, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec())
+    state, batch = {"w": np.eye(3, dtype=np.float32)}, np.ones((4, 3), np.float32)
+    program = instrument(step, state, batch)
+    assert [(name, site.axes) for name, site in program.sites.items()] == [
+        ("forward:w", ("data",)),
+        ("grad_wt:w", ("data",)),
+    ]
+    assert same_bits(program(inactive_fault(), state, batch)[0], program.reference(state, batch))
+    _, struck = program(program.fault("forward:w", "input", (3, 2), flip=1), state, batch)
+    assert (int(struck.hits), int(struck.operand_changed)) == (1, 1)
+
+
+EXAMPLES = ("llama", "flax_linen", "flax_nnx", "shard_map", "equinox")
+PROVE = """
+import sys, jax, numpy as np
+from fault_injection.training.workloads import find_workload
+from models.fault import Operand, inactive_fault, make_fault
+workload = find_workload(sys.argv[1])
+program = workload.program()
+sites, state = workload.sites(), program.place(program.init())
+batch = program.batch(0, 0)
+clean, _ = program.faulty_step(state, batch, 0, 0, inactive_fault())  # compared with the reference, bit by bit
+struck = 0
+for site in sites.values():
+    for operand in Operand:
+        shape = site.operands[operand].shape
+        for at in {0, int(np.prod(shape)) // 2, int(np.prod(shape)) - 1}:
+            fault = make_fault(site, operand, workload.workers - 1, [at], keep=np.uint32(2**32 - 1), flip=1)
+            _, report = program.faulty_step(state, batch, 0, 0, fault)
+            told = jax.device_get(report.struck)
+            assert (told.hits, told.operand_changed, told.new[0]) == (1, 1, told.old[0] ^ 1), (site.name, operand)
+            struck += 1
+new, _ = program.step(program.place(program.init()), batch, 0, 0)
+assert all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, jax.device_get((clean, new))), strict=True))
+print(len(sites), struck)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_site_and_operand_of_an_example_is_struck(example, cache):
+    """In a process of its own: one of them needs eight devices."""
+    if example == "equinox":
+        pytest.importorskip("equinox")
+    name = f"{ROOT / 'examples' / example / 'my_run.py'}:training"
+    done = subprocess.run([sys.executable, "-c", PROVE, name], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    sites, struck = map(int, done.stdout.split())
+    assert sites >= 5 and struck >= 6 * sites
+
+
+def test_a_file_may_set_up_the_devices_as_it_is_imported():
+    """`replay` reads the injection, and with it the user's file, before JAX computes."""
+    file = ROOT / "examples" / "shard_map" / "fault.csv"
+    command = [sys.executable, "-m", "fault_injection", "replay", file, "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "worker 5" in done.stdout
+
+
+def test_importing_the_package_imports_no_jax():
+    there = "print('jax' in sys.modules)"
+    code = f"import sys, fault_injection; {there}; fault_injection.instrument; {there}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "False\nTrue\n", done.stderr
