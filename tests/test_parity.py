@@ -29,8 +29,9 @@ from models.site import list_sites
 
 STRICT = 1e-4  # forward values, relative to the largest element
 LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with rounding
-# Fault-free cases with such ReLUs: how far they move gradients and backward operands.
-FLIPPED = {"densenet": LOOSE, "nfnet": 2e-3}
+# Cases with such ReLUs: how far they move gradients and backward operands.  Which of them flip, and so which
+# layers' gradients move, depends on the processor.
+FLIPPED = {"densenet": LOOSE, "nfnet": 5e-3}
 # There, behind hundreds of narrow layers, one moves this many tensors further, up to so far.
 HANDFUL = {"densenet": (5, 5e-2)}
 QUICK = ("resnet18", "resnet18_sgd")  # share a network; one is enough for every change
@@ -150,12 +151,13 @@ def far_off(case, arrays, stored, rtol, skip=()):
 
 
 def assert_gradients(case, grads, entry, loose, flipped):
-    """All within `loose` of their largest element; within STRICT, but for the share `flipped` of
-    them, where the two CPU libraries behind the fixture agree that well themselves."""
+    """All within `loose` of their largest element; within STRICT, or what nfnet's ReLUs move, but for the share
+    `flipped` of them, where the two CPU libraries behind the fixture agree that well themselves."""
     stored, noise, skip = entry["grads"], entry.get("grads_noise", {}), case["golden"]["zero_grad_params"]
     assert not far_off(case, named(grads), stored, loose, skip)
     skip = {*skip, *(name for name in noise if noise[name] > STRICT / 10)}
-    moved = all_mismatches(named(grads), stored, STRICT, skip)
+    strict = FLIPPED["nfnet"] if case["workload"] == "nfnet" else STRICT
+    moved = all_mismatches(named(grads), stored, strict, skip)
     assert len(moved) <= flipped * len(stored), moved
 
 
@@ -298,8 +300,8 @@ def test_optimizer(case, trained):
     states, losses = trained
     skip = set(case["golden"]["zero_grad_params"])
     # Adam turns the noise of gradients that are zero in exact arithmetic into ±rate, which moves
-    # running means a little in the second step; and so densenet's smallest gradients, which a ReLU moves.
-    noise = LOOSE if case["workload"] == "densenet" else 0
+    # running means a little in the second step; and so the smallest gradients, where a ReLU moves them.
+    noise = FLIPPED.get(case["workload"], 0)
     moved = 1e-2 if case["workload"] == "effnet" else 5e-3
     for step, (before, params, stats) in enumerate([(1e-5, 2e-4, 1e-4), (5e-3, 5e-3, moved)]):
         stored = case["optimizer"]["steps"][step]
@@ -311,8 +313,9 @@ def test_optimizer(case, trained):
 def test_evaluation_uses_the_running_statistics(case, trained):
     states, losses = trained
     stored = case["optimizer"]
-    # Two steps may have brought the loss near zero, where its relative error means nothing.
-    np.testing.assert_allclose(losses[2], stored["loss_after_2"], rtol=2e-2, atol=1e-3 * losses[0])
+    # Two steps may have brought the loss near zero, where its relative error means nothing: densenet's falls from
+    # 2.99 to 0.010 in the fixture, and to 0.019 on other processors.
+    np.testing.assert_allclose(losses[2], stored["loss_after_2"], rtol=2e-2, atol=5e-3 * losses[0])
     predictions, labels = np.array(stored["eval_predictions"]), np.array(case["labels"])
     expected = -np.log(np.maximum(predictions[np.arange(len(labels)), labels], 1e-45)).mean()
     state, batch = states[1].replace(stats=states[2].stats), batch_of(case, 1)

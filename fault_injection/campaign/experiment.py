@@ -20,6 +20,7 @@ from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
 from ..training.beside import BESIDE
+from ..training.checkpoint_faults import CHECKPOINT, elements_of
 from ..training.program import Program, Role, State
 from ..training.state_faults import STATE
 from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
@@ -31,9 +32,21 @@ from .walk import Walk
 HORIZON, END = "horizon", "end"  # what ended an experiment that no observer ended
 
 
+class Alteration(NamedTuple):
+    """An element of a checkpoint that a run restarted from: its array, row-major position, and bits."""
+
+    array: str
+    position: int
+    before: int
+    after: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
-    """What came of an experiment: a row of the store but for its key (docs/campaign.md, Store)."""
+    """What came of an experiment: a row of the store but for its key (docs/campaign.md, Store).
+
+    `alterations` are rows of their own table.
+    """
 
     number: int
     epoch: int
@@ -75,6 +88,7 @@ class Result:
     outside_seconds: float
     setup_seconds: float
     curve: bytes
+    alterations: tuple[Alteration, ...] = ()
 
 
 class Early(NamedTuple):
@@ -344,7 +358,17 @@ def _result(
         outside_seconds=seconds - course.seconds - setting_up,
         setup_seconds=setting_up,
         curve=curve.tobytes(),
+        alterations=_alterations(lab, choice, struck),
     )
+
+
+def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alteration, ...]:
+    """What was altered, where a run restarted from a checkpoint."""
+    if choice.site.stage != CHECKPOINT:
+        return ()
+    places = elements_of(lab.golden.program, choice.site.name, choice.index)
+    words = zip(places, struck.old.tolist(), struck.new.tolist(), strict=False)  # those of a fault are padded
+    return tuple(Alteration(*place, before, after) for place, before, after in words)
 
 
 def _copy(state: State) -> State:

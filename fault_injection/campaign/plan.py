@@ -6,14 +6,19 @@ import math
 import statistics
 from typing import Any
 
+import numpy as np
+
+from models.fault import ALL_ONES, Operand
 from models.site import Site
 
-from ..faults.fault_models import FAULT_MODELS, VALUES, Pattern, Values
+from ..faults.fault_models import FAULT_MODELS, VALUES, Bits, Pattern
 from ..faults.injection import STAGES
+from ..faults.number_formats import Format
 from ..faults.schedule import ONCE, Schedule
 from ..machine.reading import fits
 from ..runs.follow import Address, horizon_or_end, numbered
 from ..training.beside import BESIDE
+from ..training.checkpoint_faults import CHECKPOINT
 from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload, format_option
 from ..training.workloads import find_workload, restore_workload
@@ -21,6 +26,7 @@ from ..training.workloads import find_workload, restore_workload
 # How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")
 LARGEST = 10_000_000  # experiments of a plan
+ALTERED = "altered"  # values of a model that is an altered checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,10 +34,12 @@ class Model:
     """A fault model of a plan.
 
     Attributes:
-      name: key of `FAULT_MODELS`.
+      name: key of `FAULT_MODELS`; of an altered checkpoint the name of its file.
       weight: its share of the experiments, in proportion to the sum of weights.
-      values: key of `VALUES`, what the elements become; the model's own unless told otherwise.
-      options: of the value source, `bits` or `patterns`.
+      values: key of `VALUES`, what the elements become; the model's own unless told otherwise.  `ALTERED` of an
+        altered checkpoint, of which nothing is drawn.
+      options: of the value source, `bits` or `patterns`; of an altered checkpoint `index` and `flip`, the positions
+        of its elements and the bits that are inverted in each.
     """
 
     name: str
@@ -39,9 +47,30 @@ class Model:
     values: str
     options: tuple[tuple[str, Any], ...] = ()
 
-    def source(self) -> Values:
-        """What the elements become."""
-        return VALUES[self.values](**dict(self.options))
+    @property
+    def operand(self) -> Operand:
+        """The operand struck."""
+        return Operand.INPUT if self.values == ALTERED else FAULT_MODELS[self.name].operand
+
+    def draw(self, rng: np.random.Generator, size: int, format: Format) -> tuple[np.ndarray, Bits]:
+        """Which elements of an operand are struck, as row-major positions, and what they become."""
+        if self.values == ALTERED:
+            options = dict(self.options)
+            index, flip = np.array(options["index"], np.int64), np.array(options["flip"], np.uint32)
+            return index, Bits(source=index, keep=np.full_like(flip, ALL_ONES), flip=flip)
+        index = FAULT_MODELS[self.name].places(rng, size)
+        return index, VALUES[self.values](**dict(self.options))(rng, index, size, format)
+
+    @property
+    def sound(self) -> bool:
+        """Whether this is a model of a plan; perhaps somebody wrote it by hand."""
+        if self.values != ALTERED:
+            VALUES[self.values](**dict(self.options))
+            return self.name in FAULT_MODELS and 0 < self.weight < 1e6
+        options = dict(self.options)
+        index, flip = options["index"], options["flip"]
+        whole = all(type(number) is int and 0 <= number <= ALL_ONES for number in (*index, *flip))
+        return whole and len(index) == len(set(index)) == len(flip) > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +122,11 @@ class Plan:
         return None if stage in STAGES.values() else stage
 
     @property
+    def restarts(self) -> bool:
+        """Whether each experiment restarts from an altered checkpoint that the plan lists."""
+        return self.models[0].values == ALTERED
+
+    @property
     def owners(self) -> int:
         """Of how many workers each has its own of what is struck; 0 where they share it."""
         return self.workload.owners(next(iter(self.targets.values())))
@@ -106,6 +140,11 @@ class Plan:
     def steps_per_epoch(self) -> int:
         """Steps in each epoch of the workload."""
         return self.workload.steps_per_epoch
+
+    @property
+    def steps(self) -> range:
+        """Steps of an epoch among which the fault's is drawn: a checkpoint is saved between epochs."""
+        return range(1 if self.leaf == CHECKPOINT else self.steps_per_epoch)
 
     @property
     def end(self) -> Address:
@@ -134,12 +173,14 @@ class Plan:
         if self.half_width is not None:
             size += f", for rates within ±{self.half_width:g} at {self.confidence:.0%}"
         ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
-        models = ", ".join(model.name for model in self.models)
+        models = f"fault models {', '.join(model.name for model in self.models)}"
+        if self.restarts:
+            models = f"{len(self.models)} altered checkpoints"
         struck = "sites" if self.leaf is None else f"leaves ({self.leaf})"
         w, again = self.workload, "" if self.schedule == ONCE else f", {self.schedule}"
         return (
             f"{size}, on {w.title} ({w.details}): {len(self.sites)} {struck}, "
-            f"{len(self.epochs)} of {w.epochs} epochs; fault models {models}{again}; "
+            f"{len(self.epochs)} of {w.epochs} epochs; {models}{again}; "
             f"exit mode {self.exit}, followed {ends}"
         )
 
@@ -166,7 +207,7 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
             name: option.kind.parse(str(format_option(getattr(workload, name)))) for name, option in options.items()
         }
         as_written = find_workload(workload.name).changed(**read) == workload and workload.contradiction() is None
-        values = [model.source() for model in plan.models]
+        models = bool(plan.models) and all(model.sound for model in plan.models)
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     for field in dataclasses.fields(plan):
@@ -178,7 +219,7 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
         "confidence": 0.5 <= plan.confidence < 1,
         "epochs": bool(plan.epochs) and all(0 <= epoch < plan.workload.epochs for epoch in plan.epochs),
         "sites": bool(plan.sites) and all(workload.find(site) is not None for site in plan.sites),
-        "models": bool(values) and all(m.name in FAULT_MODELS and 0 < m.weight < 1e6 for m in plan.models),
+        "models": models and len({model.values == ALTERED for model in plan.models}) == 1,
         "seed": 0 <= plan.seed < 2**31,
         "exit": plan.exit in EXITS,
         "horizon": plan.horizon is None or plan.horizon > 0,

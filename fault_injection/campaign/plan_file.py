@@ -3,8 +3,7 @@
 import fnmatch
 import pathlib
 import re
-import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from models.fault import Operand
@@ -16,16 +15,15 @@ from ..faults.number_formats import Format, format_of
 from ..faults.schedule import ONCE, SCHEDULE, Schedule
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
-from ..machine.reading import SHOWN
 from ..training.beside import BESIDE
 from ..training.exchange import EXCHANGED
 from ..training.program import NONFINITE_RULES
 from ..training.workload import Workload
 from ..training.workloads import find_workload
 from .plan import EXITS, LARGEST, Model, Plan, sample_size
+from .plan_reader import LONGEST, Reader, as_text, read_document, shown
+from .plan_start import START, read_start
 
-LONGEST = 400  # characters of a pattern, and of a message about a key
-SAID = 200  # characters of a message that is not ours
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models", "schedule")
 FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
@@ -45,12 +43,40 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     """As `read_plan`, from the file's text; a histogram's path counts from the folder of `path`."""
     if INJECTION.match(text):
         raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
-    document, read = _document(text, path)
-    read.keys(document, ("workload", "options", "faults", "run", "score"), "")  # what is scored: `scoreboard.settings`
-    workload = workload_of(document, read)
-    faults, run = read.table(document, "faults"), read.table(document, "run")
-    read.keys(faults, FAULTS, "faults.")
+    document, read = read_document(text, path)
+    # What is scored: `scoreboard.settings`.
+    read.keys(document, ("workload", "options", "faults", "start", "run", "score"), "")
+    if "start" in document and "faults" in document:
+        raise read.wrong("start", "a plan has either [start] or [faults]")
+    workload, run = workload_of(document, read), read.table(document, "run")
     read.keys(run, RUN, "run.")
+    exit = read.one_of(run, "run.exit", "conditions", EXITS)
+    horizon = read.whole(run, "run.horizon", None, 2, 10**9)
+    if exit == "full" and horizon is not None:
+        raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
+    for audit in ("audit", "audit_near"):
+        if exit != "conditions" and audit in run:
+            raise read.wrong(f"run.{audit}", f"has no effect: the exit mode '{exit}' gives no verdict to audit")
+    twins = read.whole(run, "run.twins", 0, 0, 99)
+    if twins == 1:
+        raise read.wrong("run.twins", "1; a spread needs two at least")
+    struck = _start(document, workload, read) if "start" in document else _faults(document, workload, exit, read)
+    return Plan(
+        workload=workload,
+        exit=exit,
+        horizon=horizon,
+        audit=read.number(run, "run.audit", 0.02, 0, 1),
+        audit_near=read.number(run, "run.audit_near", 1.0, 0, 1),
+        twins=twins,
+        nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
+        **struck,
+    )
+
+
+def _faults(document: Mapping[str, Any], workload: Workload, exit: str, read: Reader) -> dict[str, Any]:
+    """What a plan strikes that draws its faults: fields of `Plan`."""
+    faults = read.table(document, "faults")
+    read.keys(faults, FAULTS, "faults.")
     half_width = read.number(faults, "faults.half_width", None, 1e-4, 0.5)
     confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
     if (half_width is None) == ("experiments" not in faults):
@@ -63,152 +89,46 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         experiments = sample_size(half_width, confidence)
         if experiments > LARGEST:
             raise read.wrong("faults.half_width", f"takes {experiments} experiments, more than {LARGEST}")
-    exit = read.one_of(run, "run.exit", "conditions", EXITS)
-    horizon = read.whole(run, "run.horizon", None, 2, 10**9)
-    if exit == "full" and horizon is not None:
-        raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
-    for audit in ("audit", "audit_near"):
-        if exit != "conditions" and audit in run:
-            raise read.wrong(f"run.{audit}", f"has no effect: the exit mode '{exit}' gives no verdict to audit")
-    twins = read.whole(run, "run.twins", 0, 0, 99)
-    if twins == 1:
-        raise read.wrong("run.twins", "1; a spread needs two at least")
     sites = _sites(faults, workload, read)
-    schedule = _schedule(faults, exit, read)
-    return Plan(
-        workload=workload,
-        experiments=experiments,
-        half_width=half_width,
-        confidence=confidence,
-        epochs=_epochs(faults, workload, read),
-        sites=sites,
-        models=_models(faults, [workload.target(name) for name in sites], read),
-        seed=read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
-        exit=exit,
-        horizon=horizon,
-        audit=read.number(run, "run.audit", 0.02, 0, 1),
-        audit_near=read.number(run, "run.audit_near", 1.0, 0, 1),
-        twins=twins,
-        nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
-        schedule=schedule,
-    )
+    return {
+        "experiments": experiments,
+        "half_width": half_width,
+        "confidence": confidence,
+        "epochs": _epochs(faults, "faults.epochs", workload, read),
+        "sites": sites,
+        "models": _models(faults, [workload.target(name) for name in sites], read),
+        "seed": read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
+        "schedule": _schedule(faults, exit, read),
+    }
 
 
-def _schedule(faults: Mapping[str, Any], exit: str, read: "Reader") -> Schedule:
+def _start(document: Mapping[str, Any], workload: Workload, read: Reader) -> dict[str, Any]:
+    """What a plan strikes whose experiments restart from altered checkpoints: fields of `Plan`."""
+    start = read.table(document, "start")
+    read.keys(start, START, "start.")
+    epochs = _epochs(start, "start.epochs", workload, read)
+    models, sites = read_start(start, workload, read)
+    return {
+        "experiments": len(models) * len(sites) * len(epochs),
+        "half_width": None,
+        "confidence": 0.95,
+        "epochs": epochs,
+        "sites": sites,
+        "models": models,
+        "seed": read.whole(start, "start.seed", 1, 0, 2**31 - 1),
+    }
+
+
+def _schedule(faults: Mapping[str, Any], exit: str, read: Reader) -> Schedule:
     text = faults.get("schedule", str(ONCE))
     try:
-        found = SCHEDULE.parse(_as_text(text))
+        found = SCHEDULE.parse(as_text(text))
     except ValueError:
-        raise read.wrong("faults.schedule", SCHEDULE.wrong(_as_text(text))) from None
+        raise read.wrong("faults.schedule", SCHEDULE.wrong(as_text(text))) from None
     if found != ONCE and exit == "conditions":
         what = "early verdicts hold for faults that strike once; expected run.exit = 'exact' or 'full'"
         raise read.wrong("faults.schedule", f"{found} does not go with the exit mode 'conditions': {what}")
     return found
-
-
-def plan_tables(path: pathlib.Path) -> tuple[dict[str, Any], "Reader"]:
-    """The tables of a plan's file, and what reads values out of them.
-
-    Raises:
-      InputError: it is not TOML.
-    """
-    return _document(read_text(path), path)
-
-
-def _document(text: str, path: object) -> tuple[dict[str, Any], "Reader"]:
-    try:
-        return tomllib.loads(text), Reader(text, path)
-    except RecursionError:
-        raise InputError("not a plan: it has tables or lists nested a thousand deep", path) from None
-    except ValueError as error:  # a number of thousands of digits is a ValueError too
-        raise InputError(f"not TOML: {str(error)[:SAID]}", path) from None
-
-
-class Reader:
-    """Values of a TOML document by their kinds, mistakes named with the line they stand in."""
-
-    def __init__(self, text: str, path: object):
-        self.text, self.path = text, path
-
-    def wrong(self, key: str, message: str) -> InputError:
-        """The mistake at a key, or at a table."""
-        return InputError(f"{key}: {message[:LONGEST]}", self.path, self._line(key))
-
-    def _line(self, key: str) -> int | None:
-        """Where a key or a table stands, or what it stands in."""
-        table = ""
-        for number, line in enumerate(self.text.splitlines(), 1):
-            if (header := re.match(r"\s*\[([^\[\]]+)\]", line)) is not None:
-                table = ".".join(part.strip(" \t\"'") for part in header[1].split("."))
-                if table == key:
-                    return number
-                continue
-            given = re.match(r"\s*[\"']?([\w-]+)[\"']?\s*=", line)
-            if given is not None and ".".join(filter(None, (table, given[1]))) == key:
-                return number
-        return self._line(key.rpartition(".")[0]) if "." in key else None
-
-    def keys(self, table: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
-        """Refuse a key that is not known."""
-        for key in table:
-            if key not in known:
-                raise self.wrong(f"{prefix}{key[:60]}", f"unknown key{did_you_mean(key, known)}")
-
-    def table(self, document: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """A table, empty where there is none."""
-        value = document.get(key, {})
-        if not isinstance(value, dict):
-            raise self.wrong(key, f"{_shown(value)}; expected a table, [{key}]")
-        return value
-
-    @staticmethod
-    def _get(table: Mapping[str, Any], key: str, default: Any) -> Any:
-        return table.get(key.rpartition(".")[2], default)
-
-    def whole(self, table: Mapping[str, Any], key: str, default: int | None, low: int, high: int) -> Any:
-        """A whole number."""
-        value = self._get(table, key, default)
-        if value is not default and (type(value) is not int or not low <= value <= high):
-            raise self.wrong(key, f"{_shown(value)}; expected a whole number from {low} to {high}")
-        return value
-
-    def number(self, table: Mapping[str, Any], key: str, default: float | None, low: float, high: float) -> Any:
-        """A number."""
-        value = self._get(table, key, default)
-        is_number = type(value) in (int, float) and low <= value <= high
-        if value is not default and (not is_number or str(value) == "-0.0"):
-            raise self.wrong(key, f"{_shown(value)}; expected a number from {low} to {high}")
-        return value
-
-    def one_of(self, table: Mapping[str, Any], key: str, default: str | None, names: Collection[str]) -> str:
-        """A name."""
-        value = self._get(table, key, default)
-        if not isinstance(value, str) or value not in names:
-            near = did_you_mean(value, names) if isinstance(value, str) else f"; expected one of {', '.join(names)}"
-            raise self.wrong(key, f"{_shown(value)} is unknown{near}")
-        return value
-
-    def list_of(
-        self, table: Mapping[str, Any], key: str, default: list[Any] | None, kind: type, expected: str
-    ) -> list[Any]:
-        """A list of one kind, not empty."""
-        value = self._get(table, key, default)
-        if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
-            raise self.wrong(key, f"{_shown(value)}; expected a list of {expected}")
-        return value
-
-
-def _shown(value: Any) -> str:
-    """A value of a document as a message repeats it; one too deep or too long to print by what it is."""
-    try:
-        return f"{value!r}"[:SHOWN]
-    except (ValueError, RecursionError):
-        return f"a value of type {type(value).__name__}"
-
-
-def _as_text(value: Any) -> str:
-    """A value as a row of an injection file would have it, for its kind to read."""
-    return value if isinstance(value, str) else _shown(value)
 
 
 def workload_of(document: Mapping[str, Any], read: Reader) -> Workload:
@@ -227,25 +147,23 @@ def workload_of(document: Mapping[str, Any], read: Reader) -> Workload:
     for key, value in options.items():
         kind = known[key].kind
         try:
-            values[key] = kind.parse(_as_text(value))
+            values[key] = kind.parse(as_text(value))
         except ValueError:
-            raise read.wrong(f"options.{key}", kind.wrong(_as_text(value))) from None
+            raise read.wrong(f"options.{key}", kind.wrong(as_text(value))) from None
     workload = workload.changed(**values)
     if (problem := workload.contradiction()) is not None:
         raise read.wrong(f"options.{problem.option}", problem.message)
     return workload
 
 
-def _epochs(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[int, ...]:
-    epochs = read.list_of(faults, "faults.epochs", list(range(workload.epochs)), int, "epochs, counted from 0")
+def _epochs(table: Mapping[str, Any], key: str, workload: Workload, read: Reader) -> tuple[int, ...]:
+    epochs = read.list_of(table, key, list(range(workload.epochs)), int, "epochs, counted from 0")
     for epoch in epochs:
         if not 0 <= epoch < workload.epochs:
-            raise read.wrong(
-                "faults.epochs",
-                f"{_shown(epoch)} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}",
-            )
+            found = f"{shown(epoch)} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}"
+            raise read.wrong(key, found)
     if len(set(epochs)) < len(epochs):
-        raise read.wrong("faults.epochs", "an epoch is listed twice")
+        raise read.wrong(key, "an epoch is listed twice")
     return tuple(sorted(epochs))
 
 
@@ -299,11 +217,11 @@ def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> t
         read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
         weight = entry.get("weight", 1)
         if type(weight) not in (int, float) or not 0 < weight < 1e6:
-            raise read.wrong(key, f"weight {_shown(weight)}; expected a positive number")
+            raise read.wrong(key, f"weight {shown(weight)}; expected a positive number")
         values = entry.get("values", FAULT_MODELS[name].values)
         if not isinstance(values, str) or values not in VALUES:
             near = did_you_mean(values, VALUES) if isinstance(values, str) else f"; expected one of {', '.join(VALUES)}"
-            raise read.wrong(key, f"values {_shown(values)} are unknown{near}")
+            raise read.wrong(key, f"values {shown(values)} are unknown{near}")
         struck = {format_of(site.operands[FAULT_MODELS[name].operand].dtype) for site in sites}
         narrowest = min(struck, key=lambda format: format.width)
         models.append(Model(name, float(weight), values, _value_options(entry, values, narrowest, key, read)))
@@ -331,6 +249,6 @@ def _value_options(
         expected = f"bits of a {narrowest.name}, from 0 (the lowest) to {width - 1}"
         bits = read.list_of(entry, f"{key}.bits", None, int, expected)
         if not all(0 <= bit < width for bit in bits) or len(set(bits)) < len(bits):
-            raise read.wrong(key, f"bits {_shown(bits)}; expected distinct {expected}")
+            raise read.wrong(key, f"bits {shown(bits)}; expected distinct {expected}")
         return (("bits", tuple(bits)),)
     return ()

@@ -9,7 +9,7 @@ import numpy as np
 from models.fault import ALL_ONES, Fault, Operand, make_fault
 from models.site import Site
 
-from ..faults.fault_models import FAULT_MODELS, Bits
+from ..faults.fault_models import Bits
 from ..faults.injection import ALL, Injection
 from ..faults.number_formats import format_of
 from ..faults.schedule import ONCE
@@ -46,28 +46,34 @@ class Experiment:
     @property
     def operand(self) -> Operand:
         """The operand struck."""
-        return FAULT_MODELS[self.model.name].operand
+        return self.model.operand
 
 
 def draw(plan: Plan, number: int) -> Experiment:
     """Experiment `number`: epoch, step, worker and site each uniform, the model by its weight.
 
     Of leaves every element is as likely as any other, so one is drawn by its size; and no worker is
-    drawn where all share them.  A checkpoint is saved between epochs, so step 0 reads it.  The streams
-    are NumPy's, whose version is part of a campaign's key.
+    drawn where all share them.  Of altered checkpoints that a plan lists each is taken once, in each epoch,
+    by each count of loaders.  The streams are NumPy's, whose version is part of a campaign's key.
     """
     rng = np.random.default_rng([plan.seed, number, WHERE])
     weights = np.array([model.weight for model in plan.models])
-    return Experiment(
+    found = Experiment(
         number=number,
         epoch=plan.epochs[rng.integers(len(plan.epochs))],
-        step=0 if plan.leaf == CHECKPOINT else int(rng.integers(plan.steps_per_epoch)),
+        step=int(rng.integers(len(plan.steps))),
         worker=int(rng.integers(plan.owners)) if plan.owners else ALL,
         site=plan.sites[rng.integers(len(plan.sites))] if plan.leaf in (None, CHECKPOINT) else _drawn_leaf(plan, rng),
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),
         audited_near=bool(rng.random() < plan.audit_near),
     )
+    if not plan.restarts:
+        return found
+    of_site, model = divmod(number, len(plan.models))
+    of_epoch, site = divmod(of_site, len(plan.sites))
+    epoch = plan.epochs[of_epoch % len(plan.epochs)]
+    return dataclasses.replace(found, epoch=epoch, site=plan.sites[site], model=plan.models[model])
 
 
 def _drawn_leaf(plan: Plan, rng: np.random.Generator) -> str:
@@ -143,8 +149,7 @@ def choose(plan: Plan, experiment: Experiment) -> Choice:
     site = plan.targets[experiment.site]
     tensor = site.operands[experiment.operand]
     size, format = math.prod(tensor.shape), format_of(tensor.dtype)
-    index = FAULT_MODELS[experiment.model.name].places(rng, size)
-    return Choice(experiment, site, index, experiment.model.source()(rng, index, size, format))
+    return Choice(experiment, site, *experiment.model.draw(rng, size, format))
 
 
 def injection_of(plan: Plan, number: int) -> Injection:

@@ -11,6 +11,7 @@ from .experiment import Result
 
 DIGEST = "digest"  # the last column of every table
 DIGEST_BYTES = 16
+ALTERATIONS = "alterations"  # the table that stores made before 2026-11-24 do not have
 SQL = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
 # A value as SQLite gives it.
@@ -36,9 +37,11 @@ class Column(NamedTuple):
 
 
 def result_columns() -> dict[str, Column]:
-    """The columns of a `Result`."""
+    """The columns of a `Result`; its alterations are rows of another table."""
     columns = {}
     for field, kind in typing.get_type_hints(Result).items():
+        if field == ALTERATIONS:
+            continue
         null = isinstance(kind, types.UnionType)
         base = next(k for k in typing.get_args(kind) if k is not types.NoneType) if null else kind
         columns[field] = Column(base, null)
@@ -54,6 +57,7 @@ TABLES: dict[str, dict[str, Column]] = {
     "events": {"number": WHOLE, "at": TEXT, "what": TEXT},
     "walks": {"number": WHOLE, "epoch": WHOLE, "steps": WHOLE, "seconds": REAL},
     "experiments": {**result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
+    ALTERATIONS: {"key": TEXT, "number": WHOLE, "array": TEXT, "position": WHOLE, "before": WHOLE, "after": WHOLE},
 }
 
 

@@ -13,30 +13,25 @@ import datetime
 import json
 import pathlib
 import sqlite3
-import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 
-from models.fault import Operand
-
-from ..faults.injection import ALL
 from ..machine.errors import InputError, printable
 from ..machine.reading import fits
 from ..machine.termination import unbroken
 from ..runs.dependencies import content_hash
-from ..runs.outcome import OUTCOMES
+from ..training.checkpoint_faults import CHECKPOINT
 from ..training.program import Measure
 from .conditions import Conditions
+from .content import NOT_JSON, describes, parsed, wrong_column
 from .experiment import Result
 from .plan import Plan, restore_plan
-from .schema import DIGEST, TABLES, Cell, definition, digest_of, result_columns
+from .schema import ALTERATIONS, DIGEST, TABLES, Cell, definition, digest_of, result_columns
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"
 VERSION = 4
 NAME = "campaign.sqlite"
-CURVE = 8  # bytes of a curve's row: loss and metric, float32
 NAMED = 5  # damaged rows that a message names
-NOT_JSON = object()
 
 
 class Damaged(NamedTuple):
@@ -77,6 +72,7 @@ class Store:
 
     Attributes:
       damaged: rows whose digest is not that of their values.
+      tables: columns of the tables that it has.
 
     Raises:
       InputError: there is none, or what is there is no campaign, damaged, or of another version.
@@ -132,14 +128,15 @@ class Store:
         if problems != ["ok"]:
             raise InputError(f"damaged: {str(problems[0])[:300]}; restore a copy, or choose another --out", self.path)
         made = {row["name"]: row["sql"] for row in self.connection.execute("SELECT name, sql FROM sqlite_master")}
-        for table in TABLES:
+        self.tables = {name: TABLES[name] for name in TABLES if name in made or name != ALTERATIONS}
+        for table in self.tables:
             if made.get(table) != definition(table):
                 what = f"damaged: the definition of its table {table}; restore a copy, or choose another --out"
                 raise InputError(what, self.path)
 
     def _find_damaged(self) -> list[Damaged]:
         found = []
-        for table, columns in TABLES.items():
+        for table, columns in self.tables.items():
             for row in self.connection.execute(f"SELECT {', '.join(columns)}, {DIGEST} FROM {table}"):
                 *values, digest = row
                 if digest != digest_of(table, values):
@@ -156,18 +153,18 @@ class Store:
         """See that what a sound file says is what this program writes; by hand one can write anything."""
         about, plan, damaged = self.about(), self.plan(), set(self.damaged)
         for name, kind in (("conditions", Conditions), ("measure", Measure)):
-            if name in about and not _describes(about[name], kind):
+            if name in about and not describes(about[name], kind):
                 raise self._not_ours(f"its {name}")
         for name, hint in (("plan_key", str), ("plan_file", str | None), ("jobs", int)):
             if name in about and not fits(about[name], hint):
                 raise self._not_ours(f"its {name}")
         for row in self.connection.execute("SELECT id, description FROM environments"):
-            sound = isinstance(_parsed(row["description"]), dict)
+            sound = isinstance(parsed(row["description"]), dict)
             if not sound and Damaged("environments", row["id"]) not in damaged:
                 raise self._not_ours(f"environment {row['id']}")
         if plan is None:
             return
-        wrong_in = _wrong_in(plan)
+        wrong_in = wrong_column(plan)
         for row in self.connection.execute("SELECT * FROM experiments"):
             wrong = wrong_in(row)
             if wrong and Damaged("experiments", row["number"]) not in damaged:
@@ -196,6 +193,7 @@ class Store:
                 for *values, digest in rows:
                     if digest == digest_of(table, values):
                         self._insert(table, values)
+            self._remove_halves()
             known = {row["id"] for row in self.query("SELECT id FROM environments")}
             for row in self.query("SELECT DISTINCT environment FROM experiments"):
                 if row["environment"] not in known:
@@ -203,6 +201,13 @@ class Store:
             self._insert("events", [None, _now(), f"damaged rows were removed: {printable(lost)}"])
         self.damaged = []
         return lost
+
+    def _remove_halves(self) -> None:
+        """Remove alterations without their experiment, and experiments without all of their alterations."""
+        if ALTERATIONS in self.tables:
+            count = f"(SELECT count(*) FROM {ALTERATIONS} a WHERE a.number = experiments.number)"
+            self.connection.execute(f"DELETE FROM experiments WHERE stage = '{CHECKPOINT}' AND elements != {count}")
+            self.connection.execute(f"DELETE FROM {ALTERATIONS} WHERE number NOT IN (SELECT number FROM experiments)")
 
     def _insert(self, table: str, values: Sequence[Cell], otherwise: str = "ABORT") -> None:
         """Add a row with its digest; a key that is None is the next number."""
@@ -289,7 +294,7 @@ class Store:
         known = _Known(self.path)
         for row in self.query("SELECT name, value FROM campaign"):
             if Damaged("campaign", row["name"]) not in self.damaged:
-                if (value := _parsed(row["value"])) is NOT_JSON:
+                if (value := parsed(row["value"])) is NOT_JSON:
                     raise self._not_ours(f"its {row['name']}")
                 known[row["name"]] = value
         return known
@@ -315,6 +320,8 @@ class Store:
                     continue
                 known = (getattr(r, name) for name in result_columns())
                 self._insert("experiments", [*known, experiment_key(plan_key, r.number), identity, _now()])
+                for k, alteration in enumerate(r.alterations):
+                    self._insert(ALTERATIONS, [f"{r.number}/{k}", r.number, *alteration])
                 added += 1
         return added
 
@@ -343,62 +350,6 @@ def experiment_key(plan_key: str, number: int) -> str:
     run, the libraries and the machine's arithmetic, it is that of the two.
     """
     return content_hash([plan_key, number])
-
-
-def _parsed(text: str) -> Any:
-    """What JSON says; `NOT_JSON` where it is none."""
-    try:
-        return json.loads(text)
-    except (ValueError, TypeError, RecursionError):
-        return NOT_JSON
-
-
-def _describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
-    """Whether what was kept as JSON are the fields of a `kind`."""
-    try:
-        fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in kept.items()}
-        value = kind(**fields)
-    except (TypeError, AttributeError):
-        return False
-    typed = all(fits(getattr(value, name), hint) for name, hint in typing.get_type_hints(kind).items())
-    return typed and (not isinstance(value, Measure) or value.better in ("higher", "lower"))
-
-
-def _wrong_in(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
-    """A function that names a column of an experiment of this plan that cannot be; None where all can."""
-    columns, sites = TABLES["experiments"], plan.targets
-    known: dict[str, Collection[object]] = {
-        "model": {model.name for model in plan.models},
-        "site": set(plan.sites),
-        "operand": {operand.name.lower() for operand in Operand},
-        "epoch": set(plan.epochs),
-        "step": range(plan.steps_per_epoch),
-        "worker": range(plan.owners) if plan.owners else [ALL],
-        "outcome": set(OUTCOMES),
-        "audit_outcome": {None, *OUTCOMES},
-    }
-    counted = [name for name, column in columns.items() if column.kind is int and name not in known]
-    typed: set[tuple[type, ...]] = set()  # that of the rows so far, which are few
-
-    def wrong_in(row: sqlite3.Row) -> str | None:
-        types_of_row = tuple(map(type, row))
-        if types_of_row not in typed:
-            for name, column in columns.items():
-                if not (column.null if row[name] is None else fits(row[name], column.kind)):
-                    return name
-            typed.add(types_of_row)
-        for name in counted:
-            if row[name] is not None and row[name] < 0:
-                return name
-        for name, valid in known.items():
-            if row[name] not in valid:
-                return name
-        if row["stage"] != sites[row["site"]].stage:
-            return "stage"
-        recorded = row["steps"] + row["audit_steps"]
-        return None if recorded and len(row["curve"]) == CURVE * recorded else "curve"
-
-    return wrong_in
 
 
 def _now() -> str:

@@ -13,7 +13,7 @@ from ..machine.errors import InputError
 from ..machine.files import write_atomically, write_text
 from .store import DIGEST, Store
 
-TABLES = ("experiments", "environments", "events", "walks")
+TABLES = ("experiments", "alterations", "environments", "events", "walks")
 FORMATS = ("csv", "parquet")
 
 
@@ -31,7 +31,7 @@ def write_tables(store: Store, out: pathlib.Path, form: str) -> list[pathlib.Pat
     """
     write = _write_csv if form == "csv" else _parquet_writer()
     written = []
-    for name in TABLES:
+    for name in filter(store.tables.__contains__, TABLES):
         rows = [dict(row) for row in store.query(f"SELECT * FROM {name}")]
         for row in rows:
             del row[DIGEST]

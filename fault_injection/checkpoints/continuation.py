@@ -10,18 +10,14 @@ from models.fault import Operand
 
 from ..faults.injection import ALL, Injection
 from ..faults.new_bits import NewBits, unravel
-from ..machine.errors import InputError, did_you_mean
 from ..machine.files import write_arrays
 from ..machine.processes import from_leader
 from ..runs.follow import Observer
 from ..runs.golden_run import Golden
-from ..training.checkpoint_faults import CHECKPOINT, PARTS
+from ..training.checkpoint_faults import CHECKPOINT
 from ..training.program import Evaluation, Program, State, fetched
-from ..training.state_faults import placed_leaves
-from .checkpoint import Checkpoint
+from .flips import flips_between, restart_site
 from .formats import open_checkpoint
-
-MOST = 100_000  # elements of an alteration
 
 
 def named_arrays(program: Program, state: State, worker: int = 0) -> dict[str, np.ndarray]:
@@ -52,15 +48,9 @@ def alteration(
     """
     program = golden.program
     saved = named_arrays(program, golden.fetch_state_before(epoch), worker)
-    format, places, masks = from_leader(lambda: _compared(golden, saved, open_checkpoint(path)))
-    if not len(places):
-        raise InputError(f"is the golden checkpoint before epoch {epoch}: nothing was altered", path)
-    if len(places) > MOST:
-        raise InputError(f"differs in {len(places):,} elements; at most {MOST:,} can be struck", path)
-    target = f"{CHECKPOINT}/state/{format}/{loaders}"
-    if golden.workload.find(target) is None:
-        wanted = [name for name in golden.workload.leaves() if name.startswith(f"{CHECKPOINT}/state/")]
-        raise InputError(f"{target} cannot be struck; expected one of {', '.join(wanted)}", path)
+    what = f"the golden checkpoint before epoch {epoch}"
+    flips = from_leader(lambda: flips_between(program, saved, open_checkpoint(path), what))
+    target = restart_site(golden.workload, flips.format, loaders, path)
     shape = golden.workload.target(target).shapes[Operand.INPUT]
     return Injection(
         workload=golden.workload,
@@ -70,43 +60,10 @@ def alteration(
         layer=target,
         epoch=epoch,
         step=0,
-        positions=tuple(unravel(places, shape)),
-        bits=tuple(NewBits.inverted(int(mask)) for mask in masks),
+        positions=tuple(unravel(flips.places, shape)),
+        bits=tuple(NewBits.inverted(int(mask)) for mask in flips.masks),
         horizon=horizon,
     )
-
-
-def _compared(golden: Golden, saved: dict[str, np.ndarray], altered: Checkpoint) -> tuple[str, np.ndarray, np.ndarray]:
-    """The format of a checkpoint, where it differs from what was saved, and in which bits of that format."""
-    leaves = [leaf for leaf in placed_leaves(golden.program) if leaf.leaf.role in PARTS["state"]]
-    unknown = next((name for name in altered.arrays if name not in saved), None)
-    if unknown is not None:
-        hint = did_you_mean(unknown, saved)
-        raise InputError(f"{unknown!r} is no array of {golden.workload.name}{hint}", altered.path)
-    for name, described in altered.arrays.items():
-        if described.shape != saved[name].shape:
-            raise InputError(f"{name} is {described.text}, expected the shape {list(saved[name].shape)}", altered.path)
-    formats = {altered.arrays[leaf.leaf.name].dtype for leaf in leaves if leaf.leaf.name in altered.arrays}
-    if len(formats) != 1:
-        found = ", ".join(sorted(each.name for each in formats)) or "none"
-        raise InputError(f"its arrays have these formats: {found}; expected one", altered.path)
-    (format,) = formats
-    word = f"u{format.itemsize}"
-    index, flips, begin = [np.empty(0, np.int64)], [np.empty(0, word)], 0
-    for leaf in leaves:
-        if leaf.leaf.name in altered.arrays:
-            with np.errstate(over="ignore"):
-                one = np.ascontiguousarray(saved[leaf.leaf.name].astype(format)).reshape(-1).view(word)
-            other = altered.array(leaf.leaf.name).reshape(-1).view(word)
-            (places,) = np.nonzero(one != other)
-            index.append(begin + places)
-            flips.append(one[places] ^ other[places])
-        begin += leaf.size
-    counted = {leaf.leaf.name for leaf in leaves}
-    for name in altered.arrays:
-        if name not in counted and not np.array_equal(altered.array(name), saved[name]):
-            raise InputError(f"{name} was altered, and is no array that can be struck", altered.path)
-    return format.name, np.concatenate(index), np.concatenate(flips)
 
 
 class StateKeeper(Observer):

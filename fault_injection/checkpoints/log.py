@@ -55,6 +55,20 @@ class Mapped(NamedTuple):
     axes: tuple[int, ...] | None = None
 
 
+class Located(NamedTuple):
+    """What a log alters of one array.
+
+    Attributes:
+      places: int64 [n], row-major positions in ascending order.
+      masks: unsigned [n], the bits inverted.
+      before: unsigned [n], the words that the log found there; None where it does not say.
+    """
+
+    places: np.ndarray
+    masks: np.ndarray
+    before: np.ndarray | None
+
+
 class Applied(NamedTuple):
     """A log applied to a checkpoint.
 
@@ -201,27 +215,43 @@ def apply(entries: list[Entry], checkpoint: Checkpoint, mapping: Mapping[str, Ma
     Raises:
       InputError: an array is missing, or has another type or shape; or a place stands in the log twice.
     """
-    found: dict[str, Altered] = {}
-    alike = np.zeros(2, np.int64)
+    altered, before, after = {}, 0, 0
+    for name, one in located(entries, checkpoint.arrays, mapping, checkpoint.path).items():
+        words = checkpoint.words(name, one.places)
+        altered[name] = Altered(one.places, words, words ^ one.masks)
+        if one.before is not None:
+            before += int(np.sum(words == one.before))
+            after += int(np.sum(words == one.before ^ one.masks))
+    return Applied(altered, before, after)
+
+
+def located(
+    entries: list[Entry], arrays: Mapping[str, Described], mapping: Mapping[str, Mapped], path: pathlib.Path
+) -> dict[str, Located]:
+    """What a log alters of these arrays, by array.
+
+    Args:
+      path: of the checkpoint with these arrays, or of the log; for messages.
+
+    Raises:
+      InputError: an array is missing, or has another type or shape; or a place stands in the log twice.
+    """
+    found: dict[str, Located] = {}
     for entry in entries:
         to = mapping.get(entry.name, Mapped(entry.name))
-        if to.name not in checkpoint.arrays:
-            hint = did_you_mean(to.name, checkpoint.arrays)
-            raise InputError(f"has no array {to.name!r}, which the log alters{hint}", checkpoint.path)
-        array = checkpoint.arrays[to.name]
+        if to.name not in arrays:
+            raise InputError(f"has no array {to.name!r}, which the log alters{did_you_mean(to.name, arrays)}", path)
+        array = arrays[to.name]
         if entry.dtype is not None and entry.dtype != array.dtype:
-            what = f"{to.name} is {array.dtype.name} here, and {entry.dtype.name} in the log"
-            raise InputError(what, checkpoint.path)
-        index = _positions(entry, to, array, checkpoint.path)
+            raise InputError(f"{to.name} is {array.dtype.name} here, and {entry.dtype.name} in the log", path)
+        index = _positions(entry, to, array, path)
         if to.name in found or len(np.unique(index)) < len(index):
-            raise InputError(f"{to.name}: the log alters an element twice", checkpoint.path)
+            raise InputError(f"{to.name}: the log alters an element twice", path)
+        masks = _of_width(entry, array, path) if entry.from_sign else entry.before ^ entry.after
         order = np.argsort(index)
-        masks = (_of_width(entry, array, checkpoint.path) if entry.from_sign else entry.before ^ entry.after)[order]
-        words = checkpoint.words(to.name, index[order])
-        if not entry.from_sign:
-            alike += [int(np.sum(words == known[order])) for known in (entry.before, entry.after)]
-        found[to.name] = Altered(index[order], words, words ^ masks.astype(array.word))
-    return Applied(found, *alike.tolist())
+        before = None if entry.from_sign else entry.before[order].astype(array.word)
+        found[to.name] = Located(index[order], masks[order].astype(array.word), before)
+    return found
 
 
 def _positions(entry: Entry, to: Mapped, array: Described, path: pathlib.Path) -> np.ndarray:

@@ -95,5 +95,5 @@ def _drawn(plan: Plan) -> dict[str, int]:
 
 def _steps_followed(plan: Plan) -> float:
     """Mean number of steps per experiment, if all are followed as far as the plan allows."""
-    lengths = [plan.followed(epoch, step) for epoch in plan.epochs for step in range(plan.steps_per_epoch)]
+    lengths = [plan.followed(epoch, step) for epoch in plan.epochs for step in plan.steps]
     return sum(lengths) / len(lengths)

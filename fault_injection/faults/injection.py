@@ -119,11 +119,12 @@ in the output [128×10] of fc.
         Raises:
           ValueError: a position lies outside the operand, or the masks are none that a fault model draws.
         """
-        tensor = site.operands[FAULT_MODELS[fmodel].operand]
+        of_operation = site.stage in STAGES.values()
+        tensor = site.operands[FAULT_MODELS[fmodel].operand if of_operation else Operand.INPUT]
         return cls(
             workload=workload,
             stage=next((published for published, stage in STAGES.items() if stage == site.stage), site.stage),
-            fmodel=fmodel if site.stage in STAGES.values() else "",
+            fmodel=fmodel if of_operation else "",
             worker=worker,
             layer=site.name,
             epoch=epoch,

@@ -6,7 +6,8 @@ import pathlib
 from collections.abc import Sequence
 
 from ..campaign.plan import LARGEST, Plan
-from ..campaign.plan_file import plan_tables, read_plan
+from ..campaign.plan_file import read_plan
+from ..campaign.plan_reader import plan_tables
 from ..detection.re_execution import ReExecutionSettings
 from ..detection.recovery import RECOVERIES
 from ..detection.registry import DETECTORS, AnyDetector, beside_a_run

@@ -60,6 +60,19 @@ def checkpoint_sites(program: Program) -> dict[str, Site]:
     }
 
 
+def saved_leaves(program: Program, part: str = "state") -> list[Placed]:
+    """The leaves of a part of a checkpoint, in the order in which a fault counts through their elements."""
+    return [leaf for leaf in placed_leaves(program) if leaf.leaf.role in PARTS[part]]
+
+
+def elements_of(program: Program, site: str, index: np.ndarray) -> list[tuple[str, int]]:
+    """Which elements a fault strikes of a checkpoint: of each the array's name and the row-major position in it."""
+    leaves = _targets(program)[site].leaves
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    which = np.searchsorted(ends, index, side="right")
+    return [(leaves[k].leaf.name, int(at - ends[k]) + leaves[k].size) for k, at in zip(which, index, strict=True)]
+
+
 def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
     """The state from which a run goes on that was saved, altered and loaded; None where something else is struck.
 
@@ -82,8 +95,8 @@ def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Stru
 
 def _targets(program: Program) -> Mapping[str, _Target]:
     found = {}
-    for part, roles in PARTS.items():
-        leaves = [leaf for leaf in placed_leaves(program) if leaf.leaf.role in roles]
+    for part in PARTS:
+        leaves = saved_leaves(program, part)
         dtypes = {leaf.dtype for leaf in leaves}
         if len(dtypes) != 1 or sum(leaf.size for leaf in leaves) > LARGEST_OPERAND:
             continue

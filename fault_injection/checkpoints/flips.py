@@ -1,0 +1,114 @@
+"""What was altered in a checkpoint, as bits inverted in the vector of all that a restart reads."""
+
+import pathlib
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from ..machine.errors import InputError, did_you_mean
+from ..training.checkpoint_faults import CHECKPOINT, saved_leaves
+from ..training.program import Program
+from ..training.state_faults import Placed
+from ..training.workload import Workload
+from .checkpoint import Checkpoint, Described
+from .log import Mapped, located, read_log
+
+MOST = 100_000  # elements of an alteration
+
+
+def restart_site(workload: Workload, format: str, loaders: int, path: pathlib.Path) -> str:
+    """The name of what a restart from an altered checkpoint strikes; raises InputError where it cannot."""
+    target = f"{CHECKPOINT}/state/{format}/{loaders}"
+    if workload.find(target) is None:
+        wanted = [name for name in workload.leaves() if name.startswith(f"{CHECKPOINT}/state/")]
+        raise InputError(f"{target} cannot be struck; expected one of {', '.join(wanted)}", path)
+    return target
+
+
+class Flips(NamedTuple):
+    """Bits of a checkpoint that are inverted.
+
+    Attributes:
+      format: name of the number format in which it is saved.
+      places: int64 [n], positions among the elements of `saved_leaves`.
+      masks: unsigned [n], the bits inverted in that format.
+    """
+
+    format: str
+    places: np.ndarray
+    masks: np.ndarray
+
+
+def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Checkpoint, what: str) -> Flips:
+    """Where a checkpoint differs from what was saved, and in which bits.
+
+    Args:
+      saved: arrays by the names of the state's leaves, rounded to the format of `altered`.
+      what: was saved, for messages.
+
+    Raises:
+      InputError: they are no checkpoints of this program, do not differ, or differ in what cannot be struck.
+    """
+    leaves = saved_leaves(program)
+    unknown = next((name for name in altered.arrays if name not in saved), None)
+    if unknown is not None:
+        raise InputError(f"{unknown!r} is no array of {what}{did_you_mean(unknown, saved)}", altered.path)
+    for name, described in altered.arrays.items():
+        if described.shape != saved[name].shape:
+            raise InputError(f"{name} is {described.text}, expected the shape {list(saved[name].shape)}", altered.path)
+    formats = {altered.arrays[leaf.leaf.name].dtype for leaf in leaves if leaf.leaf.name in altered.arrays}
+    format = _one_of(formats, altered.path)
+    word, flips = f"u{format.itemsize}", {}
+    for leaf in leaves:
+        if (name := leaf.leaf.name) in altered.arrays:
+            with np.errstate(over="ignore"):
+                one = np.ascontiguousarray(saved[name].astype(format)).reshape(-1).view(word)
+            other = altered.array(name).reshape(-1).view(word)
+            (places,) = np.nonzero(one != other)
+            flips[name] = places, one[places] ^ other[places]
+    counted = {leaf.leaf.name for leaf in leaves}
+    for name in altered.arrays:
+        if name not in counted and not np.array_equal(altered.array(name), saved[name]):
+            raise InputError(f"{name} was altered, and is no array that can be struck", altered.path)
+    return _counted_through(leaves, format.name, flips, altered.path, f"is {what}: nothing was altered")
+
+
+def flips_of_log(program: Program, path: pathlib.Path, mapping: Mapping[str, Mapped]) -> Flips:
+    """What a log inverts, in a checkpoint of this program; raises InputError where it does not fit."""
+    entries, leaves = read_log(path), saved_leaves(program)
+    kinds = {entry.dtype for entry in entries if entry.dtype is not None} or {leaf.dtype for leaf in leaves}
+    format = _one_of(kinds, path)
+    arrays = {leaf.leaf.name: Described(leaf.shape, format) for leaf in leaves}
+    flips = {name: (one.places, one.masks) for name, one in located(entries, arrays, mapping, path).items()}
+    return _counted_through(leaves, format.name, flips, path, "alters nothing")
+
+
+def _one_of(formats: Collection[np.dtype], path: pathlib.Path) -> np.dtype:
+    if len(formats) != 1:
+        named = ", ".join(sorted(each.name for each in formats)) or "none"
+        raise InputError(f"its arrays have these formats: {named}; expected one", path)
+    return next(iter(formats))
+
+
+def _counted_through(
+    leaves: list[Placed],
+    format: str,
+    flips: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    path: pathlib.Path,
+    nothing: str,
+) -> Flips:
+    """Flips of several arrays as those of one vector of all their elements."""
+    index, masks, begin = [np.empty(0, np.int64)], [np.empty(0, np.uint32)], 0
+    for leaf in leaves:
+        if leaf.leaf.name in flips:
+            places, inverted = flips[leaf.leaf.name]
+            index.append(begin + places)
+            masks.append(inverted.astype(np.uint32))
+        begin += leaf.size
+    found = Flips(format, np.concatenate(index), np.concatenate(masks))
+    if not len(found.places):
+        raise InputError(nothing, path)
+    if len(found.places) > MOST:
+        raise InputError(f"{len(found.places):,} elements are altered; at most {MOST:,} can be struck", path)
+    return found
