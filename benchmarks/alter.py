@@ -40,13 +40,14 @@ def main() -> None:
             writing.start()
             writing.join()
             ratios, memory = [], 0
-            for _ in range(options.pairs):
-                copied, _ = _timed(_copy, source, pathlib.Path(folder) / "copy")
-                altered, kilobytes = _timed(_alter, source, pathlib.Path(folder) / "altered")
-                memory = max(memory, kilobytes)
-                ratios.append(altered / copied)
-                for made in ("copy", "altered"):
-                    (pathlib.Path(folder) / made).unlink()
+            made = pathlib.Path(folder) / "made"
+            _timed(_copy, source, made)  # so that the source is in memory
+            for pair in range(options.pairs):
+                seconds = {}
+                for run in (_copy, _alter) if pair % 2 else (_alter, _copy):
+                    seconds[run], kilobytes = _timed(run, source, made)
+                    memory = max(memory, kilobytes)
+                ratios.append(seconds[_alter] / seconds[_copy])
             middle, low, high, covers = median_interval(ratios)
             spread = f"{middle:.2f} [{low:.2f}, {high:.2f}] ({covers:.0%})"
             print(f"{name}: alter / copy {spread}; at most {memory / 1024:.0f} MiB", flush=True)
@@ -54,10 +55,13 @@ def main() -> None:
 
 
 def _timed(run: Callable[..., int], *arguments: pathlib.Path) -> tuple[float, int]:
-    """Seconds, and kilobytes of memory where it is a process."""
+    """Seconds, and kilobytes of memory where it is a process; what it made is removed before and after."""
+    arguments[-1].unlink(missing_ok=True)
     begun = time.perf_counter()
     kilobytes = run(*arguments)
-    return time.perf_counter() - begun, kilobytes
+    seconds = time.perf_counter() - begun
+    arguments[-1].unlink()
+    return seconds, kilobytes
 
 
 def _copy(source: pathlib.Path, out: pathlib.Path) -> int:

@@ -361,8 +361,8 @@ def test_devices_that_differ_without_a_fault_are_not_compared(strategy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", NAMES)
-def test_a_file_is_replayed_with_every_strategy(strategy, tmp_path):
+@pytest.mark.parametrize("strategy", ["horovod", "zero parameters", "pipeline 2"])
+def test_a_file_is_replayed_with_a_strategy(strategy, tmp_path):
     text = ROWS.format(target="params/fc/kernel", strategy=strategy)
     if small(strategy=strategy).copies:
         text = text.replace("target_epoch", "target_worker,2\ntarget_epoch")
