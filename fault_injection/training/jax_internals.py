@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.extend import core
-from jax.extend.core.primitives import remat_p
 
 # Products and convolutions: what a fault can strike.  Public alternative: `jax.extend.core.primitives.dot_general_p`
 # and its neighbours, whose `name` this is.
@@ -178,7 +177,7 @@ def bind_checkpoint(equation: Any, body: Any, new: Sequence[Any], values: Sequen
     params = {**equation.params, "jaxpr": open_}
     if isinstance(params["prevent_cse"], tuple):
         params["prevent_cse"] = (False,) * (len(consts) + len(new)) + params["prevent_cse"]
-    return remat_p.bind(*consts, *new, *values, **params)
+    return equation.primitive.bind(*consts, *new, *values, **params)
 
 
 def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
