@@ -22,6 +22,7 @@ from fault_injection.training.program import Role, same_bits
 from fault_injection.training.workloads import find_workload, restore_workload
 from models.fault import inactive_fault
 
+varying = pytest.mark.skipif(not hasattr(jax.lax, "pcast"), reason="jax.lax.pcast is younger than JAX 0.8")
 WORKLOAD = f"{pathlib.Path(own_training.__file__)}:training"
 INJECTION = """\
 model,{workload}
@@ -206,6 +207,7 @@ def test_gradients_are_paired_though_many_layers_read_one_input():
     assert not any("#" in name for name in layers)
 
 
+@varying
 def test_workers_of_a_shard_map_are_struck_one_by_one():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
@@ -266,6 +268,7 @@ def test_every_site_and_operand_of_an_example_is_struck(example, cache):
     assert sites >= 5 and struck >= 6 * sites
 
 
+@varying
 def test_a_file_may_set_up_the_devices_as_it_is_imported():
     """`replay` reads the injection, and with it the user's file, before JAX computes."""
     file = ROOT / "examples" / "shard_map" / "fault.csv"
