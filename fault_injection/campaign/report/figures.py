@@ -30,7 +30,17 @@ COLOURS = {
     LOW_TEST: "#cc79a7",
     UNDECIDED: "#000000",
 }
-SERIES = (COLOURS[SLOW], COLOURS[IMMEDIATE], COLOURS[SHARP], COLOURS[LOW_TEST])
+SERIES = (
+    COLOURS[SLOW],
+    COLOURS[IMMEDIATE],
+    COLOURS[SHARP],
+    COLOURS[LOW_TEST],
+    "#56b4e9",
+    "#e69f00",
+    "#000000",
+    "#8c6d31",
+)
+LEGEND = 88  # characters of a legend's row
 SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
 
@@ -53,7 +63,8 @@ def _legend(axes: Axes, columns: int = 4) -> None:
     handles, labels = axes.get_legend_handles_labels()
     figure = axes.get_figure(root=True)
     assert figure is not None  # the axes stand in one
-    figure.legend(handles, labels, fontsize=8, ncols=columns, frameon=False, loc="outside upper left")
+    fitting = max(1, LEGEND // max((len(label) for label in labels), default=1))
+    figure.legend(handles, labels, fontsize=8, ncols=min(columns, fitting), frameon=False, loc="outside upper left")
 
 
 def bars(axes: Axes, groups: Sequence[Group]) -> None:
