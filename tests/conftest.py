@@ -28,6 +28,9 @@ def pytest_cmdline_main(config):
     pytest itself has a flag `--fixtures`, which takes no value, so it takes DIR for a folder
     of tests: a folder of `*.json.gz` after that flag is understood here as what it is.
     """
+    if "slow" not in config.option.markexpr.split(" and ")[:1]:
+        # Compiling takes most of the time of the quick tests.  The slow ones compile as commands do.
+        os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_backend_optimization_level=0"
     config.stash[FIXTURES] = HERE / "fixtures"
     folders = [arg for arg in config.args if any(pathlib.Path(arg).glob("*.json.gz"))]
     if config.option.showfixtures and folders:
