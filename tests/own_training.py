@@ -63,6 +63,26 @@ def training(seed: int = 0):
     )
 
 
+def branching(seed: int = 0):
+    """The second layer is computed in every other step alone."""
+    import dataclasses
+
+    @jax.jit
+    def step(state, batch):
+        def shown(params):
+            h = batch["x"] @ params["fc1"]["kernel"]
+            odd = state["number"] % 2 == 1
+            return jnp.mean(jax.lax.cond(odd, lambda h: h @ params["fc2"]["kernel"], lambda h: h[:, :2], h) ** 2)
+
+        loss, grads = jax.value_and_grad(shown)(state["params"])
+        params = jax.tree.map(lambda w, g: w - 0.01 * g, state["params"], grads)
+        return {"params": params, "number": state["number"] + 1}, {"loss": loss, "accuracy": 1 - loss}
+
+    return dataclasses.replace(
+        training(seed), init=lambda: {"params": create(seed)["params"], "number": jnp.zeros((), jnp.int32)}, step=step
+    )
+
+
 def without_loss(seed: int = 0):
     """A mistake: the metrics have no loss."""
     import dataclasses

@@ -17,7 +17,7 @@ from fault_injection import instrument
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.sources import ROOT
-from fault_injection.runs.outcome import IMMEDIATE, OUTCOMES
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES
 from fault_injection.training.program import Role, same_bits
 from fault_injection.training.workloads import find_workload, restore_workload
 from models.fault import inactive_fault
@@ -131,7 +131,29 @@ def test_a_replay_of_an_operation_and_one_of_the_state(capsys, tmp_path, cache):
 
 def test_a_golden_run_says_how_far_it_is_from_the_step_as_written(capsys, tmp_path):
     assert main(["golden", WORKLOAD, "--epochs", "1", "--cache", str(tmp_path)]) == 0
-    assert "golden runs are made with barriers in the step" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    (described,) = tmp_path.glob("golden/*/golden.json")
+    kept = json.loads(described.read_text())["own_step"]
+    assert kept["sentence"] in said and "golden runs are made with barriers in the step" in said
+    assert (kept["steps"], kept["leaves"]) == (3, 16) and kept["largest_relative_difference"] < 1e-4
+
+
+def test_an_operation_in_a_branch_that_is_not_taken_is_not_struck(capsys, tmp_path, cache):
+    workload = WORKLOAD.replace(":training", ":branching")
+    sites = {site["site"]: site for site in answer(capsys, "sites", workload)}
+    site = next(name for name in sites if name.startswith("forward:params/fc2"))
+    assert [sites[name]["conditional"] for name in ("forward:params/fc1/kernel", site)] == [False, True]
+    told = {}
+    for number, fate in (2, "left out"), (3, "struck"):
+        rows = {"stage": "fwrd_inject", "fmodel": "RD", "layer": site}
+        text = INJECTION.format(workload=workload, **rows, position="3/1", value="nan")
+        (tmp_path / f"{number}.csv").write_text(text.replace("target_step,3", f"target_step,{number}"))
+        command = ["replay", tmp_path / f"{number}.csv", "--cache", cache, "--out", tmp_path / fate]
+        told[fate] = answer(capsys, *command)["outcome"]
+    assert told == {"left out": MASKED, "struck": IMMEDIATE}
+    provenance = json.loads((tmp_path / "left out" / "provenance.json").read_text())
+    assert "left the operation out, so nothing was struck" in provenance["fault"]
+    assert provenance["own_step"]["steps"] == 3
 
 
 @pytest.mark.slow
@@ -187,6 +209,28 @@ def test_sites_in_loops_and_checkpoints_are_named_by_what_they_read(remat):
     again = {"recompute:up"} if remat else set()
     assert program.sites.keys() == expected | again
     assert {site.iterations for site in program.sites.values()} == {(3,)}
+
+
+def test_a_derivative_that_is_written_by_hand_has_the_roles_of_the_backward_pass():
+    @jax.custom_vjp
+    def layer(w, x):
+        return jax.numpy.tanh(x @ w)
+
+    def backward(kept, dy):
+        w, x, y = kept
+        dx = dy * (1 - y * y)
+        return x.T @ dx, dx @ w.T
+
+    layer.defvjp(lambda w, x: (layer(w, x), (w, x, layer(w, x))), backward)
+
+    def step(state, batch):
+        loss, grads = jax.value_and_grad(lambda s: (layer(s["b"], layer(s["a"], batch)) ** 2).sum())(state)
+        return jax.tree.map(lambda w, g: w - g, state, grads), {"loss": loss}
+
+    state = {name: np.eye(3, dtype=np.float32) for name in "ab"}
+    sites = instrument(step, state, np.ones((2, 3), np.float32)).sites
+    assert {f"{role}:{name}" for role in ("forward", "grad_in", "grad_wt") for name in "ab"} <= sites.keys()
+    assert {site.role for site in sites.values()} == {"forward", "grad_in", "grad_wt"}
 
 
 def test_gradients_are_paired_though_many_layers_read_one_input():

@@ -27,6 +27,7 @@ from .progress import Pace, Progress
 from .records import Epoch, Recorder, Run, abstract_record
 from .run_store import RunStore
 
+DESCRIBED = "golden.json"  # what determines the run, and how far its steps are from a user's own
 TIMING = "timing.json"  # how long the run took when it was last made
 SHOWN = 60  # characters of what another run's description says
 KEEP_ALL_BELOW = 2**30  # bytes of checkpoints that are kept without being asked for
@@ -129,7 +130,7 @@ class Golden:
         found = []
         known = json.loads(json.dumps(self.determined_by))  # as it is read
         ours = known["arithmetic"]
-        for path in sorted(self.folder.parent.glob("*/golden.json")):
+        for path in sorted(self.folder.parent.glob(f"*/{DESCRIBED}")):
             # What does not describe a golden run is of no interest here: all files of one are made with it.
             with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
                 other = json.loads(read_bounded(path))
@@ -169,12 +170,22 @@ class Golden:
             if self.recorded() >= epochs:  # another process has made it meanwhile
                 return
             imported = {"imported": self.start.origin} if self.start else {}
-            from_leader(lambda: write_json(self.folder / "golden.json", {**self.determined_by, **imported}))
+            if apart := self.program.own_step():
+                say(apart["sentence"])
+            known = {**self.determined_by, **imported, **({"own_step": apart} if apart else {})}
+            from_leader(lambda: write_json(self.folder / DESCRIBED, known))
             begun, pace = time.monotonic(), Pace()
             first, state = self._newest(min(self.recorded(), epochs - 1))
             self._train(state, first, epochs, pace)
             from_leader(lambda: write_json(self.folder / TIMING, {"seconds_per_step": pace.seconds_per_step}))
             say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - begun:.0f} s")
+
+    def own_step(self) -> dict[str, Any]:
+        """How far its steps were from the user's own when it was made; empty where the user wrote these."""
+        try:
+            return dict(json.loads(read_bounded(self.folder / DESCRIBED)).get("own_step", {}))
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return {}
 
     def seconds_per_step(self) -> float | None:
         """What a step took when the run was last made, evaluations included; None if it was not."""

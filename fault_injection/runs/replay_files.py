@@ -18,7 +18,7 @@ from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
 from .follow import Address
 from .records import columns
-from .replay_run import Replay
+from .replay_run import Replay, left_out
 
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
 
@@ -116,6 +116,7 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
         "workload": dataclasses.asdict(injection.workload),
         "golden_run": golden.key,
         "golden_start": golden.start.origin if golden.start else "initial weights",
+        **({"own_step": apart} if (apart := golden.own_step()) else {}),
         "arithmetic": known,
         "environment": environment.describe(),
         "seconds": round(replay.seconds, 1),
@@ -129,6 +130,8 @@ def struck_values(injection: Injection, bits: Any) -> np.ndarray:
 
 def describe_fault(injection: Injection, struck: Struck) -> str:
     """The fault in one English sentence, with the first element's old and new value and the bits that differ."""
+    if left_out(injection.site, struck):
+        return f"{injection.sentence().removesuffix('.')}: this step left the operation out, so nothing was struck."
     old, new = (struck_values(injection, bits)[0] for bits in (struck.old, struck.new))
     changed = int(struck.old[0]) ^ int(struck.new[0])
     differing = [bit for bit in range(old.dtype.itemsize * 8 - 1, -1, -1) if changed >> bit & 1]
@@ -178,6 +181,8 @@ def _figures(named: Mapping[str, float | np.ndarray]) -> list[str]:
 def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
     """The lines that stand before the faulty step's own."""
     shape = injection.site.shapes[injection.operand]
+    if left_out(injection.site, struck):
+        return [f"Inject layer: {injection.layer}", "The step left the operation out: nothing was struck"]
     # A file's own numbers where it gives them; they may have more digits than the operand's dtype.
     new = injection.values or [float(value) for value in struck_values(injection, struck.new)]
     return [

@@ -236,22 +236,34 @@ class Witness(Observer):
         """Look at a faulty step; raises FaultNotApplied where its observations contradict the fault."""
         due = self.struck is None and at == self._at  # executed again, it may be without the fault
         if due or report.struck is not None:
-            struck = check_struck(self._site.name, self._fault, report.struck)
+            struck = check_struck(self._site.name, self._fault, report.struck, left_out(self._site, report.struck))
             self.struck = self.struck or struck
 
 
-def check_struck(site: str, fault: Fault, struck: Struck | None) -> Struck:
+def left_out(site: Site, struck: Struck | None) -> bool:
+    """Whether a step has left out an operation that it may leave out, such as one in a branch not taken."""
+    return getattr(site, "conditional", False) and struck is not None and int(struck.hits) == 0
+
+
+def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = False) -> Struck:
     """Compare the step's observations with the fault: exactly the listed elements changed, to the bits asked for.
 
     Where the operand is the operation's result, the result has changed in just these elements too.
 
     The new bits of an element that is a copy of another cannot be told beforehand, and are not compared.
 
+    Args:
+      absent: the step has left the operation out, see `left_out`; then nothing may have changed.
+
     Raises:
       FaultNotApplied: they contradict it.
     """
     if struck is None:
         raise FaultNotApplied(f"{site}: the step has no fault support")
+    if absent:
+        if struck.operand_changed or struck.output_changed:
+            raise FaultNotApplied(f"{site}: elements changed of an operation that was left out")
+        return struck
     listed = fault.index >= 0
     known = listed & ((fault.keep == 0) | (fault.source == fault.index))
     wanted = (struck.old & fault.keep) ^ fault.flip
@@ -326,7 +338,8 @@ def _read_struck(path: pathlib.Path, site: Site, fault: Fault) -> Struck:
     if found != expected or any(array.dtype.kind not in "iu" for array in arrays.values()):
         raise DamagedFile(f"{path} is not what a faulty step reports")
     try:
-        return check_struck(site.name, fault, Struck(**arrays))
+        struck = Struck(**arrays)
+        return check_struck(site.name, fault, struck, left_out(site, struck))
     except FaultNotApplied as error:
         raise DamagedFile(f"{path} is not of this fault ({error})") from None
 

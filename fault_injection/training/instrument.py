@@ -38,6 +38,7 @@ class StepSite(Site):
       iterations: turns of the loops around it, the outermost first.
       axes: mesh axes over which each device runs it with operands of its own.
       workers: how many devices that are; 1 where all share it.
+      conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
       line: of the user's code, such as `my_run.py:12`.
     """
 
@@ -47,6 +48,7 @@ class StepSite(Site):
     iterations: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
     workers: int = 1
+    conditional: bool = False
     line: str = ""
 
     @property
@@ -59,6 +61,7 @@ class StepSite(Site):
             "iterations": list(self.iterations),
             "mesh_axes": list(self.axes),
             "workers": self.workers,
+            "conditional": self.conditional,
             "line": self.line,
         }
 
@@ -270,6 +273,7 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
             iterations=product.turns,
             axes=product.axes,
             workers=product.workers,
+            conditional=product.conditional,
             line=product.line,
         )
         for name, (role, _), product in zip(names(products), roles(products), products, strict=True)

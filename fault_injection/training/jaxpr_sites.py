@@ -66,6 +66,7 @@ class Product:
       turns: of the loops around it, the outermost first.
       axes: mesh axes over which it runs once each.
       workers: how many devices run it, each with operands of its own.
+      conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
       line: of the user's code.
     """
 
@@ -79,6 +80,7 @@ class Product:
     turns: tuple[int, ...]
     axes: tuple[str, ...]
     workers: int
+    conditional: bool
     line: str
 
 
@@ -90,6 +92,7 @@ class _Around(NamedTuple):
     turns: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
     workers: int = 1
+    conditional: bool = False
 
 
 class Follower:
@@ -145,9 +148,10 @@ class Follower:
         if name == "while":
             values, turns = values[params["cond_nconsts"] :], (*around.turns, self._turns)
             consts = params["body_nconsts"]
-            return self._loop(inside[0], values, consts, len(values), around._replace(turns=turns))
+            here = around._replace(turns=turns, conditional=True)
+            return self._loop(inside[0], values, consts, len(values), here)
         if name == "cond":
-            each = [self.follow(body, values[1:], around) for body in inside]
+            each = [self.follow(body, values[1:], around._replace(conditional=True)) for body in inside]
             return [self._joined(list(branches), around) for branches in zip(*each, strict=True)]
         if name == "shard_map":
             mesh, axes = params["mesh"], manual_axes(params)
@@ -206,6 +210,7 @@ class Follower:
             around.turns,
             around.axes,
             around.workers,
+            around.conditional,
             line(equation),
         )
         self.products.append(product)

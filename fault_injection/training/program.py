@@ -225,6 +225,8 @@ class Program:
         rounding, and without running statistics, which stay as they are.  None where there is none.
       restated: the state with its leaves of the role `KEPT` brought up to date, after others were changed outside of
         a step.
+      own_step: how far `step` is from the step that a user wrote, as JSON values with a `sentence`; it takes some
+        steps.  Empty where they are the same.
       lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
       lower_infer: the same of `infer` without a fault.
       tests: the test data in batches, on the devices.
@@ -254,6 +256,7 @@ class Program:
     evaluate: Callable[[State], Evaluation]
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     restated: Callable[[State], State] = lambda state: state
+    own_step: Callable[[], Mapping[str, Any]] = dict
     lower: Callable[[State, Batch], Any] | None = None
     lower_infer: Callable[[State, Batch], Any] | None = None
     undo: Callable[[State, StepReport], State] | None = None

@@ -16,7 +16,6 @@ from models.fault import Fault, inactive_fault
 from models.isolation import fence
 
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
-from ..machine.processes import say
 from .instrument import Instrumented
 from .program import Batch, Evaluation, Program, Role, State, StepReport, report
 from .state_roles import state_leaves
@@ -107,13 +106,9 @@ def training_program(training: Training, initial: Any, program: Instrumented) ->
     def batch(epoch: int, number: int) -> Batch:
         return split(training.batch(epoch, number))[0]
 
-    @functools.cache
-    def compare() -> None:
-        say(distance(training, program, lambda: place(host()), reference, batch))
-
-    def init() -> State:
-        compare()  # once: twins begin here, too
-        return host()
+    @functools.cache  # twins begin alike
+    def own_step() -> Mapping[str, Any]:
+        return distance(training, program, lambda: place(host()), reference, batch)
 
     def evaluate(state: State) -> Evaluation:
         found = training.evaluate(traced.state.joined(state))
@@ -135,12 +130,13 @@ def training_program(training: Training, initial: Any, program: Instrumented) ->
         measure=lambda: measure,
         data=data,
         devices=devices,
-        init=init,
+        init=host,
         place=place,
         batch=batch,
         step=step,
         faulty_step=faulty_step,
         evaluate=evaluate,
+        own_step=own_step,
         lower=lambda state, examples: reference.lower(*arrays_of(state, examples)),
     )
 
@@ -173,8 +169,12 @@ def check_metrics(program: Instrumented, name: str) -> None:
             raise InputError(f"{found}; expected numbers")
 
 
-def distance(training: Training, program: Instrumented, start: Any, reference: Any, batch: Any) -> str:
-    """One line that says how far the reference is from the user's own step after a few steps."""
+def distance(training: Training, program: Instrumented, start: Any, reference: Any, batch: Any) -> dict[str, Any]:
+    """How far the reference, and a step with an inactive fault, are from the user's own step after a few steps.
+
+    The step with fault support has the reference's bits, which is seen to before it is used.  So one distance is
+    that of both.
+    """
     traced, steps = program.traced, min(COMPARED, training.steps_per_epoch)
     ours = jax.tree.leaves(start())
     own = traced.state.joined(start())
@@ -184,13 +184,21 @@ def distance(training: Training, program: Instrumented, start: Any, reference: A
         own, _ = own_step(own, training.batch(0, number))
     pairs = list(zip(jax.device_get(ours), jax.device_get(jax.tree.leaves(split(own)[0])), strict=True))
     differing = [(a, b) for a, b in pairs if np.asarray(a).tobytes() != np.asarray(b).tobytes()]
-    if not differing:
-        return f"golden runs are made with barriers in the step: over {steps} steps, they change no bit of it"
-    worst = max(_relative(a, b) for a, b in differing)
-    return (
-        f"golden runs are made with barriers in the step, which change its rounding: after {steps} steps, "
-        f"{len(differing)} of {len(pairs)} leaves differ by at most {worst:.1e} of their largest value"
-    )
+    worst = max((_relative(a, b) for a, b in differing), default=0.0)
+    if differing:
+        sentence = (
+            f"golden runs are made with barriers in the step, which change its rounding: after {steps} steps, "
+            f"{len(differing)} of {len(pairs)} leaves differ by at most {worst:.1e} of their largest value"
+        )
+    else:
+        sentence = f"golden runs are made with barriers in the step: over {steps} steps, they change no bit of it"
+    return {
+        "sentence": sentence,
+        "steps": steps,
+        "leaves": len(pairs),
+        "leaves_that_differ": len(differing),
+        "largest_relative_difference": worst,
+    }
 
 
 def _plain(state: Any) -> bool:
