@@ -54,6 +54,8 @@ RELAID = frozenset(
         *("pvary", "pcast", "stop_gradient"),
     }
 )
+# Random numbers: drawn anew in each step, as a batch is.  The key in the state is no parameter.
+DRAWN = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"})
 # Their value is a part of their first operand's, or that of all devices.
 PARTS = frozenset({"slice", "dynamic_slice", "all_gather", "all_gather_invariant", "broadcast_in_dim"})
 
