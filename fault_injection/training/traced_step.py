@@ -1,7 +1,9 @@
 """A user's step as it is, traced to a jaxpr of arrays alone; what cannot be traced is refused in one line."""
 
+import contextlib
+import gc
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -139,16 +141,18 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     return Traced(closed, state_layout, batch_layout, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
 
 
-def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False) -> Any:
+def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False, frozen: bool = True) -> Any:
     try:
         if not watching:
             return jax.make_jaxpr(flat)(*leaves)
-        with jax.checking_leaks():
+        with jax.checking_leaks(), _only_new_garbage() if frozen else contextlib.nullcontext():
             return jax.make_jaxpr(flat)(*leaves)
     except InputError:
         raise
     except Exception as error:
         if "Leaked trace" in str(error):
+            if frozen:  # what keeps the value may be a frozen object, which is not named
+                return _traced(flat, leaves, watching, frozen=False)
             kept = re.search(r"is referred to by (.*)", str(error)[str(error).find("Tracer") :])
             where = f" ({kept[1][:100]})" if kept else ""
             raise InputError(
@@ -156,6 +160,20 @@ def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = Fa
             ) from None
         reason = str(error).partition("\n")[0]
         raise InputError(f"the step cannot be traced: {type(error).__name__}: {reason[:300]}") from error
+
+
+@contextlib.contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Garbage collection looks at what is made from here on.
+
+    A search for leaks collects garbage at each nested call.  Where large libraries are loaded, a step's trace would
+    take minutes in place of seconds.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _check_state(names: list[str], leaves: Sequence[Any], after: list[str], results: Sequence[Any]) -> None:
