@@ -127,6 +127,11 @@ def evaluate(equation: Any, values: Sequence[Any], untyped: bool = False) -> lis
     return jax.core.eval_jaxpr(one, (), *free.values())
 
 
+def trace_of(value: Any) -> Any:
+    """The trace that a traced value belongs to.  `_trace` is private; nothing public tells traces apart."""
+    return value._trace
+
+
 def mark(equation: Any) -> str:
     """The equation's name stack, which is relative to the body that it stands in."""
     return str(equation.source_info.name_stack)

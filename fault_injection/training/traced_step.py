@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..machine.errors import InputError
-from .jax_internals import is_literal, opened
+from .jax_internals import is_literal, opened, trace_of
 from .program import leaf_names
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -151,7 +152,10 @@ def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = Fa
         raise
     except Exception as error:
         if "Leaked trace" in str(error):
-            if frozen:  # what keeps the value may be a frozen object, which is not named
+            if frozen:
+                if (again := _kept_by_caches(flat, leaves)) is not None:
+                    return again
+                # What keeps the value may be a frozen object, which is not named.
                 return _traced(flat, leaves, watching, frozen=False)
             kept = re.search(r"is referred to by (.*)", str(error)[str(error).find("Tracer") :])
             where = f" ({kept[1][:100]})" if kept else ""
@@ -160,6 +164,23 @@ def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = Fa
             ) from None
         reason = str(error).partition("\n")[0]
         raise InputError(f"the step cannot be traced: {type(error).__name__}: {reason[:300]}") from error
+
+
+def _kept_by_caches(flat: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+    """The step traced again, if JAX's caches are all that kept values of it; else None.
+
+    They keep a function under `jax.checkpoint` with the values that it closes over, which is no mistake of the user.
+    """
+    traces: list[weakref.ref[Any]] = []
+
+    def noted(*given: Any) -> list[Any]:
+        traces.append(weakref.ref(trace_of(given[0])))
+        return flat(*given)
+
+    closed = jax.make_jaxpr(noted)(*leaves)
+    jax.clear_caches()
+    gc.collect()
+    return closed if traces[0]() is None else None
 
 
 @contextlib.contextmanager
