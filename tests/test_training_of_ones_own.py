@@ -20,7 +20,7 @@ from fault_injection.machine.sources import ROOT
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES
 from fault_injection.training.program import Role, same_bits
 from fault_injection.training.workloads import find_workload, restore_workload
-from models.fault import inactive_fault
+from models.fault import Operand, inactive_fault
 
 varying = pytest.mark.skipif(not hasattr(jax.lax, "pcast"), reason="jax.lax.pcast is younger than JAX 0.8")
 WORKLOAD = f"{pathlib.Path(own_training.__file__)}:training"
@@ -251,6 +251,18 @@ def test_gradients_are_paired_though_many_layers_read_one_input():
     assert not any("#" in name for name in layers)
 
 
+@pytest.mark.parametrize("make_key", [jax.random.key, jax.random.PRNGKey])
+def test_random_numbers_are_no_weight_though_their_key_is_in_the_state(make_key):
+    def step(state, batch):
+        z = jax.random.normal(state["key"], (3, 2))
+        loss, grad = jax.value_and_grad(lambda w: ((w @ z - batch) ** 2).mean())(state["w"])
+        return {"w": state["w"] - grad, "key": jax.random.split(state["key"])[0]}, {"loss": loss}
+
+    program = instrument(step, {"w": np.ones((4, 3), np.float32), "key": make_key(0)}, np.ones((4, 2), np.float32))
+    assert list(program.sites) == ["forward:w", "grad_wt:w"]
+    assert program.sites["forward:w"].parameter == Operand.INPUT
+
+
 @varying
 def test_workers_of_a_shard_map_are_struck_one_by_one():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
@@ -273,7 +285,7 @@ def test_workers_of_a_shard_map_are_struck_one_by_one():
     assert (int(struck.hits), int(struck.operand_changed)) == (1, 1)
 
 
-EXAMPLES = ("llama", "flax_linen", "flax_nnx", "shard_map", "equinox")
+EXAMPLES = ("llama", "flax_linen", "flax_nnx", "shard_map", "equinox", "diffusion")
 PROVE = """
 import sys, jax, numpy as np
 from fault_injection.training.workloads import find_workload

@@ -53,6 +53,8 @@ RELAID = frozenset(
         *("pvary", "pcast", "stop_gradient"),
     }
 )
+# Random numbers: drawn anew in each step, as a batch is.  The key in the state is no parameter.
+DRAWN = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"})
 # Their value is a part of their first operand's, or that of all devices.
 PARTS = frozenset({"slice", "dynamic_slice", "all_gather", "all_gather_invariant", "broadcast_in_dim"})
 
@@ -122,6 +124,11 @@ def evaluate(equation: Any, values: Sequence[Any], untyped: bool = False) -> lis
     }
     one = core.Jaxpr((), list(free), list(equation.outvars), [equation], equation.effects, _nameless())
     return jax.core.eval_jaxpr(one, (), *free.values())
+
+
+def trace_of(value: Any) -> Any:
+    """The trace that a traced value belongs to.  `_trace` is private; nothing public tells traces apart."""
+    return value._trace
 
 
 def mark(equation: Any) -> str:

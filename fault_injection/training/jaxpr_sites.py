@@ -17,6 +17,7 @@ import jax
 from .jax_internals import (
     BODIES,
     CLOSED,
+    DRAWN,
     PARTS,
     RECOMPUTED,
     RELAID,
@@ -141,6 +142,8 @@ class Follower:
             return values
         if name in PARTS:
             return [values[0]._replace(id=next(self._ids), fed=any(one.fed for one in values))]
+        if name in DRAWN:
+            return [self.fresh(fed=True) for _ in equation.outvars]
         inside = bodies(equation)
         if name == "scan":
             count, turns = params["num_consts"] + params["num_carry"], (*around.turns, params["length"])

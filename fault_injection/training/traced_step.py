@@ -1,7 +1,10 @@
 """A user's step as it is, traced to a jaxpr of arrays alone; what cannot be traced is refused in one line."""
 
+import contextlib
+import gc
 import re
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -9,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..machine.errors import InputError
-from .jax_internals import is_literal, opened
+from .jax_internals import is_literal, opened, trace_of
 from .program import leaf_names
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -139,16 +142,21 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     return Traced(closed, state_layout, batch_layout, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
 
 
-def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False) -> Any:
+def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False, frozen: bool = True) -> Any:
     try:
         if not watching:
             return jax.make_jaxpr(flat)(*leaves)
-        with jax.checking_leaks():
+        with jax.checking_leaks(), _only_new_garbage() if frozen else contextlib.nullcontext():
             return jax.make_jaxpr(flat)(*leaves)
     except InputError:
         raise
     except Exception as error:
         if "Leaked trace" in str(error):
+            if frozen:
+                if (again := _kept_by_caches(flat, leaves)) is not None:
+                    return again
+                # What keeps the value may be a frozen object, which is not named.
+                return _traced(flat, leaves, watching, frozen=False)
             kept = re.search(r"is referred to by (.*)", str(error)[str(error).find("Tracer") :])
             where = f" ({kept[1][:100]})" if kept else ""
             raise InputError(
@@ -156,6 +164,37 @@ def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = Fa
             ) from None
         reason = str(error).partition("\n")[0]
         raise InputError(f"the step cannot be traced: {type(error).__name__}: {reason[:300]}") from error
+
+
+def _kept_by_caches(flat: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+    """The step traced again, if JAX's caches are all that kept values of it; else None.
+
+    They keep a function under `jax.checkpoint` with the values that it closes over, which is no mistake of the user.
+    """
+    traces: list[weakref.ref[Any]] = []
+
+    def noted(*given: Any) -> list[Any]:
+        traces.append(weakref.ref(trace_of(given[0])))
+        return flat(*given)
+
+    closed = jax.make_jaxpr(noted)(*leaves)
+    jax.clear_caches()
+    gc.collect()
+    return closed if traces[0]() is None else None
+
+
+@contextlib.contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Garbage collection looks at what is made from here on.
+
+    A search for leaks collects garbage at each nested call.  Where large libraries are loaded, a step's trace would
+    take minutes in place of seconds.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _check_state(names: list[str], leaves: Sequence[Any], after: list[str], results: Sequence[Any]) -> None:
