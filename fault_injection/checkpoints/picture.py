@@ -30,7 +30,7 @@ def draw_difference(found: Difference, path: pathlib.Path, title: str) -> None:
         if one.error is None:
             errors.plot(beyond, k, ">", color="tab:red")
         elif one.error:
-            errors.plot(one.error, k, "o", color="tab:blue", markersize=4)
+            errors.plot(one.error, k, "o", color="tab:blue", markersize=4, clip_on=False)
     errors.set_yticks(places, [one.name for one in arrays], fontsize=7)
     errors.set_ylim(len(arrays) - 0.4, -0.6)
     errors.set_xscale("log")
