@@ -6,16 +6,16 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "examples" / "shard_map"))
 
-import jax
-import my_run
-import numpy as np
-import optax
-from jax import lax
-from own_steps import by_hand, dot
+import jax  # noqa: E402
+import my_run  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from jax import lax  # noqa: E402
+from own_steps import by_hand, dot  # noqa: E402
 
-from fault_injection import instrument
-from fault_injection.training.program import same_bits
-from models.fault import Operand, inactive_fault
+from fault_injection import instrument  # noqa: E402
+from fault_injection.training.program import same_bits  # noqa: E402
+from models.fault import Operand, inactive_fault  # noqa: E402
 
 BITS = 0x4B3C614E  # 12345678.0 as a float32
 
