@@ -285,7 +285,7 @@ def test_workers_of_a_shard_map_are_struck_one_by_one():
     assert (int(struck.hits), int(struck.operand_changed)) == (1, 1)
 
 
-EXAMPLES = ("llama", "flax_linen", "flax_nnx", "shard_map", "equinox", "diffusion")
+EXAMPLES = ("llama", "flax_linen", "flax_nnx", "shard_map", "equinox", "diffusion", "easydel")
 PROVE = """
 import sys, jax, numpy as np
 from fault_injection.training.workloads import find_workload
@@ -315,8 +315,8 @@ print(len(sites), struck)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_every_site_and_operand_of_an_example_is_struck(example, cache):
     """In a process of its own: one of them needs eight devices."""
-    if example == "equinox":
-        pytest.importorskip("equinox")
+    if example in ("equinox", "easydel"):
+        pytest.importorskip(example)
     name = f"{ROOT / 'examples' / example / 'my_run.py'}:training"
     done = subprocess.run([sys.executable, "-c", PROVE, name], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

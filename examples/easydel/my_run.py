@@ -2,7 +2,9 @@
 
 import os
 
-os.environ.setdefault("EASYDEL_AUTO", "0")  # else EasyDeL sets flags of XLA that newer ones do not know, and end the run
+os.environ.setdefault(
+    "EASYDEL_AUTO", "0"
+)  # else EasyDeL sets flags of XLA that newer ones do not know, and end the run
 
 import jax
 import jax.numpy as jnp

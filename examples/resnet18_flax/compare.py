@@ -225,7 +225,9 @@ def main() -> None:
     strikes = draw(options.seed, options.count)
     two = doors(strikes)
     noise = spread(two)
-    print(f"standard deviation at the end, of both golden runs and {2 * TWINS} twins: {noise.train:.4f} {noise.test:.4f}")
+    print(
+        f"standard deviation at the end, of both golden runs and {2 * TWINS} twins: {noise.train:.4f} {noise.test:.4f}"
+    )
     alike = 0
     for strike in strikes:
         verdicts = [door.verdict(strike, noise).outcome for door in two]

@@ -52,8 +52,9 @@ class BatchNorm(nn.Module):
 
     @nn.compact
     def __call__(self, x, train):
-        gamma, beta = self.param("gamma", nn.initializers.ones, x.shape[-1:]), self.param(
-            "beta", nn.initializers.zeros, x.shape[-1:]
+        gamma, beta = (
+            self.param("gamma", nn.initializers.ones, x.shape[-1:]),
+            self.param("beta", nn.initializers.zeros, x.shape[-1:]),
         )
         running = {
             name: self.variable("batch_stats", name, fill, x.shape[-1:])

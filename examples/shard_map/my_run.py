@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import AxisType
+from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
@@ -47,6 +47,21 @@ def make_step():
     return train_step
 
 
+@functools.cache
+def make_automatic_step():
+    """The same step, shared out by the compiler: it is told where arrays lie, and nothing else."""
+    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    everywhere, in_parts = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+
+    @functools.partial(jax.jit, in_shardings=(everywhere, in_parts), out_shardings=everywhere)
+    def train_step(state, batch):
+        (_, metrics), grads = jax.value_and_grad(measures, has_aux=True)(state["params"], batch)
+        updates, opt = optimizer.update(grads, state["opt"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, metrics
+
+    return train_step
+
+
 digits = load_digits()
 images, labels = (digits.data / 16 - 0.3).astype(np.float32), digits.target.astype(np.int32)
 held_out = {"image": images[1437:], "label": labels[1437:]}
@@ -61,7 +76,7 @@ def get_batch(seed, epoch, step):
 # Above: the training as it was.  Below: what strikes it.
 
 
-def training(seed: int = 0):
+def training(seed: int = 0, make=make_step):
     from fault_injection import Measure, Training
 
     def init():
@@ -70,10 +85,14 @@ def training(seed: int = 0):
 
     return Training(
         init=init,
-        step=make_step(),
+        step=make(),
         batch=lambda epoch, step: get_batch(seed, epoch, step),
         steps_per_epoch=STEPS,
         epochs=EPOCHS,
         evaluate=lambda state: evaluated(state["params"], held_out),
         metric=Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0)),
     )
+
+
+def automatic(seed: int = 0):
+    return training(seed, make_automatic_step)

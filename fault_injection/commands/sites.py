@@ -58,5 +58,9 @@ def run(options: argparse.Namespace) -> None:
     for line in aligned(rows):
         tell(line)
     if isinstance(workload, OwnTraining):
-        for what in workload.started.program.not_covered:
+        program = workload.started.program
+        if program.meshes and any(not site.axes for site in program.all_sites.values()):
+            devices = max(mesh.size for mesh in program.meshes)
+            tell(f"{devices} devices share out the operands; without workers, a position is one of the global operand")
+        for what in program.not_covered:
             tell(f"not covered: {what}")

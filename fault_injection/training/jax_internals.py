@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 from jax.extend import core
+from jax.sharding import Mesh, NamedSharding
 
 # Products and convolutions: what a fault can strike.  Public alternative: `jax.extend.core.primitives.dot_general_p`
 # and its neighbours, whose `name` this is.
@@ -170,6 +171,17 @@ def jit_options(params: dict[str, Any]) -> dict[str, Any]:
     if any(one is not None for one in [*arguments, *results]):
         found |= {"in_shardings": (None, *arguments), "out_shardings": (results, None)}
     return found
+
+
+def meshes_of_shardings(params: dict[str, Any]) -> list[Mesh]:
+    """The meshes of several devices over which a nested call's arguments and results lie, each named once.
+
+    Args:
+      params: of the equation; none but those of a nested call have shardings.
+    """
+    given = [*params.get("in_shardings", ()), *params.get("out_shardings", ())]
+    meshes = [one.mesh for one in given if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)]
+    return [mesh for mesh in dict.fromkeys(meshes) if mesh.devices.size > 1]
 
 
 def bind_checkpoint(equation: Any, body: Any, new: Sequence[Any], values: Sequence[Any]) -> list[Any]:

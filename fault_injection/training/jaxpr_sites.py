@@ -29,6 +29,7 @@ from .jax_internals import (
     line,
     manual_axes,
     mark,
+    meshes_of_shardings,
 )
 
 ROLES = ("forward", "grad_in", "grad_wt", "recompute", "update")
@@ -163,6 +164,7 @@ class Follower:
             for axis in axes:
                 workers *= mesh.shape[axis]
             return self.follow(inside[0], values, around._replace(axes=(*around.axes, *axes), workers=workers))
+        self.meshes += meshes_of_shardings(params)
         if inside:
             return self.follow(inside[0], values, around)
         return [self._joined(values, around) for _ in equation.outvars]

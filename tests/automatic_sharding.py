@@ -1,0 +1,117 @@
+"""Run by `test_automatic_sharding.py` in a process of its own, because it needs eight devices."""
+
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "examples" / "shard_map"))
+
+import jax  # noqa: E402
+import my_run  # noqa: E402
+import numpy as np  # noqa: E402
+import optax  # noqa: E402
+from jax import lax  # noqa: E402
+from own_steps import by_hand, dot  # noqa: E402
+
+from fault_injection import instrument  # noqa: E402
+from fault_injection.training.program import same_bits  # noqa: E402
+from models.fault import Operand, inactive_fault  # noqa: E402
+
+BITS = 0x4B3C614E  # 12345678.0 as a float32
+
+
+# With support for a fault in it, the compiler shares this product out otherwise, and sums in another order.
+PARTITIONED = "grad_wt:params/out/w"
+
+
+def summed(a, b):
+    """[n, i], [n, j] -> [i, j]."""
+    return lax.dot_general(a, b, (((0,), (0,)), ((), ())))
+
+
+# The products of the step, as differentiation makes them.
+PRODUCTS = {
+    "forward:params/hidden/w": dot,
+    "forward:params/out/w": dot,
+    "grad_wt:params/out/w": summed,
+    "grad_in:params/out/w": lambda dy, w: lax.dot_general(dy, w, (((1,), (1,)), ((), ()))),
+    "grad_wt:params/hidden/w": summed,
+}
+
+
+def measures_by(product):
+    """The example's `measures`, with its products and those of its gradients made by a function."""
+
+    def layer(name):
+        @jax.custom_vjp
+        def multiply(x, w):
+            return product(f"forward:{name}", None, x, w)
+
+        def backward(kept, dy):
+            x, w = kept
+            dw = product(f"grad_wt:{name}", None, dy, x).T
+            first = f"grad_in:{name}" not in PRODUCTS
+            return jax.numpy.zeros_like(x) if first else product(f"grad_in:{name}", None, dy, w), dw
+
+        multiply.defvjp(lambda x, w: (multiply(x, w), (x, w)), backward)
+        return multiply
+
+    def measures(params, batch):
+        h = layer("params/hidden/w")(batch["image"], params["hidden"]["w"]) + params["hidden"]["b"]
+        logits = layer("params/out/w")(jax.nn.relu(h), params["out"]["w"]) + params["out"]["b"]
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
+        hits = jax.numpy.argmax(logits, -1) == batch["label"]
+        return loss, {"loss": loss, "accuracy": jax.numpy.mean(hits.astype(jax.numpy.float32))}
+
+    return measures
+
+
+def main():
+    training, mapped = my_run.automatic(), my_run.training()
+    state, batch = training.init(), training.batch(0, 0)
+    program, of_workers = instrument(training.step, state, batch), instrument(mapped.step, state, batch)
+    assert jax.device_count() == 8
+    assert list(program.sites) == list(of_workers.sites) == list(PRODUCTS)
+    for name, site in program.sites.items():
+        other = of_workers.sites[name]
+        assert (site.role, site.parameter, site.workers, site.axes) == (other.role, other.parameter, 1, ())
+        assert (other.workers, other.axes) == (8, ("data",))
+    # One is of all images, the other of one device's; the weights are the same.
+    first = "forward:params/hidden/w"
+    assert [one.sites[first].shapes[Operand.INPUT] for one in (program, of_workers)] == [(64, 64), (8, 64)]
+    assert [one.sites[first].shapes[Operand.WEIGHT] for one in (program, of_workers)] == [(64, 128)] * 2
+
+    reference = program.reference(state, batch)
+    covered = [name for name in PRODUCTS if name != PARTITIONED]
+    if sys.argv[1:] == ["all"]:
+        silent, _ = program(inactive_fault(), state, batch)
+        print(same_bits(silent, reference))
+        return
+    program = instrument(training.step, state, batch, covered)
+    for sites in (covered, [first], ["forward:*"], ["grad_in:*"]):
+        silent, struck = instrument(training.step, state, batch, sites)(inactive_fault(), state, batch)
+        assert same_bits(silent, reference) and int(struck.hits) == 0
+
+    count = changed = 0
+    for site, place in program.sites.items():
+        for operand in Operand:
+            struck_operand, shape = operand.name.lower(), place.shapes[operand]
+
+            def by_position(state, batch, index, site=site, operand=struck_operand):
+                my_run.measures = measures_by(by_hand(PRODUCTS, site, operand, tuple(index), BITS))
+                my_run.make_automatic_step.cache_clear()
+                return my_run.make_automatic_step()(state, batch)
+
+            hand = jax.jit(by_position)
+            size = int(np.prod(shape))
+            for at in (0, size // 2 + 1, size - 1):
+                index = tuple(map(int, np.unravel_index(at, shape)))
+                found, struck = program(program.fault(site, operand, index, values=[12345678.0]), state, batch)
+                assert same_bits(found, hand(state, batch, np.array(index))), (site, operand, index)
+                assert (int(struck.hits), int(struck.new[0]), int(struck.operand_changed)) == (1, BITS, 1)
+                count, changed = count + 1, changed + (not same_bits(found, reference))
+    print(len(program.sites), count, changed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,64 @@
+"""The published ResNet-18 as a Flax module has the explicit one's gradients, and the verdicts of the same faults."""
+
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from fault_injection.machine.sources import ROOT
+from fault_injection.training.workloads import find_workload
+from models.fault import Operand
+from models.reductions import WHOLE
+
+sys.path.insert(0, str(ROOT / "examples" / "resnet18_flax"))
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def as_users_have_it():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def test_gradients_of_kernels_agree():
+    import my_run
+
+    workload = find_workload("resnet18").embedded().changed(workers=1)
+    program = workload.program(frozenset(), reductions=frozenset({WHOLE}))
+    _, report = program.step(program.place(program.init()), program.batch(0, 0), 0, 0)
+    told = jax.device_get(report.reductions)
+    state = my_run.create_state(workload.seed)
+    found, _ = jax.jit(my_run.gradients)(state.params, state.batch_stats, my_run.get_batch(workload.seed, 0, 0))
+    for layer in (name for name, leaves in found.items() if "kernel" in leaves):
+        explicit, flax = told[f"{WHOLE}/{layer}/kernel"], np.asarray(found[layer]["kernel"])
+        assert np.abs(explicit - flax).max() <= 1e-5 * np.abs(explicit).max(), layer
+
+
+def test_the_same_faults_have_the_same_verdicts():
+    import compare
+
+    strikes = compare.draw(0, 36)
+    assert {(one.role, one.operand) for one in strikes} == {
+        (role, operand) for role in ("forward", "grad_in", "grad_wt") for operand in Operand
+    }
+    two = compare.doors(strikes)
+    for strike in strikes[:9]:  # each role and operand once, at the first step, where both networks are alike
+        (old, loss, _), (other, other_loss, _) = (door.one_step(strike) for door in two)
+        assert other == pytest.approx(old, rel=1e-3, abs=1e-6), strike
+        assert other_loss == pytest.approx(loss, rel=1e-3, nan_ok=True), strike
+    noise = compare.spread(two)
+    pairs = [[door.verdict(strike, noise).outcome for door in two] for strike in strikes]
+    outcomes = {pair[0].outcome for pair in pairs}
+    assert "Masked" in outcomes and len(outcomes) >= 4
+    for strike, (explicit, flax) in zip(strikes, pairs, strict=True):
+        if explicit.outcome != flax.outcome:  # only where a metric is at the threshold: within three deviations of it
+            assert explicit.first_nonfinite is None and flax.first_nonfinite is None, strike
+            near = [
+                abs(one.worse[part] - one.tolerance[part]) <= one.tolerance[part]
+                for one in (explicit, flax)
+                for part in ("train", "test")
+                if one.worse[part] > one.tolerance[part]
+            ]
+            assert near and all(near), strike
+    assert sum(explicit.outcome != flax.outcome for explicit, flax in pairs) <= 2
