@@ -29,6 +29,7 @@ from .jax_internals import (
     jit_options,
     manual_axes,
     opened,
+    scan_operands,
 )
 
 NOWHERE = -1
@@ -197,7 +198,7 @@ class Interpreter:
     def _scan(
         self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None
     ) -> tuple[list[Any], Struck | None]:
-        constant, carried, length = params["num_consts"], params["num_carry"], params["length"]
+        (constant, carried), length = scan_operands(dict(params)), params["length"]
         consts, init, sliced = (
             values[:constant],
             values[constant : constant + carried],

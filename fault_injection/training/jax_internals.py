@@ -1,7 +1,7 @@
 """The names inside JAX that promise nothing: primitives and their parameters, in this one place.
 
 A jaxpr is public (`jax.make_jaxpr`, `jax.extend.core`), and `jax.core.eval_jaxpr` evaluates one.  The names of
-primitives and the keys of their parameters may change with any version.  Read for JAX 0.10; where a name
+primitives and the keys of their parameters may change with any version.  Read for JAX 0.8 to 0.12; where a name
 changes, this file is the one to edit.  What each name could be replaced with is said beside it.
 """
 
@@ -197,6 +197,14 @@ def bind_checkpoint(equation: Any, body: Any, new: Sequence[Any], values: Sequen
     if isinstance(params["prevent_cse"], tuple):
         params["prevent_cse"] = (False,) * (len(consts) + len(new)) + params["prevent_cse"]
     return equation.primitive.bind(*consts, *new, *values, **params)
+
+
+def scan_operands(params: dict[str, Any]) -> tuple[int, int]:
+    """How many operands of a `scan` are constants, and how many its turns carry on; the others are sliced."""
+    if "ft_in" in params:  # since JAX 0.12
+        constants, carried, _ = params["ft_in"].unpack()
+        return len(constants), len(carried)
+    return params["num_consts"], params["num_carry"]
 
 
 def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:

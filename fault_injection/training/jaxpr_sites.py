@@ -29,6 +29,7 @@ from .jax_internals import (
     line,
     manual_axes,
     mark,
+    scan_operands,
     meshes_of_shardings,
 )
 
@@ -147,8 +148,9 @@ class Follower:
             return [self.fresh(fed=True) for _ in equation.outvars]
         inside = bodies(equation)
         if name == "scan":
-            count, turns = params["num_consts"] + params["num_carry"], (*around.turns, params["length"])
-            return self._loop(inside[0], values, params["num_consts"], count, around._replace(turns=turns))
+            constants, carried = scan_operands(params)
+            here = around._replace(turns=(*around.turns, params["length"]))
+            return self._loop(inside[0], values, constants, constants + carried, here)
         if name == "while":
             values, turns = values[params["cond_nconsts"] :], (*around.turns, self._turns)
             consts = params["body_nconsts"]
