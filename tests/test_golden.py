@@ -179,8 +179,8 @@ def test_twins_start_one_unit_in_the_last_place_apart_and_give_the_noise_floor(w
         assert theirs == np.nextafter(mine, np.float32(np.inf))
     noise = noise_floor(whole, EPOCHS, 3)
     assert noise.twins == 2
-    assert 0 < noise.train < 0.2
-    assert 0 < noise.test < 0.3
+    assert 0 <= noise.train < 0.2 and 0 <= noise.test < 0.3
+    assert max(noise.train, noise.test) > 0  # of so few epochs, either may end alike
 
     runs = [whole, *map(whole.twin_run, (1, 2))]
     for epochs, window, first in ((EPOCHS, 3, 1), (EPOCHS, 1, 3), (2, 9, 0)):  # no more epochs than there are

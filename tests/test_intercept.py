@@ -54,7 +54,8 @@ def test_a_strike_equals_a_step_modified_by_hand_bit_for_bit(small, site, operan
         assert not same_bits(found, small.reference(state, IMAGES)) or int(struck.output_changed) == 0
 
 
-@pytest.mark.parametrize("remat", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow  # two programs round alike as they are compiled for users, not with LLVM's passes off
+@pytest.mark.parametrize("remat", [False, True])
 @pytest.mark.parametrize("operand", OPERANDS)
 @pytest.mark.parametrize("site", SCANNED)
 def test_a_strike_in_one_turn_of_a_loop_equals_a_step_modified_by_hand(site, operand, remat):
