@@ -29,8 +29,8 @@ from .jax_internals import (
     line,
     manual_axes,
     mark,
-    scan_operands,
     meshes_of_shardings,
+    scan_operands,
 )
 
 ROLES = ("forward", "grad_in", "grad_wt", "recompute", "update")
