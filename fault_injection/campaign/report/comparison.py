@@ -174,9 +174,9 @@ def _section(
         for campaign, by_name in found.items()
     }
     picture = figures.picture(
-        functools.partial(figures.side_by_side, names=names, series=series), height=1.0 + 0.3 * len(names)
+        functools.partial(figures.side_by_side, names=names, series=series), height=figures.height(names, series)
     )
-    alt = f"Points with intervals, one row per {called}, one colour per campaign."
+    alt = f"Points with intervals, one row per {called}, one colour and shape per campaign."
     parts: list[Part] = [
         Picture(query, f"Share not masked by {called}, with its interval.", alt, picture),
         Table(query, f"Rates by {called}.", rows),
@@ -207,7 +207,7 @@ def _latency(campaigns: Compared) -> list[Section]:
         "How many steps after the fault a non-finite value appeared. The table is about the experiments that met one: "
         "within how many steps a quarter of them did, and so on."
     )
-    alt = "Curves that rise with the number of steps, one colour per campaign."
+    alt = "Curves that rise with the number of steps, one colour and line per campaign."
     parts: list[Part] = [
         Picture("latency", "Share of experiments that had met a non-finite value.", alt, picture),
         Table("latency", "Steps from the fault to the first non-finite value.", rows),

@@ -2,7 +2,7 @@
 
 import io
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO
 
 import matplotlib
@@ -40,6 +40,7 @@ SERIES = (
     "#000000",
     "#8c6d31",
 )
+MARKERS, LINES = "osD^v", ("-", "--", ":", "-.")  # each round of colours has its own
 LEGEND = 88  # characters of a legend's row
 SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
@@ -58,13 +59,31 @@ def picture(paint: Callable[[Axes], None], height: float = 3.2) -> bytes:
     return file.getvalue()
 
 
+def _columns(labels: Iterable[str], most: int = 4) -> int:
+    """Columns of a legend that is as wide as the figure: the names of outcomes are long."""
+    return min(most, max(1, LEGEND // max((len(label) for label in labels), default=1)))
+
+
 def _legend(axes: Axes, columns: int = 4) -> None:
-    """A legend above the axes, as wide as the figure: the names of outcomes are long."""
+    """A legend above the axes."""
     handles, labels = axes.get_legend_handles_labels()
     figure = axes.get_figure(root=True)
     assert figure is not None  # the axes stand in one
-    fitting = max(1, LEGEND // max((len(label) for label in labels), default=1))
-    figure.legend(handles, labels, fontsize=8, ncols=min(columns, fitting), frameon=False, loc="outside upper left")
+    fitting = _columns(labels, columns)
+    figure.legend(handles, labels, fontsize=8, ncols=fitting, frameon=False, loc="outside upper left")
+
+
+def _points(axes: Axes, i: int, x: np.ndarray, y: np.ndarray, name: str, **error: np.ndarray) -> None:
+    """The points of series `i`, with their intervals."""
+    error = {key: np.maximum(value, 0) for key, value in error.items()}
+    turn, colour = divmod(i, len(SERIES))
+    style = MARKERS[turn % len(MARKERS)]
+    axes.errorbar(x, y, **error, fmt=style, ms=3.5, lw=0.9, capsize=1.5, color=SERIES[colour], label=name)
+
+
+def _errors(found: Iterable[Rate]) -> np.ndarray:
+    """How far intervals reach below and above their rates, [2, n]."""
+    return np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found]).T
 
 
 def bars(axes: Axes, groups: Sequence[Group]) -> None:
@@ -84,23 +103,18 @@ def bars(axes: Axes, groups: Sequence[Group]) -> None:
     _legend(axes)
 
 
+def height(names: Sequence[str], series: Mapping[str, object]) -> float:
+    """How high `side_by_side` has to be, in inches, for all series of a row to stand apart."""
+    rows_of_legend = -(-len(series) // _columns(series))
+    return 0.8 + 0.17 * rows_of_legend + len(names) * max(0.3, 0.09 * (len(series) + 1))
+
+
 def rates(axes: Axes, series: Mapping[str, Mapping[int, Rate]], label: str) -> None:
     """Rates with their intervals over a whole number, series side by side."""
     for i, (name, found) in enumerate(series.items()):
         places = np.array(list(found)) + 0.24 * (i - (len(series) - 1) / 2)
         share = np.array([rate.share for rate in found.values()])
-        error = np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found.values()]).T
-        axes.errorbar(
-            places,
-            share,
-            yerr=np.maximum(error, 0),
-            fmt="o",
-            ms=3.5,
-            lw=0.9,
-            capsize=1.5,
-            color=SERIES[i % len(SERIES)],
-            label=name,
-        )
+        _points(axes, i, places, share, name, yerr=_errors(found.values()))
     if len(series) > 1:
         _legend(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -114,17 +128,16 @@ def rates(axes: Axes, series: Mapping[str, Mapping[int, Rate]], label: str) -> N
 
 def side_by_side(axes: Axes, names: Sequence[str], series: Mapping[str, Mapping[str, Rate]]) -> None:
     """Rates with their intervals: one row per name, series in their colours."""
+    apart = min(0.2, 0.8 / len(series))
     for i, (label, found) in enumerate(series.items()):
-        rows = [names.index(name) + 0.2 * (i - (len(series) - 1) / 2) for name in found]
+        rows = np.array([names.index(name) + apart * (i - (len(series) - 1) / 2) for name in found])
         share = np.array([rate.share for rate in found.values()])
-        error = np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found.values()]).T
-        colour = SERIES[i % len(SERIES)]
         if found:
-            axes.errorbar(
-                share, rows, xerr=np.maximum(error, 0), fmt="o", ms=3.5, lw=0.9, capsize=1.5, color=colour, label=label
-            )
+            _points(axes, i, share, rows, label, xerr=_errors(found.values()))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.45, -0.55)  # the first at the top
+    for name in range(1, len(names)):
+        axes.axhline(name - 0.5, color="#bbbbbb", lw=0.5)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
     axes.set_xlabel("not masked")
@@ -164,7 +177,9 @@ def reached(axes: Axes, counts: Mapping[str, tuple[Mapping[int, int], int]]) -> 
     last = max(2, *(step for steps, _ in counts.values() for step in steps))
     for i, (name, (steps, total)) in enumerate(counts.items()):
         within = np.cumsum([steps.get(step, 0) for step in range(last + 1)]) / max(1, total)
-        axes.step(np.arange(last + 1) + 1, within, where="post", lw=1.2, color=SERIES[i % len(SERIES)], label=name)
+        turn, colour = divmod(i, len(SERIES))
+        line = LINES[turn % len(LINES)]
+        axes.step(np.arange(last + 1) + 1, within, line, where="post", lw=1.2, color=SERIES[colour], label=name)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
