@@ -9,16 +9,18 @@ import time
 
 import jax
 import numpy as np
+import optax
 import own_steps
 import own_training
 import pytest
 
-from fault_injection import instrument
+from fault_injection import Measure, Training, instrument
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.sources import ROOT
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES
 from fault_injection.training.program import Role, same_bits
+from fault_injection.training.training_program import training_program
 from fault_injection.training.workloads import find_workload, restore_workload
 from models.fault import Operand, inactive_fault
 
@@ -154,6 +156,57 @@ def test_an_operation_in_a_branch_that_is_not_taken_is_not_struck(capsys, tmp_pa
     provenance = json.loads((tmp_path / "left out" / "provenance.json").read_text())
     assert "left the operation out, so nothing was struck" in provenance["fault"]
     assert provenance["own_step"]["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    "optimizer, most",
+    [
+        (optax.adam(1e-2), np.inf),
+        (optax.sgd(0.1, momentum=0.9, nesterov=True), np.inf),
+        (optax.chain(optax.clip_by_global_norm(0.1), optax.lion(1e-3)), 0.1),
+    ],
+    ids=["adam", "momentum", "clipped lion"],
+)
+def test_the_gradient_is_recovered_from_the_moments(optimizer, most):
+    """As the optimizer was given it: the clipped one where there is a clip."""
+
+    def gradient(params, batch):
+        return jax.value_and_grad(lambda params: ((batch["x"] @ params["w"]) ** 2).mean())(params)
+
+    def step(state, batch):
+        loss, grad = gradient(state["params"], batch)
+        updates, opt = optimizer.update(grad, state["opt"], state["params"])
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, {"loss": loss}
+
+    params = {"w": np.linspace(-1, 1, 8, dtype=np.float32).reshape(4, 2)}
+    initial = {"params": params, "opt": optimizer.init(params)}
+    measure = Measure("loss", "lower", chance=1.0, tolerance=0.1)
+    training = Training(
+        lambda: initial, step, lambda e, n: own_training.examples(0, e, n), 4, 1, lambda s: 0.0, measure
+    )
+    made = instrument(step, initial, training.batch(0, 0))
+    program = training_program(training, initial, made, frozenset({"norm/parameter_gradients", "largest/gradients"}))
+    state = program.place(program.init())
+    for number in range(3):
+        batch = training.batch(0, number)
+        _, grad = gradient(jax.device_get(state["params"]), batch)
+        given = grad["w"] * min(1.0, most / np.linalg.norm(grad["w"]))
+        state, report = program.step(state, program.batch(0, number), 0, number)
+        assert report.reductions["norm/parameter_gradients/params/w"] == pytest.approx(np.linalg.norm(given), rel=1e-5)
+        assert report.reductions["largest/gradients/params/w"] == pytest.approx(np.max(np.abs(given)), rel=1e-5)
+
+
+def test_a_detector_watches_and_a_recovery_rewinds(capsys, tmp_path, cache):
+    file = tmp_path / "operation.csv"
+    rows = {"stage": "bkwd_inject", "fmodel": "RD", "layer": "grad_wt:params/fc2/kernel"}
+    file.write_text(INJECTION.format(workload=WORKLOAD, **rows, position="1/3", value="1e20"))
+    for detector in ("gradient_norm", "history_bound"):
+        command = ["replay", file, "--detector", detector, "--recovery", "rewind", "--cache", cache]
+        found = answer(capsys, *command, "--out", tmp_path / detector)["detection"]
+        assert (found["detected"], found["steps_from_fault_to_alarm"], found["alarms_before_the_fault"]) == (True, 0, 0)
+        assert found["after_recovery"]["outcome"] == MASKED and "exactly masked" in found["after_recovery"]["rule"]
+    said = refusal(capsys, "replay", file, "--detector", "checksum", "--cache", cache)
+    assert "checksum watches checksum/products, which the steps of this workload do not report" in said
 
 
 @pytest.mark.slow

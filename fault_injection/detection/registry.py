@@ -10,6 +10,7 @@ from ..training.program import Program, State
 from .asd_environment import read_config, read_thresholds
 from .checksum import Checksum, VarianceChecksum
 from .detector import Detector, Memory
+from .dr_dna import DrDna
 from .dr_dna_watch import DrDnaSettings, DrDnaWatch
 from .gradient_norm import GradientNorm
 from .history_bound import history_bound
@@ -17,6 +18,7 @@ from .loss_spike import LossSpike
 from .nonfinite import NonFinite
 from .re_execution import Confirmed, ReExecution, ReExecutionSettings
 from .replicas import ReplicaComparison, ReplicaSettings, replicas
+from .signals import reductions_of
 from .strikes import Strikes
 from .watch import Watch, Watcher
 
@@ -91,9 +93,27 @@ def beside_a_run(
     if name not in DETECTORS:
         raise InputError(f"detector {name[:60]!r} is unknown{did_you_mean(name, DETECTORS)}")
     if name in VALUE_BASED:
-        return value_based(name, environment, settings)
-    detector = OF_A_PROGRAM[name](program)
-    return Chosen(_changed(name, detector, settings or {}))
+        chosen = value_based(name, environment, settings)
+    else:
+        chosen = Chosen(_changed(name, OF_A_PROGRAM[name](program), settings or {}))
+    if missing := unreported(chosen, program):
+        raise InputError(f"{name} watches {missing[0]}, which the steps of this workload do not report")
+    return chosen
+
+
+def unreported(chosen: Chosen, program: Program) -> list[str]:
+    """The signals that a detector watches and that the steps of a program cannot report."""
+    signals = chosen.detector.signals if chosen.detector else ()
+    if isinstance(chosen.detector, DrDnaSettings):  # which asks for activations by `telling`
+        signals = DrDna.signals
+    return [kind for kind in signals if not reductions_of([kind]) <= program.reports]
+
+
+def of_one_device(program: Program, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Names of all detectors that can watch a program on one device."""
+    made = {name: make(environment) for name, make in VALUE_BASED.items()}
+    made |= {name: Chosen(make(program)) for name, make in OF_A_PROGRAM.items() if name != "replicas"}
+    return tuple(name for name in DETECTORS if name in made and not unreported(made[name], program))
 
 
 def telling(program: Program, settings: Iterable[AnyDetector]) -> Program:

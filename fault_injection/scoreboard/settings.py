@@ -10,9 +10,8 @@ from ..campaign.plan_file import read_plan
 from ..campaign.plan_reader import plan_tables
 from ..detection.re_execution import ReExecutionSettings
 from ..detection.recovery import RECOVERIES
-from ..detection.registry import DETECTORS, AnyDetector, beside_a_run
+from ..detection.registry import AnyDetector, beside_a_run, of_one_device
 from ..training.program import Program
-from ..training.workload import Workload
 
 KEYS = ("detectors", "window", "masked", "fault_free_seeds", "recovered", "recovering", "replay_every")
 
@@ -51,9 +50,8 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
     document, read = plan_tables(path)
     table = read.table(document, "score")
     read.keys(table, KEYS, "score.")
-    default = Settings(available(plan.workload))
-
-    known = available(plan.workload)
+    known = of_one_device(plan.workload.program(frozenset(), devices=1), os.environ)
+    default = Settings(known)
 
     def names(key: str, otherwise: Sequence[str]) -> tuple[str, ...]:
         found = read.list_of(table, f"score.{key}", list(otherwise), str, "detectors")
@@ -76,11 +74,6 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
         recovered=tuple(recovered),
         replay_every=read.whole(table, "score.replay_every", default.replay_every, 1, 10**9),
     )
-
-
-def available(workload: Workload) -> tuple[str, ...]:
-    """Names of all detectors that can watch the workload in a job, which has one device."""
-    return tuple(name for name in DETECTORS if name != "replicas")
 
 
 def chosen_detectors(settings: Settings, program: Program) -> dict[str, AnyDetector]:

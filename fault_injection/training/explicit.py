@@ -14,6 +14,7 @@ from jax import lax
 from jax.sharding import NamedSharding
 
 from models.copies import own_copies
+from models.dr_dna import NAME as ACTIVATIONS
 from models.dr_dna import Profile
 from models.fault import Fault, Struck
 from models.isolation import isolated
@@ -21,8 +22,8 @@ from models.layer import Context, Layer, Params, Stats
 from models.loss import Head, cross_entropy
 from models.pipeline import pipelined, staged
 from models.precision import MAXIMA
+from models.reductions import CHOICES, reduced, together
 from models.reductions import WHOLE as WHOLE_GRADIENTS
-from models.reductions import reduced, together
 
 from . import sparse
 from .batch_source import BatchSource
@@ -368,6 +369,7 @@ def explicit_program(
             activations=lambda: activation_sizes(network, single, example),
             exchanged=lambda: exchanged_sites(single.params, tables, shared),
             watching=watching,
+            reports=frozenset((*CHOICES, ACTIVATIONS)),
             gradient_scale=lambda: gradient_scale(network, single.params, single.stats, inputs),
             restated=restated if tables or pieces else lambda state: state,
             undo=undo if isinstance(optimizer, Invertible) and not copies else None,

@@ -227,6 +227,7 @@ class Program:
         a step.
       own_step: how far `step` is from the step that a user wrote, as JSON values with a `sentence`; it takes some
         steps.  Empty where they are the same.
+      reports: the reductions that steps can be asked to report.
       lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
       lower_infer: the same of `infer` without a fault.
       tests: the test data in batches, on the devices.
@@ -257,6 +258,7 @@ class Program:
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     restated: Callable[[State], State] = lambda state: state
     own_step: Callable[[], Mapping[str, Any]] = dict
+    reports: frozenset[str] = frozenset()
     lower: Callable[[State, Batch], Any] | None = None
     lower_infer: Callable[[State, Batch], Any] | None = None
     undo: Callable[[State, StepReport], State] | None = None

@@ -141,7 +141,7 @@ class OwnTraining(Workload):
         self.check_supported(supported)
         here = self.started
         program = here.program.supporting(frozenset(here.program.sites) if supported is None else supported)
-        return training_program(here.training, here.state, program)
+        return training_program(here.training, here.state, program, reductions)
 
     def sources(self) -> tuple[pathlib.Path, ...]:
         """The user's file, what it imports from its own folder, and what interprets its step."""

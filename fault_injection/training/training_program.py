@@ -18,6 +18,7 @@ from models.isolation import fence
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
 from .instrument import Instrumented
 from .program import Batch, Evaluation, Program, Role, State, StepReport, report
+from .recovered_gradient import REPORTED, first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
 from .traced_step import split
 
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 COMPARED = 3  # steps over which the reference is compared with the user's own
 
 
-def training_program(training: Training, initial: Any, program: Instrumented) -> Program:
+def training_program(
+    training: Training, initial: Any, program: Instrumented, reductions: frozenset[str] = frozenset()
+) -> Program:
     """What runs of a user's training need.
 
     Before the first fault strikes, the executable with fault support is compared with the reference over that step,
@@ -36,6 +39,10 @@ def training_program(training: Training, initial: Any, program: Instrumented) ->
     Args:
       initial: the user's initial state.
       program: the user's step, with the sites that are to be supported.
+      reductions: of `recovered_gradient.REPORTED`: what every step reports of gradients.
+
+    Raises:
+      InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
     """
     traced, measure = program.traced, training.metric
     count = len(traced.names)
@@ -57,8 +64,9 @@ def training_program(training: Training, initial: Any, program: Instrumented) ->
         loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
         added = [new[place] - arrays[place] for place in learned]
-        told = report(jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32), added, new, struck)
-        return new, told
+        found = reductions_of_gradients(reductions, rules, arrays, new)
+        loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
+        return new, report(loss, metric, added, new, struck, reductions=found)
 
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
     struck = jax.jit(stepped)
@@ -106,6 +114,11 @@ def training_program(training: Training, initial: Any, program: Instrumented) ->
     def batch(epoch: int, number: int) -> Batch:
         return split(training.batch(epoch, number))[0]
 
+    def plainly(*arrays: Any) -> list[Any]:
+        return list(program.flat(None, *arrays, *jax.tree.leaves(batch(0, 0)))[0][:count])
+
+    rules = recovered(leaves, jax.tree.leaves(place(host())), plainly) if reductions else []
+
     @functools.cache  # twins begin alike
     def own_step() -> Mapping[str, Any]:
         return distance(training, program, lambda: place(host()), reference, batch)
@@ -137,6 +150,7 @@ def training_program(training: Training, initial: Any, program: Instrumented) ->
         faulty_step=faulty_step,
         evaluate=evaluate,
         own_step=own_step,
+        reports=REPORTED if first_moments(leaves) else frozenset(),
         lower=lambda state, examples: reference.lower(*arrays_of(state, examples)),
     )
 

@@ -73,17 +73,24 @@ def _legend(axes: Axes, columns: int = 4) -> None:
     figure.legend(handles, labels, fontsize=8, ncols=fitting, frameon=False, loc="outside upper left")
 
 
-def _points(axes: Axes, i: int, x: np.ndarray, y: np.ndarray, name: str, **error: np.ndarray) -> None:
-    """The points of series `i`, with their intervals."""
-    error = {key: np.maximum(value, 0) for key, value in error.items()}
+def _points(
+    axes: Axes,
+    i: int,
+    name: str,
+    x: np.ndarray,
+    y: np.ndarray,
+    xerr: np.ndarray | None = None,
+    yerr: np.ndarray | None = None,
+) -> None:
+    """The points of series `i`, with their intervals along one axis."""
     turn, colour = divmod(i, len(SERIES))
-    style = MARKERS[turn % len(MARKERS)]
-    axes.errorbar(x, y, **error, fmt=style, ms=3.5, lw=0.9, capsize=1.5, color=SERIES[colour], label=name)
+    style, of = MARKERS[turn % len(MARKERS)], SERIES[colour]
+    axes.errorbar(x, y, yerr, xerr, fmt=style, ms=3.5, lw=0.9, capsize=1.5, color=of, label=name)
 
 
 def _errors(found: Iterable[Rate]) -> np.ndarray:
     """How far intervals reach below and above their rates, [2, n]."""
-    return np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found]).T
+    return np.maximum(0, np.array([[rate.share - rate.low, rate.high - rate.share] for rate in found]).T)
 
 
 def bars(axes: Axes, groups: Sequence[Group]) -> None:
@@ -114,7 +121,7 @@ def rates(axes: Axes, series: Mapping[str, Mapping[int, Rate]], label: str) -> N
     for i, (name, found) in enumerate(series.items()):
         places = np.array(list(found)) + 0.24 * (i - (len(series) - 1) / 2)
         share = np.array([rate.share for rate in found.values()])
-        _points(axes, i, places, share, name, yerr=_errors(found.values()))
+        _points(axes, i, name, places, share, yerr=_errors(found.values()))
     if len(series) > 1:
         _legend(axes)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -133,7 +140,7 @@ def side_by_side(axes: Axes, names: Sequence[str], series: Mapping[str, Mapping[
         rows = np.array([names.index(name) + apart * (i - (len(series) - 1) / 2) for name in found])
         share = np.array([rate.share for rate in found.values()])
         if found:
-            _points(axes, i, share, rows, label, xerr=_errors(found.values()))
+            _points(axes, i, label, share, rows, xerr=_errors(found.values()))
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.45, -0.55)  # the first at the top
     for name in range(1, len(names)):
