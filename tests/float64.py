@@ -19,7 +19,6 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 from models.combinators import chain, concatenated, gated, multiplied, residual  # noqa: E402
-from models.fault import inactive_fault  # noqa: E402
 from models.layer import Context, Layer  # noqa: E402
 from models.layers.activation import relu, sigmoid, swish  # noqa: E402
 from models.layers.attention import causal_attention  # noqa: E402
@@ -183,7 +182,7 @@ def check(layer, shape, random, numbers=0):
     if numbers:
         x = x.astype("int32").at[..., :numbers].set(random.standard_normal((*shape[:-1], numbers), "f4").view("i4"))
     workers = jnp.arange(shape[0], dtype=jnp.int32)
-    ctx = Context(key=jax.random.key(1), workers=workers, fault=inactive_fault())
+    ctx = Context(key=jax.random.key(1), workers=workers)
 
     @QUICKLY
     def both(params, x, dy):

@@ -167,6 +167,7 @@ def test_experiments_of_every_fault_model_are_their_exported_injections(reposito
     assert len(verdicts) > 1
 
 
+@pytest.mark.slow
 def test_exact_experiments_come_to_the_verdicts_of_full_ones_in_fewer_steps(laboratory, results):
     exact = with_plan(laboratory, exit="exact")
     ours = [run_experiment(exact, number) for number in range(PLAN.experiments)]
@@ -251,7 +252,7 @@ def test_what_is_near_a_threshold():
 
 @pytest.mark.parametrize(
     ("factor", "of_statistics"),
-    [(4.0, False), (1e6, False), (1e20, False), (1e35, False), (0.1, True), (-1.0, True), (1.2, True), (np.inf, True)],
+    [(4.0, False), (1e35, False), (-1.0, True), (np.inf, True)],
 )
 def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, factor, of_statistics):
     """The running variances of one layer are multiplied after a step, and the run is followed: it trains as before."""

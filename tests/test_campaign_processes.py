@@ -37,7 +37,7 @@ RBFLIP = 1
 """
 
 
-LONGER = 200  # experiments, so many that all kills fall into them
+LONGER, SHORTER = 120, 24  # experiments; of the longer plan so many that all kills fall into them
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def cache(tmp_path_factory):
     return tmp_path_factory.mktemp("cache")
 
 
-def start(folder: pathlib.Path, cache, repository, *options, experiments=60):
+def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):
     """The command, in a process group of its own."""
     folder.mkdir(exist_ok=True)
     plan = folder / "plan.toml"
@@ -71,10 +71,16 @@ def wait_for(folder, process, experiments):
 
 
 @pytest.fixture(scope="module")
-def longer(tmp_path_factory, cache, repository):
-    """Verdicts of a campaign that nothing disturbs."""
+def folder(tmp_path_factory, cache, repository):
+    """That of a campaign that nothing disturbs."""
     folder = tmp_path_factory.mktemp("undisturbed")
     assert start(folder, cache, repository, "--jobs", "2", experiments=LONGER).wait(600) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def longer(folder):
+    """Its verdicts."""
     found = verdicts(folder)
     assert [number for number, *_ in found] == list(range(LONGER))
     return found
@@ -83,16 +89,16 @@ def longer(tmp_path_factory, cache, repository):
 @pytest.fixture(scope="module")
 def undisturbed(longer):
     """Of the shorter plan, whose experiments are the same."""
-    return longer[:60]
+    return longer[:SHORTER]
 
 
 def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
-    """One while it sets up, then one in each tenth of the experiments, at any moment; every third hits the driver."""
+    """One while it sets up, then one in each eighth of the experiments, at any moment; every third hits the driver."""
     rng = random.Random(1)
     process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
-    for kill in range(10):
+    for kill in range(8):
         if kill:
-            wait_for(tmp_path, process, kill * LONGER // 10 - 15)
+            wait_for(tmp_path, process, kill * LONGER // 8 - 13)
         time.sleep(rng.uniform(0, 1) if kill else rng.uniform(1, 9))
         assert process.poll() is None, (tmp_path / "log").read_text()
         if killed.kill(process, rng, driver=kill % 3 == 0):
@@ -121,7 +127,7 @@ def test_interrupted_it_says_so_and_goes_on(tmp_path, cache, repository, undistu
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 130
     assert "goes on where it stopped" in (tmp_path / "log").read_text()
-    assert 3 <= len(verdicts(tmp_path)) < 60
+    assert 3 <= len(verdicts(tmp_path)) < SHORTER
     assert start(tmp_path, cache, repository, "--jobs", "1").wait(300) == 0
     assert verdicts(tmp_path) == undisturbed
 
@@ -158,10 +164,9 @@ def test_a_scheduler_of_which_a_worker_is_killed(tmp_path, cache, repository, un
     assert verdicts(tmp_path) == undisturbed
 
 
-def test_one_experiment_again_and_the_tables(tmp_path, cache, repository, undisturbed):
-    assert start(tmp_path, cache, repository, "--jobs", "1").wait(300) == 0
-    out = tmp_path / "out"
-    number, outcome = next((n, o) for n, o, _, _, exit in undisturbed if exit == "non-finite")
+def test_one_experiment_again_and_the_tables(folder, cache, repository, longer):
+    out = folder / "out"
+    number, outcome = next((n, o) for n, o, _, _, exit in longer if exit == "non-finite")
     fault_injection = [sys.executable, "-m", "fault_injection"]
     for command in (
         ["replay", out, "--id", str(number), "--cache", cache],
@@ -177,5 +182,5 @@ def test_one_experiment_again_and_the_tables(tmp_path, cache, repository, undist
     import pyarrow.parquet  # which the quick tests' environment does not have
 
     table = pyarrow.parquet.read_table(out / "export" / "experiments.parquet")
-    assert sorted(table.column("number").to_pylist()) == list(range(60))
+    assert sorted(table.column("number").to_pylist()) == list(range(LONGER))
     assert (out / "report.html").exists()

@@ -169,6 +169,7 @@ def answer(capsys, *arguments):
     return code, said.out, said.err
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_from_an_altered_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = [*flags(epochs=2), "--cache", tmp_path / "cache"]

@@ -1,6 +1,7 @@
 """Cached results outlive every change that cannot alter them, and no other."""
 
 import dataclasses
+import functools
 import pathlib
 import shutil
 
@@ -45,9 +46,14 @@ def add(checkout, path, text="\n\ndef something_else():\n    return 1\n"):
         file.write(text)
 
 
+@functools.cache
+def keys_here():
+    return keys(ROOT)
+
+
 def changed(checkout):
     """What has other keys than the project."""
-    before, after = keys(ROOT), keys(checkout)
+    before, after = keys_here(), keys(checkout)
     return {name for name in before if before[name] != after[name]}
 
 

@@ -35,11 +35,12 @@ from models.strike import perform
 FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")]
 STRUCK = "layers_0_mlp_up_proj_grad_in"
 NARROW = [name for name in PRECISIONS if name != "float32"]
-# Those of the image network compile longest, and float16 differs from the others in its loss scale alone.
+# Those of the image network compile longest: of them one, in the format that is furthest from the others.
 CASES = [
-    pytest.param(network, name, marks=pytest.mark.slow if network == "resnet18" or name != "bfloat16" else [])
-    for network in ("transformer", "resnet18")
-    for name in NARROW
+    ("transformer", "bfloat16"),
+    pytest.param("transformer", "float16", marks=pytest.mark.slow),
+    pytest.param("transformer", "float8", marks=pytest.mark.slow),
+    pytest.param("resnet18", "float8", marks=pytest.mark.slow),
 ]
 SMALL = {"transformer": (small_transformer, STRUCK), "resnet18": (small_resnet, SITE)}
 
@@ -260,10 +261,10 @@ def test_the_command_formats_replays_one_fault_in_each_of_them(tmp_path, capsys)
     path = injection_file(tmp_path / "mine.csv", value="3e4")
     path.write_text(path.read_text().replace("epochs,3", "epochs,2"))
     arguments = ["formats", str(path), "--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
-    assert main([*arguments, "--json"]) == 0
+    assert main([*arguments, "--formats", "float32", "bfloat16", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["formats"]
-    assert [row["format"] for row in rows] == list(PRECISIONS)
-    assert [row["to"] for row in rows] == [30000.0, 29952.0, 30000.0, 29952.0]
+    assert [row["format"] for row in rows] == ["float32", "bfloat16"]
+    assert [row["to"] for row in rows] == [30000.0, 29952.0]
     assert {row["outcome"] for row in rows} <= {"Masked", "SlowDegrade", "SharpSlowDegrade", "SharpDegrade"}
     assert (tmp_path / "out" / "formats.png").read_bytes()[:4] == b"\x89PNG"
     for row in rows:  # each is an injection file of its own
@@ -298,7 +299,7 @@ def test_a_workload_without_formats_says_so(capsys, tmp_path):
 
 
 @pytest.mark.slow  # a step that `test_a_step_reports_reductions_and_no_bit_depends_on_them` runs too
-@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("precision", ["float16"])
 def test_reductions_are_those_of_the_tensors(precision):
     """A loss scale is taken out of gradients."""
     workload, trained = program("transformer", precision)
@@ -327,6 +328,7 @@ def test_reductions_are_those_of_the_tensors(precision):
             assert counts[2 - LOWEST] == one_to_two
 
 
+@pytest.mark.slow
 def test_a_step_reports_reductions_and_no_bit_depends_on_them():
     workload, trained = program("transformer", "bfloat16")
     telling = workload.program(frozenset({STRUCK}), reductions=frozenset(CHOICES))

@@ -5,6 +5,7 @@ Each fixture holds numbers of the published TensorFlow implementation for one wo
 `pytest tests/test_parity.py --fixtures DIR` reads other cases of the same format.
 """
 
+import collections
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -38,6 +39,7 @@ QUICK = ("resnet18", "resnet18_sgd")  # share a network; one is enough for every
 GOLDEN = frozenset({"operands", "gradients"})  # what is observed of a fault-free step
 K = 64  # one executable for all injections
 OPERANDS = {"input": "input", "kernel": "weight", "output": "output"}
+INJECTED = collections.defaultdict(set)  # the sites that fixtures strike, by network: others are not compiled for
 MODELS = {"INPUT": Operand.INPUT, "WT": Operand.WEIGHT}
 
 
@@ -66,6 +68,7 @@ def pytest_generate_tests(metafunc):
                 workload, spec = fixture["workload"], entry.get("spec", entry)
                 spec = spec or {"layer": "fault-free", "fmodel": "none"}
                 name = f"{workload}-{i}-{spec['layer']}-{spec['fmodel']}"
+                INJECTED[PUBLISHED[workload].network].add(spec["layer"])
                 values.append(marked(workload, (fixture, entry), id=name))
         metafunc.parametrize(argument, values)
 
@@ -101,14 +104,14 @@ def batch_of(case, workers):
 
 @cache
 def compiled(network, observe=frozenset()):
-    """One executable for all workloads that share a network."""
-    network = network_of(next(name for name in PUBLISHED if PUBLISHED[name].network == network))
+    """One executable for all workloads that share a network, and for all injections into it."""
+    built = network_of(next(name for name in PUBLISHED if PUBLISHED[name].network == network))
 
     @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster
     def run(params, stats, batch, fault):
         workers = np.arange(batch["target"].shape[0])
-        ctx = Context(key=jax.random.key(0), workers=workers, fault=fault, observe=observe)
-        return forward_and_backward(network, params, stats, batch, ctx, batch["target"].size)
+        ctx = Context(jax.random.key(0), workers, fault=fault, observe=observe, supported=frozenset(INJECTED[network]))
+        return forward_and_backward(built, params, stats, batch, ctx, batch["target"].size)
 
     return run
 

@@ -235,7 +235,6 @@ def latent(tmp_path_factory):
     [
         ("history_bound", "rewind"),
         pytest.param("gradient_norm", "skip", marks=pytest.mark.slow),
-        pytest.param("checksum", "recompute", marks=pytest.mark.slow),
         pytest.param("history_bound", "inverse", marks=pytest.mark.slow),
         pytest.param("dr_dna", "recompute", marks=pytest.mark.slow),
         pytest.param("replay", "rewind", marks=pytest.mark.slow),

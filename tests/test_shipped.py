@@ -64,12 +64,9 @@ def verdicts(repository, cache, files, *, threads, seed, devices=1, horizon=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("threads, seed, devices", [(1, 1, 1), (2, 2, 8)])
-def test_verdicts_do_not_depend_on_threads_seed_or_devices(
-    repository, reference, tmp_path, resnets, threads, seed, devices
-):
-    """The reference has seed 123, all threads and one device: no run here shares more than one of them with it."""
-    found = verdicts(repository, tmp_path, resnets, threads=threads, seed=seed, devices=devices)
+def test_verdicts_do_not_depend_on_threads_seed_or_devices(repository, reference, tmp_path, resnets):
+    """The reference has seed 123, all threads and one device."""
+    found = verdicts(repository, tmp_path, resnets, threads=1, seed=2, devices=8)
     assert found == {path.stem: reference[path.stem] for path in resnets}
 
 

@@ -84,7 +84,14 @@ def test_leaves_are_drawn_by_their_size_and_elements_uniformly():
         assert all(int(mask).bit_count() == 1 for mask in choice.bits.flip)
 
 
-@pytest.mark.parametrize(("schedule", "exit"), [("once", "conditions"), ("permanent", "exact"), ("every 3", "full")])
+@pytest.mark.parametrize(
+    ("schedule", "exit"),
+    [
+        ("once", "conditions"),
+        pytest.param("permanent", "exact", marks=pytest.mark.slow),
+        pytest.param("every 3", "full", marks=pytest.mark.slow),
+    ],
+)
 def test_experiments_come_to_the_verdicts_of_their_replays(capsys, tmp_path, repository, schedule, exit):
     plan, out = tmp_path / "plan.toml", tmp_path / "out"
     workload = f"{repository / 'tests' / 'toy.py'}:linear"

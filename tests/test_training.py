@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from test_transformer import OPTIONS as SMALL_TRANSFORMER
 
-from fault_injection.runs.replay_run import FaultNotApplied, check_struck
 from fault_injection.training.digest import digest, magnitude
 from fault_injection.training.image_workloads import PUBLISHED
 from fault_injection.training.workloads import WORKLOADS, make_workload
@@ -32,18 +31,10 @@ def trained(name, blocks=None):
     return workload, workload.program()
 
 
-def slow(*arguments):
-    return pytest.param(arguments, id=arguments[0] + "-whole" * (len(arguments) > 1), marks=pytest.mark.slow)
-
-
 # Each compiles two programs; one workload is enough for every change.
-WHOLE = slow("resnet18", (2, 2, 2, 2))
-EACH = [pytest.param(("resnet18",), id="resnet18"), WHOLE, *map(slow, OTHERS)]
-
-
-@pytest.fixture(params=[*EACH, slow("resnet18_nobn")])
+@pytest.fixture(params=["resnet18", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def each(request):
-    return trained(*request.param)
+    return trained(request.param)
 
 
 @pytest.fixture
@@ -94,7 +85,6 @@ def test_the_published_resnet18_has_63_sites():
     assert len(WORKLOADS["resnet18"].sites()) == len(trained("resnet18", (2, 2, 2, 2))[0].sites()) == 63
 
 
-@pytest.mark.parametrize("each", EACH, indirect=True)
 def test_one_executable_serves_all_sites_operands_workers_and_positions(each):
     w, program = each
     sites = w.sites()
@@ -114,26 +104,6 @@ def test_one_executable_serves_all_sites_operands_workers_and_positions(each):
                 assert seen.hits == 1, (site, operand)
                 assert seen.operand_changed == 1, (site, operand)
     assert not compiled
-
-
-@pytest.mark.slow  # tests/test_fault.py has it of a small network
-def test_the_executable_for_one_site_strikes_no_other(resnet18):
-    """It computes the bits of the one for all sites, and does not even look for another site's fault."""
-    w, every = resnet18
-    struck, other = (w.sites()[name] for name in ("basicblock_3_basic_0_conv1", "fc"))
-    one = w.program(frozenset({struck.name}))
-    at, elsewhere = (make_fault(site, Operand.OUTPUT, 1, [5], flip=0x7F000000) for site in (struck, other))
-    state = start(one)
-    expected, wanted = faulty_step(every, state, 0, at)
-    found, report = faulty_step(one, state, 0, at)
-    assert report.struck.hits == wanted.struck.hits == 1
-    assert leaves(found) == leaves(expected)
-    plain, _ = faulty_step(one, state, 0, inactive_fault())
-    missed, report = faulty_step(one, state, 0, elsewhere)
-    assert report.struck.hits == 0
-    assert leaves(missed) == leaves(plain)
-    with pytest.raises(FaultNotApplied, match="fc: operations struck: 0, expected 1"):
-        check_struck("fc", elsewhere, jax.device_get(report.struck))
 
 
 def test_the_gradient_of_the_images_feeds_nothing(resnet18):
@@ -206,7 +176,6 @@ SMALL_RESNET = SMALL | {"blocks": ONE_BLOCK["resnet18"]}
 TRAINED = {
     "resnet18": ("resnet18", SMALL_RESNET, 1e-5),
     "transformer": ("transformer", SMALL_TRANSFORMER, 1e-5),
-    "bfloat16": ("transformer", SMALL_TRANSFORMER | {"precision": "bfloat16"}, 1e-2),
     "float8": ("transformer", SMALL_TRANSFORMER | {"precision": "float8"}, 1e-2),
 }
 

@@ -340,7 +340,7 @@ def test_trainings_of_two_lengths_are_two_golden_runs(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["float32", "float8"])
+@pytest.mark.parametrize("precision", ["float8"])
 def test_a_training_that_was_killed_goes_on_with_the_same_bits(repository, tmp_path, precision):
     """With the largest values that the scales of eight bits follow."""
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in OPTIONS.items()]

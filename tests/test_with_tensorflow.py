@@ -83,9 +83,7 @@ def test_what_tensorflow_writes_is_read_and_imported_value_by_value(python, writ
     [
         lambda index, data: data.write_bytes(data.read_bytes()[:-1000]),
         lambda index, data: data.write_bytes(data.read_bytes()[:5000] + b"!" + data.read_bytes()[5001:]),
-        lambda index, data: data.unlink(),
         lambda index, data: index.write_bytes(index.read_bytes()[:100]),
-        lambda index, data: index.write_bytes(b""),
     ],
 )
 def test_a_damaged_or_partial_checkpoint_is_named(python, written, repository, tmp_path, damage):
