@@ -1,84 +1,90 @@
-"""What it costs to make any JAX step one that faults can strike.
+"""A user's own step, struck: with an inactive fault / as its users wrote it.
 
-Each example is run as its users wrote it, as the reference (a barrier around each product) and with an inactive fault,
-with support for all sites and for one.  Steps are alternated, so that what else the machine does meets all alike.  A
-first call is timed once each, with no cache of compiled programs.
+Each example runs as it is, as the reference (a barrier around each product), and with an inactive fault: with support
+for all of its sites, and for one.  First calls, which compile, are timed too, with no cache of compiled programs.
 """
 
 import argparse
-import json
 import os
 import pathlib
-import statistics
 import time
 
 os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"  # a first call is to compile
 
-import jax
+import pairs
 
-from fault_injection import instrument
-from fault_injection.training.traced_step import split
-from fault_injection.training.workloads import find_workload
-from models.fault import inactive_fault
-
-EXAMPLES = pathlib.Path(__file__).resolve().parent.parent / "examples"
+EXAMPLES = pairs.ROOT / "examples"
+STEP, ALL, ONE = 1.06, 3.5, 1.3  # bounds: of a step; of the first call with all sites, and with one
 
 
-def timed(step, *arguments):
-    """Seconds of one call; of the first one, with compiling."""
+def timed(call):
+    """Seconds of a call, from nothing compiled."""
+    import jax
+
+    jax.clear_caches()
     begun = time.perf_counter()
-    jax.block_until_ready(step(*arguments))
+    jax.block_until_ready(call())
     return time.perf_counter() - begun
 
 
-def spread(values):
-    """Median and quartiles, as text."""
-    low, middle, high = statistics.quantiles(values, n=4)
-    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+def measure(name, options):
+    """The claims about one example, and the times behind them."""
+    import jax
 
+    from fault_injection import instrument
+    from fault_injection.training.traced_step import split
+    from fault_injection.training.workloads import find_workload
+    from models.fault import inactive_fault
 
-def measure(name, rounds):
-    """Ratios of one example."""
-    workload = find_workload(f"{EXAMPLES / name / 'my_run.py'}:training")
-    training = workload.started.training
+    training = find_workload(f"{EXAMPLES / name / 'my_run.py'}:training").started.training
     state, batch = training.init(), training.batch(0, 0)
-    everything = instrument(training.step, state, batch)
-    first = next(iter(everything.sites))
-    one = instrument(training.step, state, batch, [first])
     alike = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves((split(state)[0], split(batch)[0]))]
     fault = inactive_fault()
-    calls = {
-        "plain": (training.step, state, batch),
-        "reference": (everything.reference_compiled, None, *alike),
-        "all sites": (everything.compiled, fault, *alike),
-        "one site": (one.compiled, fault, *alike),
-    }
-    compiling = {what: timed(*call) for what, call in calls.items()}
-    seconds = {what: [] for what in calls}
-    for _ in range(rounds):
+
+    def contestants():
+        everything = instrument(training.step, state, batch)
+        one = instrument(training.step, state, batch, [next(iter(everything.sites))])
+        return everything, {
+            "plain": lambda: training.step(state, batch),
+            "reference": lambda: everything.reference_compiled(None, *alike),
+            "all sites": lambda: everything.compiled(fault, *alike),
+            "one site": lambda: one.compiled(fault, *alike),
+        }
+
+    first = {}
+    for _ in range(options.first_calls):
+        program, calls = contestants()
         for what, call in calls.items():
-            seconds[what].append(timed(*call))
-    plain = seconds["plain"]
-    found = {"example": name, "sites": len(everything.sites), "plain_ms": 1e3 * statistics.median(plain)}
-    print(f"{name}: {len(everything.sites)} sites, plain step {found['plain_ms']:.1f} ms")
-    for what in ("reference", "all sites", "one site"):
-        ratios = [a / b for a, b in zip(seconds[what], plain, strict=True)]
-        compiled = compiling[what] / compiling["plain"]
-        print(f"  {what:10} step / plain {spread(ratios)}   first call / plain {compiled:.2f}")
-        found[what] = {"step": statistics.quantiles(ratios, n=4), "first_call": compiled}
-    return found
+            first.setdefault(what, []).append(timed(call))
+    seconds = pairs.alternate(calls, options.pairs)
+    print(f"{name}: {len(program.all_sites)} sites")
+    pairs.show_times(seconds, " of a step")
+    claims = [
+        pairs.claim(f"{name}: step, {what} / plain", seconds[what] / seconds["plain"], STEP, low_end=True)
+        for what in ("reference", "all sites", "one site")
+    ]
+    for what, bound in (("all sites", ALL), ("one site", ONE)):
+        ratios = [mine / plain for mine, plain in zip(first[what], first["plain"], strict=True)]
+        claims.append(pairs.claim(f"{name}: first call, {what} / plain", ratios, bound))
+    return claims, {"sites": len(program.all_sites), "seconds": seconds, "seconds_of_first_calls": first}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("examples", nargs="*", default=["llama", "flax_linen", "flax_nnx", "shard_map"])
-    parser.add_argument("--rounds", type=int, default=30, help="how often each step is timed (default: 30)")
-    parser.add_argument("--json", type=pathlib.Path, help="also write the numbers there")
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
+    every = sorted(path.parent.name for path in EXAMPLES.glob("*/my_run.py"))
+    parser.add_argument("examples", nargs="*", default=[name for name in every if name != "easydel"])
+    parser.add_argument("--pairs", type=int, default=30, help="rounds of alternation (default %(default)s)")
+    parser.add_argument("--first-calls", type=int, default=3, help="first calls of each (default %(default)s)")
+    parser.add_argument("--threads", type=int, help="processors to use (default: all that this process may use)")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file for every number")
     options = parser.parse_args()
-    found = [measure(name, options.rounds) for name in options.examples]
-    print(f"load of the machine now: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=2))
+    machine = pairs.start(options)
+    pairs.show_machine(machine)
+    claims, times = [], {}
+    for name in options.examples:
+        found, times[name] = measure(name, options)
+        claims += found
+    pairs.write(options, machine, claims, times=times)
 
 
 if __name__ == "__main__":

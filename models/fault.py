@@ -236,7 +236,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     listed = (fault.index >= 0) & (fault.index < size) & (fault.source >= 0) & (fault.source < size)
 
     def write(k: jax.Array, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:
-        after, old, new = done
+        (_, old, new), after = done, [*done[0]]
         at, source, keep, flip, written = (
             _element(vector, k) for vector in (fault.index, fault.source, fault.keep, fault.flip, listed)
         )
@@ -254,7 +254,8 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     # the last listed element: most of a large fault may be padding.
     none = jnp.zeros(fault.index.shape, jnp.uint32)
     count = jnp.max(jnp.where(listed, jnp.arange(1, none.size + 1), 0))
-    after, old, new = lax.fori_loop(0, count, write, (before, none, none))
+    start = (before, none, none)
+    after, old, new = lax.fori_loop(0, count, write, start) if none.size > 1 else write(jnp.int32(0), start)
     # Compared as a whole, so that the report would show an element changed by mistake.  The fence keeps it
     # one sum: three take longer to compile.
     differs = fence(jnp.concatenate([one != other for one, other in zip(before, after, strict=True)]))

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from small import SITE
 from small import small as small_resnet
 from test_transformer import small as small_transformer
@@ -13,6 +14,7 @@ from test_transformer import small as small_transformer
 from fault_injection.detection.checksum import Checksum, VarianceChecksum, confirmed
 from fault_injection.detection.detector import STOP
 from fault_injection.detection.signals import SignalReader, reductions_of
+from fault_injection.training import step_checks
 from models.checksum import DEVIATIONS, Performed, bound, deviation, ratio
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.layer import Context
@@ -58,6 +60,17 @@ OPERATIONS = [
     (ProductOfRows(), (2, 3, 6, 4), (2, 3, 5, 4)),
     (ProductGradIn(), (2, 3, 6, 5), (2, 3, 4, 5)),
     (ProductGradWt(), (2, 3, 6, 4), (2, 3, 6, 5)),
+    *(
+        (step_checks.operation(jax.make_jaxpr(function)(*map(jnp.ones, shapes)).eqns[0]), *shapes)
+        for function, *shapes in (  # as equations of a user's step
+            (lambda a, b: lax.dot_general(a, b, (((1,), (1,)), ((), ()))), (6, 4), (5, 4)),
+            (lambda a, b: lax.dot_general(a, b, (((3,), (1,)), ((0, 2), (0, 2)))), (2, 5, 3, 4), (2, 4, 3, 6)),
+            (lambda a, b: lax.dot_general(a, b, (((2,), (0,)), ((), ()))), (2, 5, 4), (4, 3, 6)),
+            (lambda a, b: lax.dot_general(a, b, (((0,), (0,)), ((), ()))), (6, 4), (6,)),
+            (lambda a, b: lax.conv(a, b, (2, 2), "SAME"), (3, 4, 7, 8), (5, 4, 3, 3)),
+            (lambda a, b: lax.conv_transpose(a, b, (2, 2), "SAME"), (3, 7, 8, 4), (3, 3, 4, 5)),
+        )
+    ),
 ]
 
 
@@ -86,6 +99,17 @@ def test_sums_of_results_are_results_of_sums(operation, of_a, of_b):
 
 def test_a_lookup_is_no_product():
     assert not isinstance(Lookup(), Checkable) and not isinstance(LookupGradWt(2), Checkable)
+
+
+def test_a_product_of_integers_and_a_convolution_in_groups_have_no_checksum():
+    depthwise = functools.partial(
+        lax.conv_general_dilated, window_strides=(1, 1), padding="SAME", feature_group_count=4
+    )
+    for function, *shapes in (
+        (lambda a, b: a.astype(int) @ b.astype(int), (2, 3), (3, 4)),
+        (depthwise, (2, 4, 5, 5), (4, 1, 3, 3)),
+    ):
+        assert step_checks.operation(jax.make_jaxpr(function)(*map(jnp.ones, shapes)).eqns[-1]) is None
 
 
 @pytest.mark.parametrize("format", ["float32", "bfloat16", "float16"])

@@ -261,7 +261,7 @@ def test_the_command_formats_replays_one_fault_in_each_of_them(tmp_path, capsys)
     path = injection_file(tmp_path / "mine.csv", value="3e4")
     path.write_text(path.read_text().replace("epochs,3", "epochs,2"))
     arguments = ["formats", str(path), "--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache")]
-    assert main([*arguments, "--formats", "float32", "bfloat16", "--json"]) == 0
+    assert main([*arguments, "--formats", "float32,bfloat16", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["formats"]
     assert [row["format"] for row in rows] == ["float32", "bfloat16"]
     assert [row["to"] for row in rows] == [30000.0, 29952.0]

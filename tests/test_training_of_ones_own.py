@@ -205,8 +205,29 @@ def test_a_detector_watches_and_a_recovery_rewinds(capsys, tmp_path, cache):
         found = answer(capsys, *command, "--out", tmp_path / detector)["detection"]
         assert (found["detected"], found["steps_from_fault_to_alarm"], found["alarms_before_the_fault"]) == (True, 0, 0)
         assert found["after_recovery"]["outcome"] == MASKED and "exactly masked" in found["after_recovery"]["rule"]
-    said = refusal(capsys, "replay", file, "--detector", "checksum", "--cache", cache)
-    assert "checksum watches checksum/products, which the steps of this workload do not report" in said
+    found = answer(capsys, "replay", file, "--detector", "checksum", "--cache", cache, "--out", tmp_path / "sums")
+    alarms = [(alarm["step"], alarm["tensor"]) for alarm in found["detection"]["alarms"]]
+    assert alarms == [(9, "checksum/products/grad_wt:params/fc2/kernel")]
+    said = refusal(capsys, "replay", file, "--detector", "dr_dna", "--cache", cache)
+    assert "dr_dna watches dr_dna/activations, which the steps of this workload do not report" in said
+
+
+def test_checksums_of_a_step_see_its_product_and_change_no_bit():
+    """Also in loops and checkpoints; of all turns, the largest counts."""
+    batch = own_steps.ROWS
+    plain = instrument(own_steps.llama_step(remat=True), own_steps.scanned_state(), batch)
+    telling = plain.telling(frozenset({"checksum/products", "variance_checksum/products"}))
+    fault = plain.fault("grad_wt:up", "output", (1, 2), values=[1e6], iteration=2)
+    for struck in (inactive_fault(), fault):
+        expected, _ = plain(struck, own_steps.scanned_state(), batch)
+        results, told = telling.compiled(struck, *telling._leaves(own_steps.scanned_state(), batch))
+        assert same_bits(telling._joined(results), expected)
+        values = {name: float(value) for name, value in telling.named(told).items()}
+        assert len(values) == 2 * len(plain.sites)
+        beyond = {name for name, value in values.items() if value > 1}
+        assert beyond == (
+            {f"{kind}/products/grad_wt:up" for kind in telling.interpreter.wanted} if struck is fault else set()
+        )
 
 
 @pytest.mark.slow

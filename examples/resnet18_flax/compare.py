@@ -7,7 +7,7 @@ padded, dilated, rotated or transposed.  `published_place` says where the elemen
 import argparse
 import dataclasses
 import pathlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -131,7 +131,7 @@ class Verdict(NamedTuple):
 
 
 class Door:
-    """One of the two networks, with its golden run and what twins of it spread.
+    """One of the two networks, with its golden run and its twins.
 
     Args:
       sites: that are going to be struck.
@@ -140,18 +140,18 @@ class Door:
     def __init__(self, workload: Workload, sites: frozenset[str]):
         self.workload, self.explicit = workload, workload.name == "resnet18"
         self.program: Program = workload.program(sites)
-        start, kept = self.program.init(), _Kept()
-        kept.states[0] = start
-        self.golden, self.states = self._run(start, kept), kept.states
-        ends = [self._run(nudged(self.program, twin)) for twin in range(1, TWINS + 1)]
-        self.ends = np.array([final_metrics(run.epochs[-3:]) for run in (self.golden, *ends)])
+        starts = [self.program.init(), *(nudged(self.program, twin) for twin in range(1, TWINS + 1))]
+        self.goldens, self.states = zip(*map(self._run, starts), strict=True)
+        self.ends = np.array([final_metrics(run.epochs[-3:]) for run in self.goldens])
 
-    def _run(self, state, *observers) -> Run:
-        recorder = Recorder(Run(0, (), 0))
+    def _run(self, state) -> tuple[Run, dict[int, Any]]:
+        """A fault-free run, and the states at the beginning of its epochs."""
+        recorder, kept = Recorder(Run(0, (), 0)), _Kept()
+        kept.states[0] = state
         last = Address(EPOCHS - 1, self.program.steps_per_epoch - 1)
         steps = addresses(Address(0, 0), last, self.program.steps_per_epoch)
-        follow(self.program, self.program.place(state), steps, observers=[recorder, *observers])
-        return recorder.run
+        follow(self.program, self.program.place(state), steps, observers=[recorder, kept])
+        return recorder.run, kept.states
 
     def fault(self, strike: Strike):
         """The strike, as this network's sites have it."""
@@ -170,7 +170,7 @@ class Door:
 
         Both networks begin alike, so that these agree but for rounding.
         """
-        state = self.program.place(self.states[0])
+        state = self.program.place(self.states[0][0])
         batch = self.program.batch(0, 0)
         new, report = self.program.faulty_step(state, batch, 0, 0, self.fault(strike))
         struck = jax.device_get(report.struck)
@@ -178,22 +178,26 @@ class Door:
         leaves = {leaf.name: value for leaf, value in zip(self.program.leaves, jax.tree.leaves(new), strict=True)}
         return float(struck.old.view(np.float32)[0]), float(report.loss), jax.device_get(leaves)
 
-    def verdict(self, strike: Strike, noise: Noise) -> Verdict:
-        """The run with the strike, to its end or to a loss that is not finite, as a replay makes it."""
+    def verdict(self, strike: Strike, noise: Noise, twin: int = 0) -> Verdict:
+        """The run with the strike, to its end or to a loss that is not finite, as a replay makes it.
+
+        Args:
+          twin: of which fault-free run it is the faulty one: 0 is the golden run.
+        """
         program, at = self.program, strike.at
         steps = program.steps_per_epoch
         recorder, struck = Recorder(Run(at.epoch, (), 0)), _Struck(at)
         nonfinite = FirstNonFinite(lambda here: numbered(here, steps) - numbered(at, steps), "loss")
         follow(
             program,
-            program.place(self.states[at.epoch]),
+            program.place(self.states[twin][at.epoch]),
             addresses(Address(at.epoch, 0), Address(EPOCHS - 1, steps - 1), steps),
             {at: self.fault(strike)},
             [recorder, struck, nonfinite],
         )
         outcome = judge(
             recorder.run,
-            lambda epoch: self.golden.epochs[epoch],
+            lambda epoch: self.goldens[twin].epochs[epoch],
             at,
             program.measure(),
             finished=True,
@@ -209,6 +213,11 @@ def doors(strikes: list[Strike]) -> tuple[Door, Door]:
     explicit, flax = both()
     found = [frozenset(names(strike)[which] for strike in strikes) for which in (0, 1)]
     return Door(explicit, found[0]), Door(flax, found[1])
+
+
+def outcomes(door: Door, strike: Strike, noise: Noise) -> set[str]:
+    """The outcomes of a fault in the golden run and in all twins: what rounding alone makes of it."""
+    return {door.verdict(strike, noise, twin).outcome.outcome for twin in range(TWINS + 1)}
 
 
 def spread(two: tuple[Door, Door]) -> Noise:
@@ -232,11 +241,10 @@ def main() -> None:
     for strike in strikes:
         verdicts = [door.verdict(strike, noise).outcome for door in two]
         alike += verdicts[0].outcome == verdicts[1].outcome
-        outcomes = " / ".join(dict.fromkeys(verdict.outcome for verdict in verdicts))
-        print(f"{strike}: {outcomes}", flush=True)
+        print(f"{strike}: {' / '.join(dict.fromkeys(verdict.outcome for verdict in verdicts))}", flush=True)
         if verdicts[0].outcome != verdicts[1].outcome:
-            for name, verdict in zip(("explicit", "Flax"), verdicts, strict=True):
-                print(f"    {name}: {verdict.rule}")
+            for name, door, verdict in zip(("explicit", "Flax"), two, verdicts, strict=True):
+                print(f"    {name}: {verdict.rule}; with its twins {' / '.join(sorted(outcomes(door, strike, noise)))}")
     print(f"{alike} of {len(strikes)} verdicts are the same")
 
 

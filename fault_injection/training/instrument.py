@@ -15,9 +15,10 @@ from models.fault import ALL_ONES, LARGEST_OPERAND, Fault, Operand, Struck, make
 from models.site import Site
 
 from ..machine.errors import InputError, did_you_mean
-from .intercept import NOWHERE, Interpreter, aimed
+from .intercept import NOWHERE, Interpreter, Told, aimed
 from .jax_internals import PRODUCTS, opened
 from .jaxpr_sites import Follower, names, roles
+from .step_checks import REPORTED
 from .traced_step import Step, Traced, split, trace
 
 ALL = "all"
@@ -39,6 +40,7 @@ class StepSite(Site):
       axes: mesh axes over which each device runs it with operands of its own.
       workers: how many devices that are; 1 where all share it.
       conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
+      checked: whether it has a checksum (`step_checks`).
       line: of the user's code, such as `my_run.py:12`.
     """
 
@@ -49,6 +51,7 @@ class StepSite(Site):
     axes: tuple[str, ...] = ()
     workers: int = 1
     conditional: bool = False
+    checked: bool = False
     line: str = ""
 
     @property
@@ -91,21 +94,40 @@ class Instrumented:
         sites = {name: site for name, site in self.all_sites.items() if name in chosen}
         return dataclasses.replace(self, sites=sites)
 
-    def flat(self, fault: Fault | None, *leaves: Any) -> tuple[list[Any], Struck | None]:
-        """The step's results, as leaves, and what the fault did; without a fault, the reference's results."""
+    def telling(self, reductions: frozenset[str]) -> "Instrumented":
+        """The same step, which tells these reductions of its products, of `step_checks.REPORTED`."""
+        wanted = tuple(sorted(name.partition("/")[0] for name in reductions & REPORTED))
+        if wanted == self.interpreter.wanted:
+            return self
+        return dataclasses.replace(
+            self, interpreter=Interpreter(self.interpreter.kinds, self.interpreter.turns, wanted)
+        )
+
+    def flat(self, fault: Fault | None, *leaves: Any) -> tuple[list[Any], Told]:
+        """The step's results, as leaves, and what it says of itself; without a fault, the reference's results."""
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
         if fault is None:
             return run(frozenset(), None)
         if not self.sites:
-            return run(frozenset(), None)[0], nothing_struck(fault)
+            results, told = run(frozenset(), None)
+            return results, told._replace(struck=nothing_struck(fault))
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         here = np.array([site_id(name) for name in self.sites], np.int32) == fault.site
         site = jnp.where(jnp.any(here), jnp.asarray(numbers)[jnp.argmax(here)], NOWHERE)
-        results, struck = run(frozenset(numbers.tolist()), aimed(fault, site))
-        assert struck is not None
-        hits = jnp.minimum(struck.hits, 1)  # an operation in a loop is one, and its operand has all turns
-        return results, dataclasses.replace(struck, hits=hits)
+        results, told = run(frozenset(numbers.tolist()), aimed(fault, site))
+        assert told.struck is not None
+        hits = jnp.minimum(told.struck.hits, 1)  # an operation in a loop is one, and its operand has all turns
+        return results, told._replace(struck=dataclasses.replace(told.struck, hits=hits))
+
+    def named(self, told: Told) -> dict[str, jax.Array]:
+        """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
+        return {
+            f"{reduction}/products/{name}": told.checks[place, column]
+            for column, reduction in enumerate(self.interpreter.wanted)
+            for place, (name, site) in enumerate(self.all_sites.items())
+            if told.checks is not None and site.checked
+        }
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -124,8 +146,8 @@ class Instrumented:
         One executable serves every site, operand, position, value, iteration and worker; only the padded number of
         elements is a shape (`models.fault.padded_size`).
         """
-        results, struck = self.compiled(fault, *self._leaves(state, batch))
-        return self._joined(results), struck
+        results, told = self.compiled(fault, *self._leaves(state, batch))
+        return self._joined(results), told.struck
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.
@@ -274,6 +296,7 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
             axes=product.axes,
             workers=product.workers,
             conditional=product.conditional,
+            checked=product.checked,
             line=product.line,
         )
         for name, (role, _), product in zip(names(products), roles(products), products, strict=True)

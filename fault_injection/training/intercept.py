@@ -31,6 +31,7 @@ from .jax_internals import (
     opened,
     scan_operands,
 )
+from .step_checks import checks
 
 NOWHERE = -1
 HERE = PartitionSpec()
@@ -61,6 +62,24 @@ def aimed(fault: Fault, site: jax.Array) -> Aim:
     return Aim(site, np.int32(0), first, last, fault)
 
 
+class Told(NamedTuple):
+    """What a body says of itself.
+
+    Attributes:
+      struck: what the fault did; None without an aim.
+      checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
+    """
+
+    struck: Struck | None
+    checks: jax.Array | None
+
+
+def _together(one: Told, other: Told) -> Told:
+    """What two turns of the same body say."""
+    struck = jax.tree.map(jnp.add, one.struck, other.struck)
+    return Told(struck, jax.tree.map(jnp.maximum, one.checks, other.checks))
+
+
 class Interpreter:
     """Evaluates a jaxpr with a barrier around every site, and a strike at those that are supported.
 
@@ -70,6 +89,7 @@ class Interpreter:
     Args:
       kinds: names of the primitives that are sites; each has two operands at least, and one result.
       turns: of a while loop, in how many first turns a site can be struck.
+      wanted: reductions of products that are told of every site, of `models.reductions.OF_PRODUCTS`.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(jnp.ones((1, 2)), jnp.ones((2, 3)))
     >>> interpreter = Interpreter(frozenset({"dot_general"}), turns=1)
@@ -80,8 +100,8 @@ class Interpreter:
     [[0.0, 0.0, 0.0]]
     """
 
-    def __init__(self, kinds: frozenset[str], turns: int):
-        self.kinds, self.turns = kinds, turns
+    def __init__(self, kinds: frozenset[str], turns: int, wanted: tuple[str, ...] = ()):
+        self.kinds, self.turns, self.wanted = kinds, turns, wanted
         self._counts: dict[int, tuple[Any, int]] = {}  # a body is kept with its number, so that no other has its id
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -110,7 +130,7 @@ class Interpreter:
         supported: frozenset[int],
         aim: Aim | None,
         untyped: bool = False,
-    ) -> tuple[list[Any], Struck | None]:
+    ) -> tuple[list[Any], Told]:
         """A body with the strike at its supported sites.
 
         Args:
@@ -120,34 +140,45 @@ class Interpreter:
           untyped: whether it stands in a `shard_map` that has been rewritten.
 
         Returns:
-          The body's results, and what the fault did; None without an aim.
+          The body's results, and what it says of itself.
         """
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
-        seen, first = None if aim is None else nothing_struck(aim.fault), 0
+        seen, first = self._silent(0, aim).struck, 0
+        found: list[Any] = []
         for equation in jaxpr.eqns:
             given = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
             count = self.sites(equation)
             if count or (untyped and self._typed(equation)):
                 inside = frozenset(number - first for number in supported if first <= number < first + count)
                 there = aim._replace(site=aim.site - first) if aim is not None and inside else None
-                results, struck = self._enter(equation, given, inside, there, untyped)
-                if struck is not None:
-                    seen = jax.tree.map(jnp.add, seen, struck)
+                results, told = self._enter(equation, given, inside, there, untyped)
+                if told.struck is not None:
+                    seen = jax.tree.map(jnp.add, seen, told.struck)
+                found.append(told.checks)
                 first += count
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
-        return [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars], seen
+        results = [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
+        empty = self._silent(0, None).checks
+        return results, Told(seen, None if empty is None else jnp.concatenate([empty, *found]))
+
+    def _silent(self, sites: int, aim: Aim | None) -> Told:
+        """What a body of so many sites says where nothing of it runs."""
+        struck = None if aim is None else nothing_struck(aim.fault)
+        return Told(struck, jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None)
 
     def _enter(
         self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
-    ) -> tuple[list[Any], Struck | None]:
+    ) -> tuple[list[Any], Told]:
         """An equation that is a site, or has sites in its body."""
         name, params = equation.primitive.name, equation.params
         if name in self.kinds:
-            return _site(equation, values, aim)
+            result, struck = _site(equation, values, aim)
+            told = checks(equation, values, result, self.wanted) if self.wanted else None
+            return [result], Told(struck, told)
         if not bodies(equation):
-            return evaluate(equation, values, untyped), None
+            return evaluate(equation, values, untyped), self._silent(0, aim)
         body = bodies(equation)[0]
         run = functools.partial(self.run, body.jaxpr, body.consts, supported=supported, untyped=untyped)
         if name in ("jit", "pjit"):
@@ -164,10 +195,11 @@ class Interpreter:
 
             rewritten = jax.make_jaxpr(flat)(*new, *values)
             return jax.tree.unflatten(shape[0], bind_checkpoint(equation, rewritten, new, values))
+        silent = self._silent(self.count(body.jaxpr), aim)
         if name == "scan":
-            return self._scan(params, run, values, aim)
+            return self._scan(params, run, values, aim, silent)
         if name == "while":
-            return self._while(params, run, values, aim)
+            return self._while(params, run, values, aim, silent)
         if name == "cond":
             return self._branches(equation, values, supported, aim, untyped)
         if name == "shard_map":
@@ -182,12 +214,12 @@ class Interpreter:
         supported: frozenset[int],
         aim: Aim | None,
         untyped: bool,
-    ) -> tuple[list[Any], Struck | None]:
+    ) -> tuple[list[Any], Told]:
         """A nested call, traced once for all that call it alike; it keeps its shardings."""
         key = (id(body.jaxpr), supported, aim is None, untyped)
         if key not in self._calls:
 
-            def inner(aim: Aim | None, *values: Any) -> tuple[list[Any], Struck | None]:
+            def inner(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
                 return self.run(body.jaxpr, body.consts, values, supported, aim, untyped)
 
             inner.__name__ = equation.params["name"]
@@ -196,8 +228,8 @@ class Interpreter:
         return self._calls[key](aim, *values)
 
     def _scan(
-        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None
-    ) -> tuple[list[Any], Struck | None]:
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, silent: Told
+    ) -> tuple[list[Any], Told]:
         (constant, carried), length = scan_operands(dict(params)), params["length"]
         consts, init, sliced = (
             values[:constant],
@@ -205,67 +237,59 @@ class Interpreter:
             values[constant + carried :],
         )
         options = {"length": length, "reverse": params["reverse"], "unroll": params["unroll"]}
-        if aim is None:
 
-            def plain(carry: list[Any], x: list[Any]) -> tuple[list[Any], list[Any]]:
-                results, _ = run([*consts, *carry, *x], aim=None)
-                return results[:carried], results[carried:]
-
-            last, stacked = lax.scan(plain, init, sliced, **options)
-            return [*last, *stacked], None
-        outer = aim
-
-        def turn(carry: tuple[Any, Any, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
+        def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
             number, seen, values = carry
-            inside = outer._replace(turn=outer.turn * length + number)
-            results, struck = run([*consts, *values, *x], aim=inside)
+            inside = None if aim is None else aim._replace(turn=aim.turn * length + number)
+            results, told = run([*consts, *values, *x], aim=inside)
             on = number + (-1 if params["reverse"] else 1)
-            return (on, jax.tree.map(jnp.add, seen, struck), results[:carried]), results[carried:]
+            return (on, _together(seen, told), results[:carried]), results[carried:]
 
         begin = np.int32(length - 1 if params["reverse"] else 0)
-        (_, seen, last), stacked = lax.scan(turn, (begin, nothing_struck(aim.fault), init), sliced, **options)
+        (_, seen, last), stacked = lax.scan(turn, (begin, silent, init), sliced, **options)
         return [*last, *stacked], seen
 
     def _while(
-        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None
-    ) -> tuple[list[Any], Struck | None]:
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, silent: Told
+    ) -> tuple[list[Any], Told]:
         of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
         looked_at, consts = values[:of_condition], values[of_condition : of_condition + of_body]
         init, condition = values[of_condition + of_body :], opened(params["cond_jaxpr"])
 
-        def goes_on(values: list[Any]) -> Any:
-            return jax.core.eval_jaxpr(condition.jaxpr, condition.consts, *looked_at, *values)[0]
+        def goes_on(carry: tuple[Any, Told, list[Any]]) -> Any:
+            return jax.core.eval_jaxpr(condition.jaxpr, condition.consts, *looked_at, *carry[2])[0]
 
-        if aim is None:
-            return lax.while_loop(goes_on, lambda values: run([*consts, *values], aim=None)[0], init), None
-        outer = aim
-
-        def turn(carry: tuple[Any, Any, list[Any]]) -> tuple[Any, Any, list[Any]]:
+        def turn(carry: tuple[Any, Told, list[Any]]) -> tuple[Any, Told, list[Any]]:
             number, seen, values = carry
-            reached = number < self.turns
-            site = jnp.where(reached, outer.site, NOWHERE)
-            inside = outer._replace(site=site, turn=outer.turn * self.turns + jnp.minimum(number, self.turns - 1))
-            results, struck = run([*consts, *values], aim=inside)
-            return number + 1, jax.tree.map(jnp.add, seen, struck), results
+            inside = aim
+            if aim is not None:
+                site = jnp.where(number < self.turns, aim.site, NOWHERE)
+                inside = aim._replace(site=site, turn=aim.turn * self.turns + jnp.minimum(number, self.turns - 1))
+            results, told = run([*consts, *values], aim=inside)
+            return number + 1, _together(seen, told), results
 
-        begin = (np.int32(0), nothing_struck(aim.fault), init)
-        _, seen, last = lax.while_loop(lambda carry: goes_on(carry[2]), turn, begin)
+        _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), silent, init))
         return last, seen
 
     def _branches(
         self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
-    ) -> tuple[list[Any], Struck | None]:
-        branches, first = [], 0
+    ) -> tuple[list[Any], Told]:
+        branches, first, sites = [], 0, self.sites(equation)
         for body in bodies(equation):
             count = self.count(body.jaxpr)
             inside = frozenset(number - first for number in supported if first <= number < first + count)
 
-            def branch(*operands: Any, body: Any = body, first: int = first, inside: frozenset[int] = inside) -> Any:
+            def branch(
+                *operands: Any, body: Any = body, first: int = first, count: int = count, inside: Any = inside
+            ) -> Any:
                 there = aim._replace(site=aim.site - first) if aim is not None and inside else None
-                results, struck = self.run(body.jaxpr, body.consts, operands, inside, there, untyped)
-                if aim is not None and struck is None:
-                    struck = nothing_struck(aim.fault)
-                return results, struck
+                results, told = self.run(body.jaxpr, body.consts, operands, inside, there, untyped)
+                all_sites = self._silent(sites, aim)
+                struck = all_sites.struck if told.struck is None else told.struck
+                put = jax.tree.map(
+                    lambda all, mine: all.at[first : first + count].set(mine), all_sites.checks, told.checks
+                )
+                return results, Told(struck, put)
 
             branches.append(branch)
             first += count
@@ -273,31 +297,28 @@ class Interpreter:
 
     def _workers(
         self, params: Mapping[str, Any], body: Any, values: list[Any], supported: frozenset[int], aim: Aim | None
-    ) -> tuple[list[Any], Struck | None]:
+    ) -> tuple[list[Any], Told]:
         """The body of each device of a mesh.  It is rebuilt without types, because a struck worker differs."""
         axes = manual_axes(dict(params))
-        results = list(params["out_specs"])
         options = {"mesh": params["mesh"], "check_vma": False, "axis_names": set(axes)}
-        if aim is None:
 
-            def plain(*values: Any) -> list[Any]:
-                return self.run(body.jaxpr, body.consts, values, supported, None, True)[0]
-
-            return jax.shard_map(plain, in_specs=tuple(params["in_specs"]), out_specs=results, **options)(*values), None
-
-        def worker(aim: Aim, *values: Any) -> tuple[list[Any], Struck]:
-            here = lax.axis_index(axes) == aim.fault.worker
-            mine = aim._replace(site=jnp.where(here, aim.site, NOWHERE))
-            found, struck = self.run(body.jaxpr, body.consts, values, supported, mine, True)
-            return found, jax.tree.map(lambda one: one[None], struck)
+        def worker(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
+            mine = aim
+            if aim is not None:
+                here = lax.axis_index(axes) == aim.fault.worker
+                mine = aim._replace(site=jnp.where(here, aim.site, NOWHERE))
+            found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
+            return found, jax.tree.map(lambda one: one[None], told)
 
         in_specs = (jax.tree.map(lambda _: HERE, aim), *params["in_specs"])
-        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(results, PartitionSpec(axes)), **options)
-        found, struck = mapped(aim, *values)
-        return found, jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), struck)
+        out_specs = (list(params["out_specs"]), PartitionSpec(axes))
+        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=out_specs, **options)
+        found, told = mapped(aim, *values)
+        struck = jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), told.struck)
+        return found, Told(struck, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))
 
 
-def _site(equation: Any, values: list[Any], aim: Aim | None) -> tuple[list[Any], Struck | None]:
+def _site(equation: Any, values: list[Any], aim: Aim | None) -> tuple[jax.Array, Struck | None]:
     """One operation; struck where the aim says so, and fenced in any case.
 
     The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
@@ -310,7 +331,7 @@ def _site(equation: Any, values: list[Any], aim: Aim | None) -> tuple[list[Any],
 
     result = fence(operation(*operands[:2]))
     if aim is None:
-        return [result], None
+        return result, None
     fault = aim.fault
     sizes = [min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)]
     size = np.asarray(sizes, np.int32)
@@ -334,7 +355,7 @@ def _site(equation: Any, values: list[Any], aim: Aim | None) -> tuple[list[Any],
         return jnp.zeros_like(hit), y, told
 
     _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, nothing_struck(fault)))
-    return [fence(struck_result)], told
+    return fence(struck_result), told
 
 
 def _rounded(tensor: jax.Array) -> jax.Array:

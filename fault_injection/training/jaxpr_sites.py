@@ -32,6 +32,7 @@ from .jax_internals import (
     meshes_of_shardings,
     scan_operands,
 )
+from .step_checks import operation
 
 ROLES = ("forward", "grad_in", "grad_wt", "recompute", "update")
 
@@ -70,6 +71,7 @@ class Product:
       axes: mesh axes over which it runs once each.
       workers: how many devices run it, each with operands of its own.
       conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
+      checked: whether it has a checksum.
       line: of the user's code.
     """
 
@@ -84,6 +86,7 @@ class Product:
     axes: tuple[str, ...]
     workers: int
     conditional: bool
+    checked: bool
     line: str
 
 
@@ -218,6 +221,7 @@ class Follower:
             around.axes,
             around.workers,
             around.conditional,
+            operation(equation) is not None,
             line(equation),
         )
         self.products.append(product)

@@ -16,9 +16,10 @@ from models.fault import Fault, inactive_fault
 from models.isolation import fence
 
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
+from . import recovered_gradient, step_checks
 from .instrument import Instrumented
 from .program import Batch, Evaluation, Program, Role, State, StepReport, report
-from .recovered_gradient import REPORTED, first_moments, recovered, reductions_of_gradients
+from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
 from .traced_step import split
 
@@ -39,11 +40,13 @@ def training_program(
     Args:
       initial: the user's initial state.
       program: the user's step, with the sites that are to be supported.
-      reductions: of `recovered_gradient.REPORTED`: what every step reports of gradients.
+      reductions: what every step reports of gradients (`recovered_gradient.REPORTED`) and products
+        (`step_checks.REPORTED`).
 
     Raises:
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
     """
+    program = program.telling(reductions)
     traced, measure = program.traced, training.metric
     count = len(traced.names)
     structure = jax.tree.structure(traced.arrays)
@@ -58,15 +61,15 @@ def training_program(
         return loss_and_metric(metrics, measure.name, of)
 
     def stepped(fault: Fault | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        results, struck = program.flat(fault, *arrays, *batch)
+        results, told = program.flat(fault, *arrays, *batch)
         results = list(fence(*results))
         new = results[:count]
         loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
         added = [new[place] - arrays[place] for place in learned]
-        found = reductions_of_gradients(reductions, rules, arrays, new)
+        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
         loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
-        return new, report(loss, metric, added, new, struck, reductions=found)
+        return new, report(loss, metric, added, new, told.struck, reductions=found)
 
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
     struck = jax.jit(stepped)
@@ -117,7 +120,8 @@ def training_program(
     def plainly(*arrays: Any) -> list[Any]:
         return list(program.flat(None, *arrays, *jax.tree.leaves(batch(0, 0)))[0][:count])
 
-    rules = recovered(leaves, jax.tree.leaves(place(host())), plainly) if reductions else []
+    of_gradients = reductions & recovered_gradient.REPORTED
+    rules = recovered(leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
 
     @functools.cache  # twins begin alike
     def own_step() -> Mapping[str, Any]:
@@ -150,7 +154,7 @@ def training_program(
         faulty_step=faulty_step,
         evaluate=evaluate,
         own_step=own_step,
-        reports=REPORTED if first_moments(leaves) else frozenset(),
+        reports=step_checks.REPORTED | (recovered_gradient.REPORTED if first_moments(leaves) else frozenset()),
         lower=lambda state, examples: reference.lower(*arrays_of(state, examples)),
     )
 

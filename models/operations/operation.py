@@ -50,16 +50,17 @@ class SparseGradient(NamedTuple):
 
 
 @runtime_checkable
-class Checkable(Operation, Protocol):
-    """An operation linear in each operand, so that sums of its results are results of sums: lookups are none.
+class Checkable(Protocol):
+    """An operation linear in each operand, so that sums of its results are results of sums: lookups are none."""
 
-    Attributes:
-      along: axes of `compute`'s result that are added up.
-    """
+    @property
+    def along(self) -> tuple[int, ...]:
+        """Axes of `compute`'s result that are added up."""
 
-    along: ClassVar[tuple[int, ...]]
+    def compute(self, a: jax.Array, b: jax.Array, /) -> Any:
+        """The result."""
 
-    def added(self, a: jax.Array, b: jax.Array, /) -> tuple[Operation, jax.Array, jax.Array]:
+    def added(self, a: jax.Array, b: jax.Array, /) -> "tuple[Checkable, jax.Array, jax.Array]":
         """An operation and operands that give `compute`'s result added up over `along`, at a fraction of its cost."""
 
     def terms(self, a: jax.Array, b: jax.Array, /) -> int:
