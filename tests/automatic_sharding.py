@@ -20,14 +20,13 @@ from models.fault import Operand, inactive_fault  # noqa: E402
 BITS = 0x4B3C614E  # 12345678.0 as a float32
 
 
-# With support for a fault in it, the compiler shares this product out otherwise, and sums in another order.
-PARTITIONED = "grad_wt:params/out/w"
-
-
 def summed(a, b):
     """[n, i], [n, j] -> [i, j]."""
     return lax.dot_general(a, b, (((0,), (0,)), ((), ())))
 
+
+# The compiler shares out this product of the step modified by hand in another way, and sums in another order.
+SHARED_OUT_OTHERWISE = "grad_wt:params/out/w"
 
 # The products of the step, as differentiation makes them.
 PRODUCTS = {
@@ -66,6 +65,12 @@ def measures_by(product):
     return measures
 
 
+def close(one, other):
+    """Whether two trees of arrays differ by rounding alone."""
+    pairs = zip(*map(jax.tree.leaves, jax.device_get((one, other))), strict=True)
+    return all(np.allclose(a, b, rtol=1e-4, atol=1e-5 * np.max(np.abs(b))) for a, b in pairs)
+
+
 def main():
     training, mapped = my_run.automatic(), my_run.training()
     state, batch = training.init(), training.batch(0, 0)
@@ -82,13 +87,7 @@ def main():
     assert [one.sites[first].shapes[Operand.WEIGHT] for one in (program, of_workers)] == [(64, 128)] * 2
 
     reference = program.reference(state, batch)
-    covered = [name for name in PRODUCTS if name != PARTITIONED]
-    if sys.argv[1:] == ["all"]:
-        silent, _ = program(inactive_fault(), state, batch)
-        print(same_bits(silent, reference))
-        return
-    program = instrument(training.step, state, batch, covered)
-    for sites in (covered, [first], ["forward:*"], ["grad_in:*"]):
+    for sites in ("all", [first], ["forward:*"], ["grad_wt:params/out/w"]):
         silent, struck = instrument(training.step, state, batch, sites)(inactive_fault(), state, batch)
         assert same_bits(silent, reference) and int(struck.hits) == 0
 
@@ -107,7 +106,9 @@ def main():
             for at in (0, size // 2 + 1, size - 1):
                 index = tuple(map(int, np.unravel_index(at, shape)))
                 found, struck = program(program.fault(site, operand, index, values=[12345678.0]), state, batch)
-                assert same_bits(found, hand(state, batch, np.array(index))), (site, operand, index)
+                expected = hand(state, batch, np.array(index))
+                assert close(found, expected), (site, operand, index)
+                assert same_bits(found, expected) or site == SHARED_OUT_OTHERWISE, (site, operand, index)
                 assert (int(struck.hits), int(struck.new[0]), int(struck.operand_changed)) == (1, BITS, 1)
                 count, changed = count + 1, changed + (not same_bits(found, reference))
     print(len(program.sites), count, changed)

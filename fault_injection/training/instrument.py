@@ -271,7 +271,19 @@ def instrument(
     Raises:
       InputError: the step is impure, changes the form of its state, or has no such site.
     """
-    return chosen(_instrumented(trace(step, state, batch), PRODUCTS | frozenset(primitives), turns), sites)
+    program = _instrumented(trace(step, state, batch), PRODUCTS | frozenset(primitives), turns)
+    if program.meshes and any(not site.axes for site in program.all_sites.values()):
+        program = _laid_out(program, program._leaves(state, batch))
+    return chosen(program, sites)
+
+
+def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
+    """The same step, whose sites are shared out among devices as the compiler does it where nothing can strike."""
+    now = program.interpreter
+    looking = Interpreter(now.kinds, now.turns, looking=True)
+    reference = dataclasses.replace(program, interpreter=looking)
+    jax.jit(lambda *leaves: reference.flat(None, *leaves)[0]).lower(*leaves).compile()
+    return dataclasses.replace(program, interpreter=Interpreter(now.kinds, now.turns, layouts=looking.layouts))
 
 
 def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrumented:

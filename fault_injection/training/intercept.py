@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import PartitionSpec, Sharding
 
 from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, bits, nothing_struck, overwrite
 from models.isolation import fence
@@ -34,6 +34,7 @@ from .jax_internals import (
 from .step_checks import checks
 
 NOWHERE = -1
+Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
 HERE = PartitionSpec()
 
 
@@ -90,6 +91,9 @@ class Interpreter:
       kinds: names of the primitives that are sites; each has two operands at least, and one result.
       turns: of a while loop, in how many first turns a site can be struck.
       wanted: reductions of products that are told of every site, of `models.reductions.OF_PRODUCTS`.
+      layouts: how the operands and the result of each equation are shared out among devices, by its `id`.  Without
+        them, the compiler would share out otherwise where there is a strike, and add up in another order.
+      looking: whether layouts are found, as the compiler chooses them, when what this evaluates is compiled.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(jnp.ones((1, 2)), jnp.ones((2, 3)))
     >>> interpreter = Interpreter(frozenset({"dot_general"}), turns=1)
@@ -100,8 +104,16 @@ class Interpreter:
     [[0.0, 0.0, 0.0]]
     """
 
-    def __init__(self, kinds: frozenset[str], turns: int, wanted: tuple[str, ...] = ()):
-        self.kinds, self.turns, self.wanted = kinds, turns, wanted
+    def __init__(
+        self,
+        kinds: frozenset[str],
+        turns: int,
+        wanted: tuple[str, ...] = (),
+        layouts: Layouts | None = None,
+        looking: bool = False,
+    ):
+        self.kinds, self.turns, self.wanted, self.looking = kinds, turns, wanted, looking
+        self.layouts: Layouts = {} if layouts is None else layouts
         self._counts: dict[int, tuple[Any, int]] = {}  # a body is kept with its number, so that no other has its id
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -174,7 +186,7 @@ class Interpreter:
         """An equation that is a site, or has sites in its body."""
         name, params = equation.primitive.name, equation.params
         if name in self.kinds:
-            result, struck = _site(equation, values, aim)
+            result, struck = self._site(equation, values, aim, untyped)
             told = checks(equation, values, result, self.wanted) if self.wanted else None
             return [result], Told(struck, told)
         if not bodies(equation):
@@ -205,6 +217,22 @@ class Interpreter:
         if name == "shard_map":
             return self._workers(params, body, values, supported, aim)
         return run(values, aim=aim)  # calls, and custom derivatives: the differentiation is over
+
+    def _site(
+        self, equation: Any, values: list[Any], aim: Aim | None, untyped: bool
+    ) -> tuple[jax.Array, Struck | None]:
+        """One operation, laid out among devices as it was found."""
+        layout = self.layouts.setdefault(id(equation), {}) if self.looking else self.layouts.get(id(equation), {})
+
+        def laid_out(place: int, tensor: jax.Array) -> jax.Array:
+            if untyped:  # inside of `shard_map`, a device has operands of its own
+                return tensor
+            if self.looking:
+                jax.debug.inspect_array_sharding(tensor, callback=lambda found: layout.update({place: found}))
+                return tensor
+            return lax.with_sharding_constraint(tensor, layout[place]) if place in layout else tensor
+
+        return _site(equation, values, aim, laid_out)
 
     def _call(
         self,
@@ -318,18 +346,24 @@ class Interpreter:
         return found, Told(struck, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))
 
 
-def _site(equation: Any, values: list[Any], aim: Aim | None) -> tuple[jax.Array, Struck | None]:
+def _site(
+    equation: Any, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
+) -> tuple[jax.Array, Struck | None]:
     """One operation; struck where the aim says so, and fenced in any case.
 
     The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
     what passes it.
+
+    Args:
+      laid_out: fixes how the first operand, the second, or the result is shared out among devices.
     """
     operands = fence(*map(_rounded, values))
+    operands = (*(laid_out(place, one) for place, one in enumerate(operands[:2])), *operands[2:])
 
     def operation(a: jax.Array, b: jax.Array) -> jax.Array:
         return _rounded(evaluate(equation, [a, b, *operands[2:]])[0])
 
-    result = fence(operation(*operands[:2]))
+    result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
     if aim is None:
         return result, None
     fault = aim.fault
@@ -355,7 +389,7 @@ def _site(equation: Any, values: list[Any], aim: Aim | None) -> tuple[jax.Array,
         return jnp.zeros_like(hit), y, told
 
     _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, nothing_struck(fault)))
-    return fence(struck_result), told
+    return laid_out(Operand.OUTPUT, fence(struck_result)), told
 
 
 def _rounded(tensor: jax.Array) -> jax.Array:
