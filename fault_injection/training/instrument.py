@@ -15,10 +15,11 @@ from models.fault import ALL_ONES, LARGEST_OPERAND, Fault, Operand, Struck, make
 from models.site import Site
 
 from ..machine.errors import InputError, did_you_mean
-from .intercept import NOWHERE, Interpreter, Told, aimed
+from .intercept import Interpreter, Told
 from .jax_internals import PRODUCTS, opened
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
+from .struck_site import NOWHERE, aimed
 from .traced_step import Step, Traced, split, trace
 
 ALL = "all"

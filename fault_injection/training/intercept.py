@@ -5,9 +5,7 @@ strike is inserted, and everything else is emitted as it was.  Sites are numbere
 is rewritten once, however often it is called: it is told the struck site as counted from its own first.
 """
 
-import dataclasses
 import functools
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -17,8 +15,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, bits, nothing_struck, overwrite
-from models.isolation import fence
+from models.fault import Struck, nothing_struck
 
 from .jax_internals import (
     UNTYPED,
@@ -32,35 +29,10 @@ from .jax_internals import (
     scan_operands,
 )
 from .step_checks import checks
+from .struck_site import NOWHERE, Aim, strike_site
 
-NOWHERE = -1
-Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
 HERE = PartitionSpec()
-
-
-class Aim(NamedTuple):
-    """Where a fault strikes, as a body is told it.  All of it is traced.
-
-    Attributes:
-      site: int32, the number of the struck site, counted from the body's first; outside of its sites, nothing is.
-      turn: int32, the turn of the loops around the body, counted through all of them.
-      first, last: int32, the smallest and the largest position that is struck.
-      fault: positions count through the operands of all turns, one after the other.
-    """
-
-    site: jax.Array
-    turn: Integer
-    first: jax.Array
-    last: jax.Array
-    fault: Fault
-
-
-def aimed(fault: Fault, site: jax.Array) -> Aim:
-    """The aim of a whole step, with the struck site's number."""
-    listed = jnp.asarray(fault.index) >= 0
-    first = jnp.min(jnp.where(listed, fault.index, LARGEST_OPERAND))
-    last = jnp.max(jnp.where(listed, fault.index, NOWHERE))
-    return Aim(site, np.int32(0), first, last, fault)
+Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
 
 
 class Told(NamedTuple):
@@ -232,7 +204,7 @@ class Interpreter:
                 return tensor
             return lax.with_sharding_constraint(tensor, layout[place]) if place in layout else tensor
 
-        return _site(equation, values, aim, laid_out)
+        return strike_site(equation, values, aim, laid_out)
 
     def _call(
         self,
@@ -344,62 +316,3 @@ class Interpreter:
         found, told = mapped(aim, *values)
         struck = jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), told.struck)
         return found, Told(struck, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))
-
-
-def _site(
-    equation: Any, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
-) -> tuple[jax.Array, Struck | None]:
-    """One operation; struck where the aim says so, and fenced in any case.
-
-    The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
-    what passes it.
-
-    Args:
-      laid_out: fixes how the first operand, the second, or the result is shared out among devices.
-    """
-    operands = fence(*map(_rounded, values))
-    operands = (*(laid_out(place, one) for place, one in enumerate(operands[:2])), *operands[2:])
-
-    def operation(a: jax.Array, b: jax.Array) -> jax.Array:
-        return _rounded(evaluate(equation, [a, b, *operands[2:]])[0])
-
-    result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
-    if aim is None:
-        return result, None
-    fault = aim.fault
-    sizes = [min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)]
-    size = np.asarray(sizes, np.int32)
-    size = lax.dynamic_index_in_dim(size, fault.operand, keepdims=False)
-    before = aim.turn * size  # elements of the turns that come first
-    hit = (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
-
-    def strike(carry: tuple[jax.Array, jax.Array, Struck]) -> tuple[jax.Array, jax.Array, Struck]:
-        _, before_it, _ = carry
-        # A position of another turn falls outside of this one's operand, and `overwrite` leaves it alone.
-        index = jnp.where(fault.index < before, NOWHERE, fault.index - before)
-        source = fault.source % jnp.maximum(size, 1)  # a copy is read in the turn in which it is written
-        tensors = (*operands[:2], before_it)
-        (a, b, y), struck = overwrite(tensors, dataclasses.replace(fault, index=index, source=source))
-        clean, faulty = fence(operation(*fence(*operands[:2]))), fence(operation(*fence(a, b)))
-        # Only what the fault changes is taken over: the two are computed alike, and differ by nothing else.
-        differ = (fault.operand != Operand.OUTPUT) & (bits(faulty) != bits(clean))
-        y = jnp.where(differ, faulty, y)
-        changed = jnp.sum(bits(y) != bits(before_it), dtype=jnp.int32)
-        told = Struck(np.int32(1), struck.old, struck.new, struck.operand_changed, changed)
-        return jnp.zeros_like(hit), y, told
-
-    _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, nothing_struck(fault)))
-    return laid_out(Operand.OUTPUT, fence(struck_result)), told
-
-
-def _rounded(tensor: jax.Array) -> jax.Array:
-    """A tensor of 16-bit numbers, really rounded to them.
-
-    XLA on CPUs computes these in float32, and leaves out a rounding that is followed by a widening, also across a
-    barrier; but not across a strike.  So the bits would depend on whether there is one.
-    """
-    if tensor.dtype not in (jnp.bfloat16, jnp.float16):
-        return tensor
-    format = jnp.finfo(tensor.dtype)
-    wide = lax.reduce_precision(tensor.astype(jnp.float32), format.nexp, format.nmant)
-    return wide.astype(tensor.dtype)
