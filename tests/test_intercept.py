@@ -226,7 +226,10 @@ def mistakes():
     yield "cannot be traced: ConcretizationTypeError", state, with_update(lambda w, loss: {"w": w * float(loss)})
 
 
-@pytest.mark.parametrize("number", range(8))
+SEARCHED = pytest.param(1, marks=pytest.mark.slow)  # all of the process's memory is searched for the value that is kept
+
+
+@pytest.mark.parametrize("number", [0, SEARCHED, *range(2, 8)])
 def test_a_step_that_cannot_be_used_is_refused_in_one_line(number):
     said, state, step = list(mistakes())[number]
     with pytest.raises(InputError) as error:

@@ -39,6 +39,7 @@ def in_float64(repository, *names):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_every_backward_pass_is_the_derivative_in_float64(repository):
     errors = in_float64(repository)
     assert len(errors) >= 20
