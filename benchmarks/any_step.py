@@ -72,7 +72,7 @@ def measure(name, options):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     every = sorted(path.parent.name for path in EXAMPLES.glob("*/my_run.py"))
-    parser.add_argument("examples", nargs="*", default=[name for name in every if name != "easydel"])
+    parser.add_argument("example", choices=every, help="a folder in examples/")
     parser.add_argument("--pairs", type=int, default=30, help="rounds of alternation (default %(default)s)")
     parser.add_argument("--first-calls", type=int, default=3, help="first calls of each (default %(default)s)")
     parser.add_argument("--threads", type=int, help="processors to use (default: all that this process may use)")
@@ -80,10 +80,7 @@ def main():
     options = parser.parse_args()
     machine = pairs.start(options)
     pairs.show_machine(machine)
-    claims, times = [], {}
-    for name in options.examples:
-        found, times[name] = measure(name, options)
-        claims += found
+    claims, times = measure(options.example, options)
     pairs.write(options, machine, claims, times=times)
 
 

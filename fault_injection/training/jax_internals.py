@@ -207,6 +207,20 @@ def scan_operands(params: dict[str, Any]) -> tuple[int, int]:
     return params["num_consts"], params["num_carry"]
 
 
+def contracted(params: dict[str, Any]) -> tuple[Any, Any]:
+    """The dimension numbers of a `dot_general`, as `lax.dot_general` takes them, in tuples."""
+    (mine, other), (batch, other_batch) = params["dimension_numbers"]
+    return (tuple(mine), tuple(other)), (tuple(batch), tuple(other_batch))
+
+
+def convolved(params: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
+    """Keyword arguments of `lax.conv_general_dilated` that make a convolution again; None where it has groups."""
+    if params["feature_group_count"] > 1 or params["batch_group_count"] > 1:
+        return None
+    kept = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
+    return tuple((key, params[key]) for key in kept)
+
+
 def manual_axes(params: dict[str, Any]) -> tuple[str, ...]:
     """The mesh axes over which a `shard_map` runs its body, in the order of the mesh."""
     mapped = params["newly_manual_axes"] if "newly_manual_axes" in params else params["manual_axes"]

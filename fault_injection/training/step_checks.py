@@ -13,6 +13,8 @@ from models.checksum import Performed
 from models.fault import Operand
 from models.reductions import OF_PRODUCTS
 
+from .jax_internals import contracted, convolved
+
 REPORTED = frozenset(f"{reduction}/products" for reduction in OF_PRODUCTS)
 
 
@@ -98,12 +100,9 @@ def operation(equation: Any) -> Product | Convolution | None:
     if not all(jnp.issubdtype(one.dtype, jnp.floating) and one.dtype.itemsize <= 4 for one in tensors):
         return None
     if name == "dot_general":
-        (mine, other), (batch, other_batch) = params["dimension_numbers"]
-        numbers = ((tuple(mine), tuple(other)), (tuple(batch), tuple(other_batch)))
-        return Product(tensors[Operand.WEIGHT].ndim, numbers)
-    if name == "conv_general_dilated" and params["feature_group_count"] == params["batch_group_count"] == 1:
-        kept = ("window_strides", "padding", "lhs_dilation", "rhs_dilation", "dimension_numbers")
-        return Convolution(tuple((key, params[key]) for key in kept))
+        return Product(tensors[Operand.WEIGHT].ndim, contracted(params))
+    if name == "conv_general_dilated" and (options := convolved(params)) is not None:
+        return Convolution(options)
     return None
 
 
