@@ -10,12 +10,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from models.fault import ALL_ONES, LARGEST_OPERAND, Fault, Operand, Struck, make_fault, nothing_struck, site_id
 from models.site import Site
 
 from ..machine.errors import InputError, did_you_mean
-from .intercept import Interpreter, Told
+from .intercept import Interpreter, Layouts, Told
 from .jax_internals import PRODUCTS, opened
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
@@ -97,12 +98,10 @@ class Instrumented:
 
     def telling(self, reductions: frozenset[str]) -> "Instrumented":
         """The same step, which tells these reductions of its products, of `step_checks.REPORTED`."""
-        wanted = tuple(sorted(name.partition("/")[0] for name in reductions & REPORTED))
-        if wanted == self.interpreter.wanted:
+        wanted, now = tuple(sorted(name.partition("/")[0] for name in reductions & REPORTED)), self.interpreter
+        if wanted == now.wanted:
             return self
-        return dataclasses.replace(
-            self, interpreter=Interpreter(self.interpreter.kinds, self.interpreter.turns, wanted)
-        )
+        return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
     def flat(self, fault: Fault | None, *leaves: Any) -> tuple[list[Any], Told]:
         """The step's results, as leaves, and what it says of itself; without a fault, the reference's results."""
@@ -281,10 +280,24 @@ def instrument(
 def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
     """The same step, whose sites are shared out among devices as the compiler does it where nothing can strike."""
     now = program.interpreter
-    looking = Interpreter(now.kinds, now.turns, looking=True)
-    reference = dataclasses.replace(program, interpreter=looking)
-    jax.jit(lambda *leaves: reference.flat(None, *leaves)[0]).lower(*leaves).compile()
-    return dataclasses.replace(program, interpreter=Interpreter(now.kinds, now.turns, layouts=looking.layouts))
+
+    def abstract(leaf: Any, kind: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(
+            kind.shape, kind.dtype, sharding=sharding if isinstance(sharding, NamedSharding) else None
+        )
+
+    given = [abstract(*pair) for pair in zip(leaves, program.traced.jaxpr.in_avals, strict=True)]
+
+    @functools.cache  # when a site is first traced
+    def layouts() -> Layouts:
+        found: Layouts = {}
+        looking = Interpreter(now.kinds, now.turns, layouts=lambda: found, looking=True)
+        reference = dataclasses.replace(program, interpreter=looking)
+        jax.jit(lambda *leaves: reference.flat(None, *leaves)[0]).lower(*given).compile()
+        return found
+
+    return dataclasses.replace(program, interpreter=Interpreter(now.kinds, now.turns, layouts=layouts))
 
 
 def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrumented:

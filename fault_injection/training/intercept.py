@@ -63,8 +63,8 @@ class Interpreter:
       kinds: names of the primitives that are sites; each has two operands at least, and one result.
       turns: of a while loop, in how many first turns a site can be struck.
       wanted: reductions of products that are told of every site, of `models.reductions.OF_PRODUCTS`.
-      layouts: how the operands and the result of each equation are shared out among devices, by its `id`.  Without
-        them, the compiler would share out otherwise where there is a strike, and add up in another order.
+      layouts: gives how the operands and the result of each equation are shared out among devices, by its `id`.
+        Without that, the compiler would share out otherwise where there is a strike, and add up in another order.
       looking: whether layouts are found, as the compiler chooses them, when what this evaluates is compiled.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(jnp.ones((1, 2)), jnp.ones((2, 3)))
@@ -81,11 +81,11 @@ class Interpreter:
         kinds: frozenset[str],
         turns: int,
         wanted: tuple[str, ...] = (),
-        layouts: Layouts | None = None,
+        layouts: Callable[[], Layouts] = dict,
         looking: bool = False,
     ):
-        self.kinds, self.turns, self.wanted, self.looking = kinds, turns, wanted, looking
-        self.layouts: Layouts = {} if layouts is None else layouts
+        self.kinds, self.turns, self.wanted = kinds, turns, wanted
+        self.layouts, self.looking = layouts, looking
         self._counts: dict[int, tuple[Any, int]] = {}  # a body is kept with its number, so that no other has its id
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
@@ -194,7 +194,8 @@ class Interpreter:
         self, equation: Any, values: list[Any], aim: Aim | None, untyped: bool
     ) -> tuple[jax.Array, Struck | None]:
         """One operation, laid out among devices as it was found."""
-        layout = self.layouts.setdefault(id(equation), {}) if self.looking else self.layouts.get(id(equation), {})
+        layouts = self.layouts()
+        layout = layouts.setdefault(id(equation), {}) if self.looking else layouts.get(id(equation), {})
 
         def laid_out(place: int, tensor: jax.Array) -> jax.Array:
             if untyped:  # inside of `shard_map`, a device has operands of its own
