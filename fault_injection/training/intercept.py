@@ -39,18 +39,16 @@ class Told(NamedTuple):
     """What a body says of itself.
 
     Attributes:
-      struck: what the fault did; None without an aim.
+      struck: what the fault has done so far; None without an aim.
       checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
     """
 
     struck: Struck | None
     checks: jax.Array | None
 
-
-def _together(one: Told, other: Told) -> Told:
-    """What two turns of the same body say."""
-    struck = jax.tree.map(jnp.add, one.struck, other.struck)
-    return Told(struck, jax.tree.map(jnp.maximum, one.checks, other.checks))
+    def after(self, turn: "Told") -> "Told":
+        """The same of all turns of a loop, after an earlier turn."""
+        return self._replace(checks=jax.tree.map(jnp.maximum, turn.checks, self.checks))
 
 
 class Interpreter:
@@ -127,8 +125,8 @@ class Interpreter:
           The body's results, and what it says of itself.
         """
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
-        seen, first = self._silent(0, aim).struck, 0
-        found: list[Any] = []
+        first = 0
+        found: list[Any] = [self._silent(0, None).checks]
         for equation in jaxpr.eqns:
             given = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
             count = self.sites(equation)
@@ -136,21 +134,20 @@ class Interpreter:
                 inside = frozenset(number - first for number in supported if first <= number < first + count)
                 there = aim._replace(site=aim.site - first) if aim is not None and inside else None
                 results, told = self._enter(equation, given, inside, there, untyped)
-                if told.struck is not None:
-                    seen = jax.tree.map(jnp.add, seen, told.struck)
+                if aim is not None and told.struck is not None:
+                    aim = aim._replace(seen=told.struck)
                 found.append(told.checks)
                 first += count
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
         results = [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
-        empty = self._silent(0, None).checks
-        return results, Told(seen, None if empty is None else jnp.concatenate([empty, *found]))
+        return results, Told(None if aim is None else aim.seen, jnp.concatenate(found) if self.wanted else None)
 
     def _silent(self, sites: int, aim: Aim | None) -> Told:
         """What a body of so many sites says where nothing of it runs."""
-        struck = None if aim is None else nothing_struck(aim.fault)
-        return Told(struck, jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None)
+        checks = jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None
+        return Told(None if aim is None else aim.seen, checks)
 
     def _enter(
         self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
@@ -241,10 +238,12 @@ class Interpreter:
 
         def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
             number, seen, values = carry
-            inside = None if aim is None else aim._replace(turn=aim.turn * length + number)
+            inside = aim
+            if aim is not None and seen.struck is not None:
+                inside = aim._replace(turn=aim.turn * length + number, seen=seen.struck)
             results, told = run([*consts, *values, *x], aim=inside)
             on = number + (-1 if params["reverse"] else 1)
-            return (on, _together(seen, told), results[:carried]), results[carried:]
+            return (on, told.after(seen), results[:carried]), results[carried:]
 
         begin = np.int32(length - 1 if params["reverse"] else 0)
         (_, seen, last), stacked = lax.scan(turn, (begin, silent, init), sliced, **options)
@@ -263,11 +262,12 @@ class Interpreter:
         def turn(carry: tuple[Any, Told, list[Any]]) -> tuple[Any, Told, list[Any]]:
             number, seen, values = carry
             inside = aim
-            if aim is not None:
+            if aim is not None and seen.struck is not None:
                 site = jnp.where(number < self.turns, aim.site, NOWHERE)
-                inside = aim._replace(site=site, turn=aim.turn * self.turns + jnp.minimum(number, self.turns - 1))
+                turn = aim.turn * self.turns + jnp.minimum(number, self.turns - 1)
+                inside = aim._replace(site=site, turn=turn, seen=seen.struck)
             results, told = run([*consts, *values], aim=inside)
-            return number + 1, _together(seen, told), results
+            return number + 1, told.after(seen), results
 
         _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), silent, init))
         return last, seen
@@ -307,7 +307,7 @@ class Interpreter:
             mine = aim
             if aim is not None:
                 here = lax.axis_index(axes) == aim.fault.worker
-                mine = aim._replace(site=jnp.where(here, aim.site, NOWHERE))
+                mine = aim._replace(site=jnp.where(here, aim.site, NOWHERE), seen=nothing_struck(aim.fault))
             found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
             return found, jax.tree.map(lambda one: one[None], told)
 
@@ -316,4 +316,5 @@ class Interpreter:
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=out_specs, **options)
         found, told = mapped(aim, *values)
         struck = jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), told.struck)
-        return found, Told(struck, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))
+        seen = None if aim is None else jax.tree.map(jnp.add, aim.seen, struck)
+        return found, Told(seen, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))

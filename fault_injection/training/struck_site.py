@@ -26,6 +26,7 @@ class Aim(NamedTuple):
       turn: int32, the turn of the loops around the body, counted through all of them.
       first, last: int32, the smallest and the largest position that is struck.
       fault: positions count through the operands of all turns, one after the other.
+      seen: what it has done so far.  Handed from site to site: adding up what each did would cost more than the sites.
     """
 
     site: jax.Array
@@ -33,6 +34,7 @@ class Aim(NamedTuple):
     first: jax.Array
     last: jax.Array
     fault: Fault
+    seen: Struck
 
 
 def aimed(fault: Fault, site: jax.Array) -> Aim:
@@ -40,7 +42,7 @@ def aimed(fault: Fault, site: jax.Array) -> Aim:
     listed = jnp.asarray(fault.index) >= 0
     first = jnp.min(jnp.where(listed, fault.index, LARGEST_OPERAND))
     last = jnp.max(jnp.where(listed, fault.index, NOWHERE))
-    return Aim(site, np.int32(0), first, last, fault)
+    return Aim(site, np.int32(0), first, last, fault, nothing_struck(fault))
 
 
 def strike_site(
@@ -71,7 +73,7 @@ def strike_site(
     hit = (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
     def strike(carry: tuple[jax.Array, jax.Array, Struck]) -> tuple[jax.Array, jax.Array, Struck]:
-        _, before_it, _ = carry
+        _, before_it, seen = carry
         # A position of another turn falls outside of this one's operand, and `overwrite` leaves it alone.
         index = jnp.where(fault.index < before, NOWHERE, fault.index - before)
         source = fault.source % jnp.maximum(size, 1)  # a copy is read in the turn in which it is written
@@ -83,9 +85,9 @@ def strike_site(
         y = jnp.where(differ, faulty, y)
         changed = jnp.sum(bits(y) != bits(before_it), dtype=jnp.int32)
         told = Struck(np.int32(1), struck.old, struck.new, struck.operand_changed, changed)
-        return jnp.zeros_like(hit), y, told
+        return jnp.zeros_like(hit), y, jax.tree.map(jnp.add, seen, told)
 
-    _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, nothing_struck(fault)))
+    _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.seen))
     return laid_out(Operand.OUTPUT, fence(struck_result)), told
 
 
