@@ -11,9 +11,12 @@ import my_run  # noqa: E402
 import numpy as np  # noqa: E402
 import optax  # noqa: E402
 from jax import lax  # noqa: E402
+from jax.sharding import AxisType, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
 from own_steps import by_hand, dot  # noqa: E402
 
 from fault_injection import instrument  # noqa: E402
+from fault_injection.machine.errors import InputError  # noqa: E402
 from fault_injection.training.program import same_bits  # noqa: E402
 from models.fault import Operand, inactive_fault  # noqa: E402
 
@@ -65,6 +68,71 @@ def measures_by(product):
     return measures
 
 
+def check_layouts():
+    """A step is shared out by shardings of its arguments, of its calls, or by a constraint; meshes lie in meshes."""
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(AxisType.Auto,))
+    whole, split = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
+    random = np.random.default_rng(0)
+    state = {name: random.normal(size=shape).astype(np.float32) for name, shape in (("a", (64, 128)), ("b", (128, 10)))}
+    batch = random.normal(size=(64, 64)).astype(np.float32)
+
+    @jax.jit
+    def step(state, batch):
+        loss, grads = jax.value_and_grad(lambda s: jax.numpy.mean((jax.numpy.tanh(batch @ s["a"]) @ s["b"]) ** 2))(
+            state
+        )
+        return jax.tree.map(lambda w, g: w - 0.1 * g, state, grads), {"loss": loss}
+
+    def constrained(state, batch):
+        return step(state, lax.with_sharding_constraint(batch, split))
+
+    placed = jax.device_put(state, whole), jax.device_put(batch, split)
+    for function, given in ((step, placed), (constrained, (state, batch))):
+        program = instrument(function, *given)
+        assert program.meshes == (mesh,)
+        assert same_bits(program(inactive_fault(), *given)[0], program.reference(*given))
+
+    def squared(state, batch):
+        a, b = (jax.jit(lambda x: x @ x, out_shardings=to) for to in (split, whole))
+        return {"a": a(state["a"]), "b": b(state["b"])}, {"loss": batch.sum()}
+
+    square = {name: np.eye(8, dtype=np.float32) for name in "ab"}
+    new, _ = instrument(squared, square, batch).reference(square, batch)
+    assert [new[name].sharding.is_equivalent_to(to, 2) for name, to in (("a", split), ("b", whole))] == [True, True]
+
+    both = jax.make_mesh((4, 2), ("out", "in"), axis_types=(AxisType.Auto,) * 2)
+
+    def of_two(w, x):
+        inner = jax.shard_map(
+            lambda w, x: lax.psum(x @ w, "in"),
+            in_specs=(P(), P("in")),
+            out_specs=P(),
+            axis_names={"in"},
+            check_vma=False,
+        )
+        return lax.psum(inner(w, x).sum(), "out")
+
+    def nested(state, batch):
+        outer = jax.shard_map(
+            of_two, mesh=both, in_specs=(P(), P("out")), out_specs=P(), axis_names={"out"}, check_vma=False
+        )
+        return state, {"loss": outer(state["a"], batch)}
+
+    program = instrument(jax.jit(nested), state, batch)
+    assert {site.workers for site in program.sites.values()} == {8}
+    for worker in range(8):
+        fault = program.fault("forward:a", "output", (0, 0), values=[1e6], worker=worker)
+        (_, metrics), struck = program(fault, state, batch)
+        assert int(struck.hits) == 1 and float(metrics["loss"]) > 5e5
+    explicit = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,)), P())
+    try:
+        instrument(step, jax.device_put(state, explicit), batch)
+    except InputError as error:
+        assert "explicit axes" in str(error)
+    else:
+        raise AssertionError("explicit axes are not supported")
+
+
 def close(one, other):
     """Whether two trees of arrays differ by rounding alone."""
     pairs = zip(*map(jax.tree.leaves, jax.device_get((one, other))), strict=True)
@@ -111,6 +179,7 @@ def main():
                 assert same_bits(found, expected) or site == SHARED_OUT_OTHERWISE, (site, operand, index)
                 assert (int(struck.hits), int(struck.new[0]), int(struck.operand_changed)) == (1, BITS, 1)
                 count, changed = count + 1, changed + (not same_bits(found, reference))
+    check_layouts()
     print(len(program.sites), count, changed)
 
 

@@ -200,6 +200,33 @@ def test_further_primitives_are_sites_when_they_are_named():
     assert (int(struck.hits), int(struck.output_changed)) == (1, 1) and not program.not_covered
 
 
+def test_products_that_cannot_be_struck_are_listed_and_leave_the_others_alone():
+    def step(state, batch):
+        w = state["w"]
+        turned = (batch.astype(jnp.complex64) @ w.astype(jnp.complex64)).real
+        there = jax.lax.platform_dependent(batch, cpu=lambda b: b @ w, tpu=lambda b: 2 * b @ w)
+        loss = jnp.sum(batch @ w) + jnp.sum(batch[:0] @ w) + jnp.sum(turned) + jnp.sum(there)
+        return {"w": w - loss}, {"loss": loss}
+
+    state, batch = {"w": np.ones((3, 2), np.float32)}, np.ones((4, 3), np.float32)
+    program = instrument(step, state, batch)
+    assert list(program.sites) == ["forward:w"]
+    listed = [one.partition(" (")[0] for one in program.not_covered]
+    assert listed == ["dot_general of complex64[4,2]", "cond", "dot_general of float32[0,2]"]
+    (_, metrics), struck = program(program.fault("forward:w", "weight", (0, 1), values=[5.0]), state, batch)
+    assert (int(struck.hits), float(metrics["loss"])) == (1, 3 * 24 + 4 * 4)
+
+
+def test_a_flag_in_the_state_stays_one():
+    def step(state, batch):
+        loss = jnp.sum(batch @ state["w"])
+        return (state | {"w": state["w"] - loss} if state["training"] else state), {"loss": loss}
+
+    state = {"w": np.ones((3, 2), np.float32), "training": True}
+    new, _ = instrument(step, state, np.ones((4, 3), np.float32)).reference(state, np.ones((4, 3), np.float32))
+    assert new["training"] is True and float(new["w"][0, 0]) == -23
+
+
 def mistakes():
     counter = iter(range(100))
     kept = []
@@ -216,7 +243,7 @@ def mistakes():
         kept.append(loss)
         return {"w": w}
 
-    yield "computes something else", state, with_update(lambda w, loss: {"w": w + next(counter)})
+    yield "traced again (test_intercept.py:", state, jax.jit(with_update(lambda w, loss: {"w": w + next(counter)}))
     yield "keeps a value", state, with_update(keeps)
     yield "from float32[3, 2] to bfloat16[3, 2]", state, with_update(lambda w, loss: {"w": w.astype(jnp.bfloat16)})
     yield "from float32[3, 2] to float32[2, 3]", state, with_update(lambda w, loss: {"w": w.T})

@@ -90,6 +90,7 @@ def test_sites_lists_what_can_be_struck(capsys):
     assert (first["role"], first["parameter"], first["workers"]) == ("forward", "weight", 1)
     assert first["operands"] == {"input": [16, 4], "weight": [4, 8], "output": [16, 8]}
     assert first["line"].startswith("own_training.py:")
+    assert first["layout"] == {"input": "ab", "weight": "bc", "output": "ac"}
 
 
 def test_the_leaves_of_a_state_have_their_roles():

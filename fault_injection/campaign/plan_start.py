@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..checkpoints.flips import Flips, flips_between, flips_of_log, restart_site
+from ..checkpoints.flips import Flips, flips_between, flips_of_log, loader_counts, restart_site
 from ..checkpoints.formats import open_checkpoint
 from ..checkpoints.log import read_mapping
 from ..machine.errors import InputError
@@ -37,8 +37,9 @@ def read_start(start: Mapping[str, Any], workload: Workload, read: Reader) -> tu
         named = ", ".join(f"{path.name} is in {format}" for format, path in formats.items())
         raise read.wrong(key, f"{named}; expected one format")
     counts = read.list_of(start, "start.loaders", [1], int, "how many load the altered checkpoint, such as [1, 4]")
-    if len(set(counts)) < len(counts) or not all(1 <= count <= program.loaders for count in counts):
-        raise read.wrong("start.loaders", f"{shown(counts)}; expected distinct counts up to {program.loaders}")
+    possible = loader_counts(workload)
+    if len(set(counts)) < len(counts) or not set(counts) <= set(possible):
+        raise read.wrong("start.loaders", f"{shown(counts)}; expected distinct counts of {shown(possible)}")
     path, flips = next(iter(found.items()))
     sites = tuple(restart_site(workload, flips.format, count, path) for count in counts)
     return tuple(_model(path.name, flips) for path, flips in found.items()), sites

@@ -2,6 +2,7 @@
 
 import dataclasses
 import fnmatch
+import pathlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -83,29 +84,37 @@ class Altered(NamedTuple):
         return Change(self.places, self.after)
 
 
-def chosen(arrays: dict[str, Described], wanted: Wanted) -> dict[str, Described]:
+def chosen(arrays: dict[str, Described], wanted: Wanted, path: pathlib.Path | None = None) -> dict[str, Described]:
     """The arrays of floating-point numbers, with elements, that the patterns and the part name.
+
+    Args:
+      path: of the checkpoint, for messages.
 
     Raises:
       InputError: a pattern matches none, or none is left.
     """
     floating = {name: array for name, array in arrays.items() if array.floating and array.size}
     for pattern in wanted.names:
-        if not fnmatch.filter(floating, pattern):
-            only = " of floating-point numbers" if fnmatch.filter(arrays, pattern) else ""
+        if not any(_fits(name, pattern) for name in floating):
+            only = " of floating-point numbers" if any(_fits(name, pattern) for name in arrays) else ""
             raise InputError(f"--names {pattern!r} matches no array{only}{did_you_mean(pattern, floating)}")
     found = {
         name: array
         for name, array in floating.items()
-        if (not wanted.names or any(fnmatch.fnmatchcase(name, pattern) for pattern in wanted.names))
+        if (not wanted.names or any(_fits(name, pattern) for pattern in wanted.names))
         and (wanted.part is None or of_optimizer(name) == (wanted.part == "optimizer"))
     }
     if not found:
         what = f" of the {wanted.part}" if wanted.part else ""
-        raise InputError(f"it has no array of floating-point numbers{what} to alter")
+        raise InputError(f"has no array of floating-point numbers{what} to alter", path)
     for name, array in found.items():
         _check_bits(name, array, wanted)
     return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a pattern names an array; a name with brackets names itself."""
+    return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
 def _check_bits(name: str, array: Described, wanted: Wanted) -> None:
@@ -140,14 +149,14 @@ def number_of(arrays: dict[str, Described], wanted: Wanted, rng: np.random.Gener
 def draw(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, Altered]:
     """Draw alterations: elements without repetition, and bits; the same for equal seeds and arrays.
 
-    Every set of elements is as likely as any other.  Where an alteration is not allowed, element and bits
-    are drawn anew, so that each allowed pair of them is as likely as any other.
+    Every set of elements is as likely as any other, unless tensors are drawn.  Where an alteration is not allowed,
+    element and bits are drawn anew: among arrays of one width, each allowed pair of them is as likely as any other.
 
     Raises:
       InputError: see `chosen` and `number_of`; or hardly any alteration is allowed.
     """
     rng = np.random.default_rng([wanted.seed, 0])
-    arrays = chosen(dict(checkpoint.arrays), wanted)
+    arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
     count = number_of(arrays, wanted, rng)
     names, sizes = list(arrays), np.array([array.size for array in arrays.values()])
     ends = np.cumsum(sizes)
@@ -174,7 +183,8 @@ def draw(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, Altered]:
         fruitless = 0 if len(new) else fruitless + 1
         if fruitless == FRUITLESS:
             raise InputError(
-                f"{len(taken)} of {count} alterations found, and then none of {FRUITLESS} draws is allowed"
+                f"{len(taken)} of {count} alterations found, and then none of {FRUITLESS} draws is allowed",
+                checkpoint.path,
             )
         taken = np.sort(np.concatenate([taken, new]))
     return {name: _together(parts) for name, parts in found.items() if any(len(part.places) for part in parts)}

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import math
 import pathlib
+import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -119,17 +120,21 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def is_number(dtype: np.dtype) -> bool:
-    """Whether a type is one of numbers or truth values."""
-    return dtype.kind in "iub" or is_float(dtype)
+    """Whether a type is one of numbers or truth values, of 8 to 64 bits.
+
+    >>> is_number(np.dtype(bool)), is_number(np.dtype(complex)), is_number(np.dtype("S4"))
+    (True, False, False)
+    """
+    return (dtype.kind in "iub" or is_float(dtype)) and dtype.itemsize in (1, 2, 4, 8)
 
 
 def of_optimizer(name: str) -> bool:
     """Whether an array belongs to the optimizer, by its name: one of its parts is one of `OPTIMIZER`.
 
-    >>> of_optimizer("opt_state/m/conv1/kernel"), of_optimizer("params/conv1/kernel")
-    (True, False)
+    >>> of_optimizer("opt_state/m/conv1/kernel"), of_optimizer("params/conv1/kernel"), of_optimizer("['opt'][0].mu")
+    (True, False, True)
     """
-    return any(part in OPTIMIZER for part in name.replace(".", "/").split("/"))
+    return any(part in OPTIMIZER for part in re.findall(r"\w+", name))
 
 
 @contextlib.contextmanager

@@ -19,8 +19,8 @@ class ArrayDifference:
       elements: how many it has.
       changed: how many of them differ in any bit.
       bits: how often each bit differs, the least significant first.
-      error: the relative error: the norm of the difference divided by the norm of the first; None where a
-        number that is not finite comes in, or the first is zero.
+      error: the relative error: the norm of the difference divided by that of the first's finite elements; None
+        where the difference is not finite, or these are all zero.
       largest: the largest absolute difference of two elements; infinite or NaN where one is.
       nonfinite: elements of the second that are not finite while those of the first are.
     """
@@ -87,7 +87,7 @@ def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifferen
             bits[bit] += int(np.sum(flips >> array.word.type(bit) & array.word.type(1)))
         with np.errstate(all="ignore"):
             a = one.view(array.dtype).astype(np.float64)
-            squares += float(np.sum(np.square(a)))
+            squares += float(np.sum(np.square(a[np.isfinite(a)])))
             a, b = a[differs], other[differs].view(array.dtype).astype(np.float64)
             apart += float(np.sum(np.square(b - a)))
             if len(differs):

@@ -17,6 +17,12 @@ from .log import Mapped, located, read_log
 MOST = 100_000  # elements of an alteration
 
 
+def loader_counts(workload: Workload) -> list[int]:
+    """How many may load an altered checkpoint: powers of two, and all."""
+    names = [name for name in workload.leaves() if name.startswith(f"{CHECKPOINT}/state/")]
+    return sorted({int(name.rpartition("/")[2]) for name in names})
+
+
 def restart_site(workload: Workload, format: str, loaders: int, path: pathlib.Path) -> str:
     """The name of what a restart from an altered checkpoint strikes; raises InputError where it cannot."""
     target = f"{CHECKPOINT}/state/{format}/{loaders}"

@@ -8,11 +8,14 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
+import ml_dtypes
 import numpy as np
 
 from ..machine.errors import InputError
-from .checkpoint import PIECE, reading
+from .checkpoint import PIECE, is_number, reading
 from .in_place import InPlace, Region
+
+OPAQUE = np.dtype("V2")
 
 
 class Hdf5(InPlace):
@@ -82,11 +85,15 @@ def open_hdf5(path: pathlib.Path) -> Hdf5:
         def visit(name: str, item: Any) -> None:
             if not isinstance(item, h5py.Dataset):
                 return
-            if item.dtype.kind not in "fiub" or item.shape is None or item.is_virtual or item.external:
+            offset, dtype = item.id.get_offset(), item.dtype
+            if dtype == OPAQUE and item.attrs.get("dtype") == "bfloat16" and offset is not None:
+                dtype = np.dtype(ml_dtypes.bfloat16)  # as Keras writes it
+            stored = item.id.get_type().get_size()  # h5py reads types that NumPy lacks as wider ones
+            plain = item.shape is not None and not item.is_virtual and not item.external
+            if not plain or not is_number(dtype) or stored != dtype.itemsize:
                 others.append(name)
                 return
-            offset = item.id.get_offset()
-            region = regions[name] = Region(offset or 0, item.shape, item.dtype)
+            region = regions[name] = Region(offset or 0, item.shape, dtype)
             if offset is None and region.described.size:
                 scattered.append(name)
             elif region.end > size:

@@ -20,6 +20,7 @@ from .checkpoint import Checkpoint, Described
 
 VERSION = 1
 LARGEST = 2 * 2**30  # bytes of a log
+EXPECTED = "what `alter --log` writes, or {location: [[indexes, bits], …]}"
 
 
 class Entry(NamedTuple):
@@ -122,30 +123,32 @@ def _rows(name: str, array: Described, altered: Altered) -> Iterator[dict[str, A
 
 
 def read_log(path: pathlib.Path) -> list[Entry]:
-    """Read a log of ours, or a sequence saved by the published tool: `{location: [[indexes], [bits]]}`.
+    """Read a log of ours, or a sequence saved by the published tool: `{location: [[indexes, bits], …]}`.
 
-    The published tool counts bits from the sign, and so are they read here.  An index of it is a row-major
-    position, or a list of coordinates.
+    The published tool counts bits from the sign, and so are they read here.  Its indexes are coordinates.  Two columns
+    are read too, `{location: [[index, …], [bits, …]]}`, where an index may be a row-major position.
 
     Raises:
-      InputError: it is neither.
+      InputError: it is neither, or alters nothing.
     """
     try:
         document = json.loads(read_bounded(path, LARGEST).decode())
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not a log of alterations: {str(error)[:200]}", path) from None
-    except OSError as error:
-        raise InputError(error.strerror or str(error), path) from None
-    try:
         if not isinstance(document, dict):
             raise ValueError("expected an object")
         if "alterations" in document:
             if document.get("version") != VERSION:
                 raise ValueError(f"version {document.get('version')!r}, expected {VERSION}")
-            return _ours(document["alterations"])
-        return [_published(name, *parts) for name, parts in document.items()]
-    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
-        raise InputError(f"not a log of alterations: {str(error)[:200]}", path) from None
+            found = _ours(document["alterations"])
+        else:
+            found = [_published(name.lstrip("/"), parts) for name, parts in document.items()]
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path) from None
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        why = f"an alteration has no {error}" if isinstance(error, KeyError) else str(error)[:200]
+        raise InputError(f"not a log of alterations: {why}; expected {EXPECTED}", path) from None
+    if not any(len(entry.places) for entry in found):
+        raise InputError("the log alters nothing", path)
+    return found
 
 
 def _ours(rows: list[dict[str, Any]]) -> list[Entry]:
@@ -167,9 +170,17 @@ def _type(name: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
-def _published(name: str, indexes: list[Any], bits: list[Any]) -> Entry:
+def _published(name: str, rows: list[Any]) -> Entry:
+    if all(isinstance(row, list) and len(row) == 2 and all(isinstance(one, list) for one in row) for row in rows):
+        indexes, bits = [row[0] for row in rows], [row[1] for row in rows]
+    elif len(rows) == 2:
+        indexes, bits = rows
+    else:
+        raise ValueError(f"{name}: expected pairs of indexes and bits")
     if len(indexes) != len(bits):
         raise ValueError(f"{name} has {len(indexes)} indexes and {len(bits)} bits")
+    if [] in indexes:
+        raise ValueError(f"{name}: an entry has no index, and its element would be drawn anew")
     flat = all(isinstance(place, int) for place in indexes)
     index = _places([[place] for place in indexes] if flat else indexes)
     each = [[bit] if isinstance(bit, int) else bit for bit in bits]
@@ -206,7 +217,9 @@ def read_mapping(path: pathlib.Path) -> dict[str, Mapped]:
             found[name] = Mapped(str(there["name"]), axes)
         return found
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-        raise InputError(f"not a mapping of names: {str(error)[:200]}", path) from None
+        why = f"an array has no {error}" if isinstance(error, KeyError) else str(error)[:200]
+        expected = 'expected {"name": "name there"} or {"name": {"name": "name there", "axes": [1, 0]}}'
+        raise InputError(f"not a mapping of names: {why}; {expected}", path) from None
 
 
 def apply(entries: list[Entry], checkpoint: Checkpoint, mapping: Mapping[str, Mapped]) -> Applied:
@@ -244,8 +257,12 @@ def located(
         array = arrays[to.name]
         if entry.dtype is not None and entry.dtype != array.dtype:
             raise InputError(f"{to.name} is {array.dtype.name} here, and {entry.dtype.name} in the log", path)
+        if not array.floating:
+            raise InputError(f"{to.name} is {array.text}; only arrays of floating-point numbers are altered", path)
+        if to.name in found:
+            raise InputError(f"{to.name}: two arrays of the log are this one here", path)
         index = _positions(entry, to, array, path)
-        if to.name in found or len(np.unique(index)) < len(index):
+        if len(np.unique(index)) < len(index):
             raise InputError(f"{to.name}: the log alters an element twice", path)
         masks = _of_width(entry, array, path) if entry.from_sign else entry.before ^ entry.after
         order = np.argsort(index)

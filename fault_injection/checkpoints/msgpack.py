@@ -49,6 +49,8 @@ class Msgpack(Checkpoint):
         def altered(prefix: str, node: Any) -> Any:
             if isinstance(node, dict):
                 return {key: altered(f"{prefix}{key}/", child) for key, child in node.items()}
+            if isinstance(node, list):
+                return [altered(f"{prefix}{key}/", child) for key, child in enumerate(node)]
             change = changes.get(prefix[:-1])
             if change is None:
                 return node
@@ -82,11 +84,11 @@ def open_msgpack(path: pathlib.Path) -> Msgpack:
 
 
 def _named(node: Any, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The leaves of a tree of dictionaries, with their paths."""
+    """The leaves of a tree of dictionaries and lists, with their paths."""
     if depth > DEEPEST:
         raise ValueError(f"dictionaries are nested more than {DEEPEST} deep")
-    for key, child in node.items():
-        if isinstance(child, dict):
+    for key, child in node.items() if isinstance(node, dict) else enumerate(node):
+        if isinstance(child, dict | list):
             yield from _named(child, f"{prefix}{key}/", depth + 1)
         else:
             yield f"{prefix}{key}", child

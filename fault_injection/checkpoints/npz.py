@@ -22,7 +22,7 @@ from .in_place import InPlace, Region
 LOCAL, CENTRAL = 30, 46  # bytes of the headers of a member, without names and extras
 CRC_OF_LOCAL, CRC_OF_CENTRAL = 14, 16  # where in them the CRC-32 stands
 AFTERWARDS = 8  # a flag: the CRC-32 stands behind the member, since it was not known before
-MANY = 20_000  # changes, from which on reading a member again is faster than accounting for each
+ACCOUNTED = 1 << 18  # bytes: to read so many again takes as long as to account for one change
 # NumPy has no bfloat16 of its own, and writes two bytes without a meaning.
 NAMELESS = {np.dtype("V2"): np.dtype(ml_dtypes.bfloat16)}
 
@@ -123,7 +123,7 @@ class Npz(InPlace):
         old = self.words(name, index)
         super().replace(file, name, index, words)
         begin, size = region.end - info.file_size, info.file_size
-        if len(index) > MANY:
+        if len(index) * ACCOUNTED > size:
             crc, left = 0, size
             file.seek(begin)
             while left:

@@ -38,7 +38,7 @@ def draw_difference(found: Difference, path: pathlib.Path, title: str) -> None:
         errors.set_xlim(
             10.0 ** math.floor(math.log10(min(drawn)) - 0.1), 10.0 ** math.ceil(math.log10(max(drawn)) + 0.1)
         )
-    errors.set_xlabel("relative error: norm of the difference / norm of the array (red: not finite)")
+    errors.set_xlabel("relative error: norm of the difference / norm of the array (red: not finite, or of zeros)")
     more = "" if len(found.changed) <= MOST else f", the {MOST} largest of {len(found.changed)}"
     errors.set_title(f"{title}: {len(found.changed)} of {len(found.arrays)} arrays differ{more}", fontsize=10)
     errors.grid(axis="x", alpha=0.3)

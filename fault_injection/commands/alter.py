@@ -25,7 +25,7 @@ def add(commands: CommandLine) -> None:
     sub.add_argument("--out", type=pathlib.Path, metavar="NEW", help="the altered copy")
     sub.add_argument("--in-place", action="store_true", help="replace CHECKPOINT, at once, when the copy is whole")
     sub.add_argument("--log", type=pathlib.Path, metavar="FILE", help="write each alteration there")
-    sub.add_argument("--check", action="store_true", help="say what would be altered, and write nothing")
+    sub.add_argument("--check", action="store_true", help="say what would be altered; write neither NEW nor a log")
     json_option(sub)
     many = sub.add_argument_group("how many elements (default: --count 1)").add_mutually_exclusive_group()
     many.add_argument("--count", type=positive, metavar="N", help="so many")
@@ -57,7 +57,10 @@ def add(commands: CommandLine) -> None:
     )
     again = sub.add_argument_group("again")
     again.add_argument(
-        "--replay", type=pathlib.Path, metavar="LOG", help="invert the bits that this log inverted; undoes its own"
+        "--replay",
+        type=pathlib.Path,
+        metavar="LOG",
+        help="invert the bits that this log inverted: repeats an alteration, or undoes it",
     )
     again.add_argument(
         "--mapping", type=pathlib.Path, metavar="FILE", help="JSON: names of the log's arrays here, perhaps with axes"
@@ -68,11 +71,13 @@ def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
     _consistent(options)
     checkpoint = open_checkpoint(options.checkpoint)
-    out = options.checkpoint if options.in_place else options.out
+    out = options.checkpoint.resolve() if options.in_place else options.out  # what a symbolic link leads to is replaced
     if options.in_place and checkpoint.path.is_dir():
         raise InputError("is a folder, which cannot be replaced at once; expected --out", checkpoint.path)
     if out is not None and not options.in_place and (out.exists() or out.is_symlink()):
         raise InputError("exists already; choose another with --out", out)
+    if out is not None and checkpoint.path.is_dir() and out.resolve().is_relative_to(checkpoint.path.resolve()):
+        raise InputError("--out is in the checkpoint; choose a place beside it", out)
     notes: dict[str, object]
     if options.replay is not None:
         mapping = read_mapping(options.mapping) if options.mapping else {}
@@ -86,9 +91,14 @@ def run(options: argparse.Namespace) -> None:
         altered, asked, notes = draw(checkpoint, wanted), dataclasses.asdict(wanted), _population(checkpoint, wanted)
     if not options.check:
         assert out is not None
-        checkpoint.write(out, {name: one.change for name, one in altered.items()})
-        if options.log is not None:
+        if options.log is not None:  # first, so that nothing is altered without a log
             write_log(options.log, checkpoint, altered, asked)
+        try:
+            checkpoint.write(out, {name: one.change for name, one in altered.items()})
+        except BaseException:
+            if options.log is not None:
+                options.log.unlink()
+            raise
     _answer(options, checkpoint, altered, notes, out)
 
 
@@ -118,7 +128,7 @@ def _consistent(options: argparse.Namespace) -> None:
 
 
 def _population(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, object]:
-    arrays = chosen(dict(checkpoint.arrays), wanted)
+    arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
     return {"arrays": len(arrays), "elements": sum(array.size for array in arrays.values())}
 
 
@@ -142,10 +152,8 @@ def _answer(
     would = "would be altered" if options.check else "altered"
     among = f" of {notes['elements']:,} in {notes['arrays']} arrays" if "elements" in notes else ""
     tell(f"{checkpoint.path} ({checkpoint.format}): {count:,} elements{among} {would}")
-    if "undone" in notes:
-        tell(
-            f"as the log says, {notes['as_before']:,} of them were before it, and {notes['undone']:,} after it: undone"
-        )
+    if notes.get("as_before") or notes.get("undone"):
+        tell(f"{notes['as_before']:,} had the log's bits before the alteration, {notes['undone']:,} those after it")
     rows: list[tuple[str, ...]] = []
     for name, one in altered.items():
         array = checkpoint.arrays[name]

@@ -5,6 +5,7 @@ import dataclasses
 import pathlib
 
 from ..checkpoints.continuation import StateKeeper, alteration
+from ..checkpoints.flips import loader_counts
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..faults.injection_file import write_injection
 from ..machine.errors import InputError
@@ -48,6 +49,8 @@ def run(options: argparse.Namespace) -> None:
     if options.worker >= program.loaders or options.loaders > program.loaders:
         what = f"strategy {workload.strategy} of {workload.workers} workers"
         raise InputError(f"{program.loaders} load a checkpoint (--worker, --loaders): {what}")
+    if options.loaders not in (counts := loader_counts(workload)):
+        raise InputError(f"--loaders {options.loaders}, expected one of {', '.join(map(str, counts))}")
     golden = Golden(workload, program, options.cache, kept_epochs(program, workload.epochs, {options.epoch}))
     make_golden(golden, workload.epochs)
     injection = alteration(golden, options.epoch, options.checkpoint, options.worker, options.loaders, options.horizon)

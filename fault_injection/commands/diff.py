@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import pathlib
+from math import isfinite
 
 from ..checkpoints.difference import Difference, difference
 from ..checkpoints.formats import FORMATS, open_checkpoint
@@ -51,7 +52,7 @@ def _sentences(found: Difference) -> list[str]:
                 f"{one.elements}",
                 f"{one.changed}",
                 f"{sum(one.bits)}",
-                "not finite" if one.error is None else f"{one.error:.3g}",
+                f"{one.error:.3g}" if one.error is not None else "of zeros" if isfinite(one.largest) else "not finite",
                 f"{one.largest:.3g}",
                 f"{one.nonfinite}",
             )

@@ -3,6 +3,8 @@
 import argparse
 import json
 
+from models.fault import Operand
+
 from ..training.beside import BESIDE
 from ..training.exchange import EXCHANGED
 from ..training.instrument import StepSite
@@ -44,16 +46,16 @@ def run(options: argparse.Namespace) -> None:
         print(json.dumps(listed, indent=2))
         return
     own = any(isinstance(site, StepSite) for site in sites)
-    rows: list[tuple[str, ...]] = [
-        ("site", "stage", "operand", "shape", "dtype", *(("turns", "parameter", "line") if own else ()))
-    ]
+    more = ("layout", "turns", "workers", "parameter", "may be left out", "line") if own else ()
+    rows: list[tuple[str, ...]] = [("site", "stage", "operand", "shape", "dtype", *more)]
     for site in sites:
         for operand, tensor in site.operands.items():
             shape = "/".join(map(str, tensor.shape))
             row: tuple[str, ...] = (site.name, site.stage, operand.name.lower(), shape, tensor.dtype.name)
             if isinstance(site, StepSite):
-                turns = "/".join(map(str, site.iterations)) or "-"
-                row = (*row, turns, "yes" if operand == site.parameter else "-", site.line)
+                layout, turns = dict(zip(Operand, site.layout, strict=False)), "/".join(map(str, site.iterations))
+                parameter, left_out = ("yes" if said else "-" for said in (operand == site.parameter, site.conditional))
+                row = (*row, layout.get(operand, "-"), turns or "-", str(site.workers), parameter, left_out, site.line)
             rows.append(row)
     for line in aligned(rows):
         tell(line)

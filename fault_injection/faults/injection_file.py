@@ -109,7 +109,8 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     if str(path).lower().endswith(".toml") or re.search(r"^[ \t]*\[(faults|run|options)\]", text, re.MULTILINE):
         command = f"python -m fault_injection campaign {shlex.quote(str(path))} --out DIR"
         raise InputError(f"this is the plan of a campaign, not an injection file; run it with: {command}", path)
-    listed = list_rows(text, path)
+    # A step of one's own is called a workload, in a row of the published format that is called `model`.
+    listed = [row._replace(key="model") if row.key == "workload" else row for row in list_rows(text, path)]
     published = _published_workload(listed, path)
     known = {**published.REQUIRED, **published.OPTIONS}
     rows = Rows(path, _by_key(listed, path, published))

@@ -42,7 +42,7 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
     A signal that ends this process waits until the file is whole.
 
     Args:
-      path: the file; its folders are made where they are missing.
+      path: the file; its folders are made where they are missing.  One that is replaced keeps its mode.
       write: gets the open, empty file.
 
     Raises:
@@ -62,6 +62,8 @@ def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object
             write(file)
             file.flush()
             os.fsync(file.fileno())
+            if path.is_file():
+                os.fchmod(file.fileno(), stat.S_IMODE(path.stat().st_mode))
             aside.replace(path)
         except BaseException:
             aside.unlink(missing_ok=True)

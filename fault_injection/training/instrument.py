@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import AxisType, NamedSharding
 
 from models.fault import ALL_ONES, LARGEST_OPERAND, Fault, Operand, Struck, make_fault, nothing_struck, site_id
 from models.site import Site
 
 from ..machine.errors import InputError, did_you_mean
 from .intercept import Interpreter, Layouts, Told
-from .jax_internals import PRODUCTS, opened
+from .jax_internals import PRODUCTS, meshes_of, opened
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
 from .struck_site import NOWHERE, aimed
@@ -43,6 +43,8 @@ class StepSite(Site):
       workers: how many devices that are; 1 where all share it.
       conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
       checked: whether it has a checksum (`step_checks`).
+      layout: of one turn: the axes of its first operand, its second and its result, as letters; those that are equal
+        belong together.  Empty where that is not known.
       line: of the user's code, such as `my_run.py:12`.
     """
 
@@ -54,6 +56,7 @@ class StepSite(Site):
     workers: int = 1
     conditional: bool = False
     checked: bool = False
+    layout: tuple[str, ...] = ()
     line: str = ""
 
     @property
@@ -67,6 +70,7 @@ class StepSite(Site):
             "mesh_axes": list(self.axes),
             "workers": self.workers,
             "conditional": self.conditional,
+            "layout": dict(zip(("input", "weight", "output"), self.layout, strict=False)),
             "line": self.line,
         }
 
@@ -222,13 +226,7 @@ class Instrumented:
 
     def _leaves(self, state: Any, batch: Any) -> list[Any]:
         leaves = [*jax.tree.leaves(split(state)[0]), *jax.tree.leaves(split(batch)[0])]
-        if len(leaves) != len(self.traced.inputs):
-            raise InputError(
-                f"state and batch have {len(leaves)} arrays; the step was traced with {len(self.traced.inputs)}"
-            )
-        for name, leaf, known in zip(self.traced.inputs, leaves, self.traced.jaxpr.in_avals, strict=True):
-            if np.shape(leaf) != known.shape:
-                raise InputError(f"{name!r} is {list(np.shape(leaf))}; the step was traced with {list(known.shape)}")
+        self.traced.check(leaves)
         return leaves
 
     def _joined(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
@@ -272,8 +270,13 @@ def instrument(
       InputError: the step is impure, changes the form of its state, or has no such site.
     """
     program = _instrumented(trace(step, state, batch), PRODUCTS | frozenset(primitives), turns)
+    leaves = program._leaves(state, batch)
+    placed = meshes_of([getattr(leaf, "sharding", None) for leaf in leaves])
+    program = dataclasses.replace(program, meshes=tuple(dict.fromkeys([*program.meshes, *placed])))
+    if any(AxisType.Explicit in getattr(mesh, "axis_types", ()) for mesh in program.meshes):
+        raise InputError("the step's mesh has explicit axes; expected one made with axis_types=(AxisType.Auto,)")
     if program.meshes and any(not site.axes for site in program.all_sites.values()):
-        program = _laid_out(program, program._leaves(state, batch))
+        program = _laid_out(program, leaves)
     return chosen(program, sites)
 
 
@@ -306,6 +309,7 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
     arguments = [follower.fresh(name, fed=place >= count) for place, name in enumerate(traced.inputs)]
     follower.follow(body, arguments)
     products = follower.products
+    found = roles(products)
     sites = {
         name: StepSite(
             name=name,
@@ -323,9 +327,10 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
             workers=product.workers,
             conditional=product.conditional,
             checked=product.checked,
+            layout=product.layout,
             line=product.line,
         )
-        for name, (role, _), product in zip(names(products), roles(products), products, strict=True)
+        for name, (role, _), product in zip(names(found), found, products, strict=True)
     }
     if not sites:
         raise InputError(f"the step has no site: no {', no '.join(sorted(kinds))} is in it")

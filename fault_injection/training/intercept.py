@@ -6,6 +6,7 @@ is rewritten once, however often it is called: it is told the struck site as cou
 """
 
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,6 +28,7 @@ from .jax_internals import (
     manual_axes,
     opened,
     scan_operands,
+    strikable,
 )
 from .step_checks import checks
 from .struck_site import NOWHERE, Aim, strike_site
@@ -95,7 +97,7 @@ class Interpreter:
 
     def sites(self, equation: Any) -> int:
         """How many sites an equation has."""
-        if equation.primitive.name in self.kinds:
+        if strikable(equation, self.kinds):
             return 1
         return sum(self.count(body.jaxpr) for body in bodies(equation))
 
@@ -154,7 +156,7 @@ class Interpreter:
     ) -> tuple[list[Any], Told]:
         """An equation that is a site, or has sites in its body."""
         name, params = equation.primitive.name, equation.params
-        if name in self.kinds:
+        if strikable(equation, self.kinds):
             result, struck = self._site(equation, values, aim, untyped)
             told = checks(equation, values, result, self.wanted) if self.wanted else None
             return [result], Told(struck, told)
@@ -162,7 +164,7 @@ class Interpreter:
             return evaluate(equation, values, untyped), self._silent(0, aim)
         body = bodies(equation)[0]
         run = functools.partial(self.run, body.jaxpr, body.consts, supported=supported, untyped=untyped)
-        if name in ("jit", "pjit"):
+        if name == "jit":
             return self._call(equation, body, values, supported, aim, untyped)
         if name in ("checkpoint", "remat2"):
             new, tree = jax.tree.flatten(aim)
@@ -214,7 +216,8 @@ class Interpreter:
         untyped: bool,
     ) -> tuple[list[Any], Told]:
         """A nested call, traced once for all that call it alike; it keeps its shardings."""
-        key = (id(body.jaxpr), supported, aim is None, untyped)
+        options = jit_options(equation.params)
+        key = (id(body.jaxpr), supported, aim is None, untyped, repr(options))
         if key not in self._calls:
 
             def inner(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
@@ -222,7 +225,7 @@ class Interpreter:
 
             inner.__name__ = equation.params["name"]
             self.count(body.jaxpr)  # which keeps the body, and its id with it
-            self._calls[key] = jax.jit(inner, **jit_options(equation.params))
+            self._calls[key] = jax.jit(inner, **options)
         return self._calls[key](aim, *values)
 
     def _scan(
@@ -301,13 +304,14 @@ class Interpreter:
     ) -> tuple[list[Any], Told]:
         """The body of each device of a mesh.  It is rebuilt without types, because a struck worker differs."""
         axes = manual_axes(dict(params))
+        count = math.prod(params["mesh"].shape[axis] for axis in axes)
         options = {"mesh": params["mesh"], "check_vma": False, "axis_names": set(axes)}
 
         def worker(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
             mine = aim
             if aim is not None:
-                here = lax.axis_index(axes) == aim.fault.worker
-                mine = aim._replace(site=jnp.where(here, aim.site, NOWHERE), seen=nothing_struck(aim.fault))
+                outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
+                mine = aim._replace(worker=outer * count + lax.axis_index(axes), seen=nothing_struck(aim.fault))
             found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
             return found, jax.tree.map(lambda one: one[None], told)
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 from jax.sharding import Mesh, NamedSharding
@@ -21,7 +22,6 @@ PRODUCTS = frozenset({"dot_general", "conv_general_dilated", "ragged_dot_general
 # Equations that have a body which is rewritten, and the parameter that holds it.  There is no public table of it.
 BODIES = {
     "jit": "jaxpr",
-    "pjit": "jaxpr",  # its name before 0.7
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
     "scan": "jaxpr",
@@ -83,9 +83,21 @@ def opened(jaxpr: Any) -> Body:
     return Body(jaxpr.jaxpr, jaxpr.consts) if isinstance(jaxpr, core.ClosedJaxpr) else Body(jaxpr, ())
 
 
+def strikable(equation: Any, kinds: frozenset[str]) -> bool:
+    """Whether an equation is a site: a product of these kinds, of real numbers, with something in it."""
+    tensors = [atom.aval for atom in (*equation.invars[:2], *equation.outvars)]
+    sound = all(one.size and not jnp.issubdtype(one.dtype, jnp.complexfloating) for one in tensors)
+    return equation.primitive.name in kinds and sound
+
+
+def by_platform(equation: Any) -> bool:
+    """Whether an equation has a branch for each platform, of which only one can be compiled."""
+    return equation.params.get("branches_platforms") is not None
+
+
 def bodies(equation: Any) -> list[Body]:
     """The bodies of an equation that are rewritten, in the order in which their sites are numbered."""
-    if equation.primitive.name not in BODIES:
+    if equation.primitive.name not in BODIES or by_platform(equation):
         return []
     found = equation.params[BODIES[equation.primitive.name]]
     return [opened(one) for one in (found if isinstance(found, (tuple, list)) else [found])]
@@ -93,9 +105,9 @@ def bodies(equation: Any) -> list[Body]:
 
 def closed_bodies(equation: Any) -> list[Body]:
     """The bodies of an equation that stay as they are: of an unknown one, and the condition of a while loop."""
-    if equation.primitive.name in BODIES and equation.primitive.name != "while":
+    if equation.primitive.name in BODIES and equation.primitive.name != "while" and not by_platform(equation):
         return []
-    known = {BODIES.get(equation.primitive.name)}
+    known = {None if by_platform(equation) else BODIES.get(equation.primitive.name)}
     values = [value for key, value in equation.params.items() if key not in known]
     each = [one for value in values for one in (value if isinstance(value, (tuple, list)) else [value])]
     return [opened(one) for one in each if isinstance(one, (core.Jaxpr, core.ClosedJaxpr))]
@@ -174,13 +186,17 @@ def jit_options(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def meshes_of_shardings(params: dict[str, Any]) -> list[Mesh]:
-    """The meshes of several devices over which a nested call's arguments and results lie, each named once.
+    """The meshes of several devices over which an equation says that its operands and results lie, each named once.
 
     Args:
-      params: of the equation; none but those of a nested call have shardings.
+      params: of the equation: those of a nested call and of a constraint have shardings.
     """
-    given = [*params.get("in_shardings", ()), *params.get("out_shardings", ())]
-    meshes = [one.mesh for one in given if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)]
+    return meshes_of([*params.get("in_shardings", ()), *params.get("out_shardings", ()), params.get("sharding")])
+
+
+def meshes_of(shardings: Sequence[Any]) -> list[Mesh]:
+    """The meshes of several devices over which arrays of these shardings lie, each named once."""
+    meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)]
     return [mesh for mesh in dict.fromkeys(meshes) if mesh.devices.size > 1]
 
 
@@ -205,6 +221,31 @@ def scan_operands(params: dict[str, Any]) -> tuple[int, int]:
         constants, carried, _ = params["ft_in"].unpack()
         return len(constants), len(carried)
     return params["num_consts"], params["num_carry"]
+
+
+def layout(equation: Any) -> tuple[str, ...]:
+    """Which axes the two operands and the result of a site have, as letters; empty where that is not known.
+
+    >>> product = jax.make_jaxpr(lambda a, b: a @ b)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
+    >>> layout(product)
+    ('ab', 'bc', 'ac')
+    """
+    params, ranks = equation.params, [atom.aval.ndim for atom in (*equation.invars[:2], equation.outvars[0])]
+    if equation.primitive.name == "dot_general":
+        (mine, other), (batch, other_batch) = contracted(params)
+        letters = iter("abcdefghijklmnopqrstuvwxyz")
+        a = [next(letters) for _ in range(ranks[0])]
+        shared = dict(zip((*other, *other_batch), (a[axis] for axis in (*mine, *batch)), strict=True))
+        b = [shared[axis] if axis in shared else next(letters) for axis in range(ranks[1])]
+        free = [one for axis, one in enumerate(a) if axis not in (*mine, *batch)]
+        free += [one for axis, one in enumerate(b) if axis not in shared]
+        return "".join(a), "".join(b), "".join([*(a[axis] for axis in batch), *free])
+    if equation.primitive.name == "conv_general_dilated":
+        numbers, space = params["dimension_numbers"], "DHW"[max(0, 5 - ranks[0]) :]
+        if ranks[0] <= 5:
+            named = ((numbers.lhs_spec, "NC"), (numbers.rhs_spec, "OI"), (numbers.out_spec, "NC"))
+            return tuple("".join(one for _, one in sorted(zip(spec, two + space, strict=True))) for spec, two in named)
+    return ()
 
 
 def contracted(params: dict[str, Any]) -> tuple[Any, Any]:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 
 from .jax_internals import (
-    BODIES,
     CLOSED,
     DRAWN,
     PARTS,
@@ -26,11 +25,13 @@ from .jax_internals import (
     bodies,
     closed_bodies,
     is_literal,
+    layout,
     line,
     manual_axes,
     mark,
     meshes_of_shardings,
     scan_operands,
+    strikable,
 )
 from .step_checks import operation
 
@@ -72,6 +73,7 @@ class Product:
       workers: how many devices run it, each with operands of its own.
       conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
       checked: whether it has a checksum.
+      layout: which axes its operands and its result have.
       line: of the user's code.
     """
 
@@ -87,6 +89,7 @@ class Product:
     workers: int
     conditional: bool
     checked: bool
+    layout: tuple[str, ...]
     line: str
 
 
@@ -140,9 +143,10 @@ class Follower:
 
     def _results(self, equation: Any, values: list[Value], around: _Around) -> list[Value]:
         name, params = equation.primitive.name, equation.params
-        if name in self._kinds:
+        if strikable(equation, self._kinds):
             return [self._product(equation, values, around)]
         self._close(equation)
+        self.meshes += meshes_of_shardings(params)
         if name in RELAID and len(values) == len(equation.outvars):
             return values
         if name in PARTS:
@@ -159,7 +163,7 @@ class Follower:
             consts = params["body_nconsts"]
             here = around._replace(turns=turns, conditional=True)
             return self._loop(inside[0], values, consts, len(values), here)
-        if name == "cond":
+        if name == "cond" and inside:
             each = [self.follow(body, values[1:], around._replace(conditional=True)) for body in inside]
             return [self._joined(list(branches), around) for branches in zip(*each, strict=True)]
         if name == "shard_map":
@@ -169,7 +173,6 @@ class Follower:
             for axis in axes:
                 workers *= mesh.shape[axis]
             return self.follow(inside[0], values, around._replace(axes=(*around.axes, *axes), workers=workers))
-        self.meshes += meshes_of_shardings(params)
         if inside:
             return self.follow(inside[0], values, around)
         return [self._joined(values, around) for _ in equation.outvars]
@@ -222,6 +225,7 @@ class Follower:
             around.workers,
             around.conditional,
             operation(equation) is not None,
+            layout(equation),
             line(equation),
         )
         self.products.append(product)
@@ -237,8 +241,10 @@ class Follower:
             inner = [one for each in body.jaxpr.eqns for one in (*bodies(each), *closed_bodies(each))]
             return sum(one.primitive.name in self._kinds for one in body.jaxpr.eqns) + sum(map(products, inner))
 
-        if name in CLOSED or any(map(products, closed_bodies(equation))):
-            what = f"the condition of a {name} loop" if name in BODIES else name
+        if name in CLOSED or name in self._kinds or any(map(products, closed_bodies(equation))):
+            what = "the condition of a while loop" if name == "while" else name
+            if name in self._kinds:
+                what = f"{name} of {equation.outvars[0].aval.str_short()}"
             at = line(equation)
             self.closed.append(f"{what} ({at})" if at else what)
 
@@ -298,8 +304,11 @@ def _input(product: Product) -> Value:
     return product.operands[1 - _weight_number(product)]
 
 
-def names(products: Sequence[Product]) -> list[str]:
+def names(roles: Sequence[tuple[str, str]]) -> list[str]:
     """A name for each product: its role, what it is named after, and which one it is where there are several.
+
+    Args:
+      roles: as `roles` gives them.
 
     Characters that an injection file or a plan reads as something else become underscores.
 
@@ -308,12 +317,12 @@ def names(products: Sequence[Product]) -> list[str]:
     >>> jaxpr = jax.make_jaxpr(lambda w, x: jnp.tanh(x @ w) @ w.T)(jnp.ones((3, 2)), jnp.ones((4, 3)))
     >>> follower = Follower(PRODUCTS, turns=1)
     >>> _ = follower.follow(opened(jaxpr), [follower.fresh("fc/kernel"), follower.fresh("batch", fed=True)])
-    >>> names(follower.products)
+    >>> names(roles(follower.products))
     ['forward:fc/kernel', 'forward:fc/kernel#2']
     """
     count: dict[str, int] = {}
     found = []
-    for role, label in roles(products):
+    for role, label in roles:
         name = f"{role}:{re.sub(r'[^A-Za-z0-9_./@-]+', '_', label)}"
         count[name] = count.get(name, 0) + 1
         found.append(name if count[name] == 1 else f"{name}#{count[name]}")

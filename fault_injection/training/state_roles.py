@@ -11,7 +11,8 @@ import optax.tree_utils as otu
 from ..machine.errors import InputError, did_you_mean
 from .program import Leaf, Role
 
-MOMENTS = ("mu", "nu", "trace")  # fields of Optax's states that are gradient history
+# Fields of Optax's states that are gradient history: of Adam, momentum, AMSGrad, Adagrad, Adadelta, Adafactor.
+MOMENTS = ("mu", "nu", "trace", "nu_max", "sum_of_squares", "e_g", "e_x", "v_row", "v_col")
 GIVEN = (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY, Role.OTHER)  # that a user can say
 
 

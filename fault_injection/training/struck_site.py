@@ -24,6 +24,8 @@ class Aim(NamedTuple):
     Attributes:
       site: int32, the number of the struck site, counted from the body's first; outside of its sites, nothing is.
       turn: int32, the turn of the loops around the body, counted through all of them.
+      worker: int32, the number of the device that runs the body, among those that each run it with operands of their
+        own; −1 where all share it.
       first, last: int32, the smallest and the largest position that is struck.
       fault: positions count through the operands of all turns, one after the other.
       seen: what it has done so far.  Handed from site to site: adding up what each did would cost more than the sites.
@@ -31,6 +33,7 @@ class Aim(NamedTuple):
 
     site: jax.Array
     turn: Integer
+    worker: Integer
     first: jax.Array
     last: jax.Array
     fault: Fault
@@ -42,7 +45,7 @@ def aimed(fault: Fault, site: jax.Array) -> Aim:
     listed = jnp.asarray(fault.index) >= 0
     first = jnp.min(jnp.where(listed, fault.index, LARGEST_OPERAND))
     last = jnp.max(jnp.where(listed, fault.index, NOWHERE))
-    return Aim(site, np.int32(0), first, last, fault, nothing_struck(fault))
+    return Aim(site, np.int32(0), np.int32(-1), first, last, fault, nothing_struck(fault))
 
 
 def strike_site(
@@ -70,7 +73,8 @@ def strike_site(
     size = np.asarray(sizes, np.int32)
     size = lax.dynamic_index_in_dim(size, fault.operand, keepdims=False)
     before = aim.turn * size  # elements of the turns that come first
-    hit = (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
+    here = (aim.worker < 0) | (aim.worker == fault.worker)
+    hit = here & (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
     def strike(carry: tuple[jax.Array, jax.Array, Struck]) -> tuple[jax.Array, jax.Array, Struck]:
         _, before_it, seen = carry

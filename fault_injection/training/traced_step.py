@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..machine.errors import InputError
-from .jax_internals import is_literal, opened, trace_of
+from .jax_internals import Body, bodies, is_literal, line, opened, trace_of
 from .program import leaf_names
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -21,8 +21,8 @@ Step = Callable[[Any, Any], tuple[Any, Any]]
 class Layout(NamedTuple):
     """How a tree of the user's is kept as arrays.
 
-    Leaves that are no arrays, such as an activation function of a model, stay as they are.  Keys of random numbers
-    are kept as the integers that they consist of.
+    Leaves that are no arrays or numbers, such as an activation function or a flag of a model, stay as they are.  Keys
+    of random numbers are kept as the integers that they consist of.
 
     Attributes:
       rest: the tree with None in the place of each array.
@@ -53,8 +53,8 @@ def split(tree: Any) -> tuple[Any, Layout]:
     (['act', 'step', 'w'], None, <built-in function abs>)
     """
 
-    def is_array(leaf: Any) -> bool:
-        return isinstance(leaf, (jax.Array, np.ndarray, np.generic, bool, int, float, complex))
+    def is_array(leaf: Any) -> bool:  # a Python bool is a setting, by which a step branches
+        return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(leaf, bool)
 
     arrays = jax.tree.map(lambda leaf: leaf if is_array(leaf) else None, tree)
     rest = jax.tree.map(lambda leaf: None if is_array(leaf) else leaf, tree)
@@ -90,6 +90,16 @@ class Traced(NamedTuple):
     names: tuple[str, ...]
     inputs: tuple[str, ...]
     donates: tuple[int, ...]
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """See that arguments are as those of the trace; raises InputError."""
+        if len(leaves) != len(self.inputs):
+            raise InputError(f"state and batch have {len(leaves)} arrays; the step was traced with {len(self.inputs)}")
+        for name, leaf, known in zip(self.inputs, leaves, self.jaxpr.in_avals, strict=True):
+            kind = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(leaf))
+            if (np.shape(leaf), kind) != (known.shape, known.dtype):
+                found, expected = f"{kind}{list(np.shape(leaf))}", f"{known.dtype}{list(known.shape)}"
+                raise InputError(f"{name!r} is {found}; the step was traced with {expected}")
 
 
 def trace(step: Step, state: Any, batch: Any) -> Traced:
@@ -127,11 +137,13 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     closed = _traced(flat, leaves)
     after, metrics = told
     _check_state(names, leaves, after, closed.out_avals)
+    jax.clear_caches()  # in which nested functions would be found as they were traced
     again = _traced(lambda *given: flat(*given), leaves, watching=True)
     if _text(closed.jaxpr) != _text(again.jaxpr) or not _same(closed.consts, again.consts):
+        where = _where(opened(closed), opened(again))
         raise InputError(
-            "the step computes something else when it is traced again: it reads what lies outside of its state and "
-            "batch, such as a global counter or a random number of Python; put that into the state"
+            f"the step computes something else when it is traced again{where}: it reads what lies outside of its state "
+            "and batch, such as a global counter or a random number of Python; put that into the state"
         )
     first = closed.jaxpr.eqns[0] if len(closed.jaxpr.eqns) == 1 else None
     donated = first.params.get("donated_invars", ()) if first is not None else ()
@@ -213,7 +225,14 @@ def _check_state(names: list[str], leaves: Sequence[Any], after: list[str], resu
 
 
 def _text(jaxpr: Any) -> str:
-    """A jaxpr as text, without addresses and names of variables, and whether or not its bodies are shared."""
+    return "\n".join(_lines(jaxpr))
+
+
+def _lines(jaxpr: Any) -> list[str]:
+    """A jaxpr as text, without addresses and names of variables, and whether or not its bodies are shared.
+
+    Its arguments come first, then each equation, then its results.
+    """
     numbers: dict[Any, int] = {}
 
     def atom(one: Any) -> str:
@@ -233,7 +252,17 @@ def _text(jaxpr: Any) -> str:
         params = " ".join(f"{key}={param(value)}" for key, value in equation.params.items())
         each = (" ".join(map(atom, atoms)) for atoms in (equation.outvars, equation.invars))
         lines.append(f"{next(each)} = {equation.primitive}[{params}] {next(each)}")
-    return "\n".join([*lines, " ".join(map(atom, jaxpr.outvars))])
+    return [*lines, " ".join(map(atom, jaxpr.outvars))]
+
+
+def _where(one: Body, other: Body) -> str:
+    """The line of the first equation that differs, in brackets; empty where none is known."""
+    pairs = zip(one.jaxpr.eqns, other.jaxpr.eqns, _lines(one.jaxpr)[1:], _lines(other.jaxpr)[1:], strict=False)
+    for mine, its, text, its_text in pairs:
+        if text != its_text:
+            inside = next(filter(None, map(_where, bodies(mine), bodies(its))), "")
+            return inside or (f" ({at})" if (at := line(mine)) else "")
+    return ""
 
 
 def _same(ones: Sequence[Any], others: Sequence[Any]) -> bool:

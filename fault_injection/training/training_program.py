@@ -77,9 +77,7 @@ def training_program(
 
     def arrays_of(state: State, batch: Batch) -> tuple[list[Any], list[Any]]:
         found = [*jax.tree.leaves(state), *jax.tree.leaves(batch)]
-        for name, leaf, known in zip(traced.inputs, found, traced.jaxpr.in_avals, strict=True):
-            if np.shape(leaf) != known.shape:
-                raise InputError(f"{name!r} is {list(np.shape(leaf))}; at the first step it was {list(known.shape)}")
+        traced.check(found)
         return found[:count], found[count:]
 
     def step(state: State, batch: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
@@ -190,8 +188,7 @@ def check_metrics(program: Instrumented, name: str) -> None:
 def distance(training: Training, program: Instrumented, start: Any, reference: Any, batch: Any) -> dict[str, Any]:
     """How far the reference, and a step with an inactive fault, are from the user's own step after a few steps.
 
-    The step with fault support has the reference's bits, which is seen to before it is used.  So one distance is
-    that of both.
+    Both have the same bits, which is seen to before a fault strikes: one distance describes both.
     """
     traced, steps = program.traced, min(COMPARED, training.steps_per_epoch)
     ours = jax.tree.leaves(start())
