@@ -174,6 +174,19 @@ def test_a_log_repeats_and_undoes_itself(tmp_path, checkpoint):
     assert (undone.before, undone.after) == (0, 40)
 
 
+def test_a_log_alters_every_format_alike(tmp_path, checkpoint):
+    altered = drawn(checkpoint, count=40, seed=5)
+    write_log(tmp_path / "log.json", checkpoint, altered, {})
+    entries, found = read_log(tmp_path / "log.json"), []
+    for kind in WRITERS:
+        source = open_checkpoint(written(tmp_path, kind))
+        applied = apply(entries, source, {})
+        source.write(tmp_path / f"new {kind}", {name: one.change for name, one in applied.altered.items()})
+        new = open_checkpoint(tmp_path / f"new {kind}")
+        found.append({name: new.array(name).tobytes() for name in sorted(new.arrays)})
+    assert all(one == found[0] for one in found)
+
+
 def test_a_log_is_mapped_to_another_layout(tmp_path, checkpoint):
     """As PyTorch has them: another name, and the axes of a kernel in another order."""
     kernel = some_arrays()["params/conv1/kernel"]
@@ -191,9 +204,16 @@ def test_a_log_is_mapped_to_another_layout(tmp_path, checkpoint):
     assert np.array_equal(found.transpose(2, 3, 1, 0).view(np.uint32), ours.view(np.uint32))
 
 
-def test_the_published_tools_sequences_are_read(tmp_path, checkpoint):
+@pytest.mark.parametrize(
+    "sequence",
+    [
+        {"/params/fc/kernel": [[[0, 3], [1]], [[7, 1], [0, 31]]], "/params/fc/bias": [[[2], [1]]]},
+        {"params/fc/kernel": [[[0, 3], [7, 1]], [1, [0, 31]]], "params/fc/bias": [[2], [1]]},
+    ],
+    ids=["pairs", "two columns"],
+)
+def test_the_published_tools_sequences_are_read(tmp_path, checkpoint, sequence):
     """Its bits are counted from the sign: 1 is the highest of the exponent."""
-    sequence = {"params/fc/kernel": [[[0, 3], [7, 1]], [1, [0, 31]]], "params/fc/bias": [[2], [1]]}
     (tmp_path / "theirs.json").write_text(json.dumps(sequence))
     altered = apply(read_log(tmp_path / "theirs.json"), checkpoint, {}).altered
     kernel, bias = altered["params/fc/kernel"], altered["params/fc/bias"]
@@ -229,6 +249,36 @@ def test_alter_and_its_log_give_the_file_back(place, capsys):
     assert (place / "d.png").stat().st_size > 5000
     assert answer(capsys, "alter", "b.npz", "--in-place", "--replay", "log.json")[0] == 0
     assert (place / "b.npz").read_bytes() == before
+
+
+def test_in_place_keeps_the_mode_and_replaces_what_a_link_leads_to(place, capsys):
+    (place / "a.npz").chmod(0o400)
+    (place / "link.npz").symlink_to("a.npz")
+    before = (place / "a.npz").read_bytes()
+    assert answer(capsys, "alter", "link.npz", "--in-place", "--names", "params/fc/kernel")[0] == 0
+    assert (place / "link.npz").is_symlink() and (place / "a.npz").read_bytes() != before
+    assert (place / "a.npz").stat().st_mode & 0o777 == 0o400
+
+
+def test_without_its_log_nothing_is_altered(place, capsys):
+    (place / "f").touch()
+    before = (place / "a.npz").read_bytes()
+    code, _, err = answer(capsys, "alter", "a.npz", "--in-place", "--log", "f/log.json")
+    assert (code, err.count("\n")) == (2, 1) and (place / "a.npz").read_bytes() == before
+
+
+def test_a_name_with_brackets_names_itself(place, capsys):
+    name = "['opt_state'][0].mu['w']"
+    np.savez(place / "keystr.npz", **{name: np.ones(3, np.float32), "['params']['w']": np.ones(3, np.float32)})
+    for how in (["--names", name], ["--part", "optimizer"]):
+        code, out, err = answer(capsys, "alter", "keystr.npz", "--check", "--json", *how)
+        assert (code, json.loads(out)["by_array"]) == (0, {name: 1}), err
+
+
+def test_a_difference_from_zeros_is_finite(place, capsys):
+    np.savez(place / "zeros.npz", w=np.zeros(3, np.float32))
+    np.savez(place / "one.npz", w=np.float32([0, 1, 0]))
+    assert "of zeros" in answer(capsys, "diff", "zeros.npz", "one.npz")[1]
 
 
 def test_differences_of_any_size_are_drawn(place, capsys):
@@ -268,6 +318,7 @@ MISTAKES = {
     "alter a.npz --check --replay log.json --count 3": "does not go with --replay",
     "alter a.npz --check --mapping m.json": "belongs to --replay",
     "alter a.npz --check --most-significant-first": "says how --bits or --mask are counted",
+    "alter a.npz --check --names opt_state/step --names params/*": "matches no array of floating-point numbers",
     "diff a.npz b.npz": "no such file",
     "diff a.npz a.npz --picture p.txt": "expected a file .png",
 }
@@ -292,6 +343,12 @@ BAD_LOGS = {
     '{"params/fc/bias": [[1], [16]]}': "has 16 bits, and the log inverts a higher one",
     '{"params/fc/bias": [[1, 1], [1, 2]]}': "alters an element twice",
     '{"params/fc/bais": [[1], [1]]}': "did you mean 'params/fc/bias'?",
+    '{"params/fc/bias": [[[], [1]], [[2], [1]]]}': "an entry has no index",
+    '{"params/fc/bias": [[[1], [-2]]]}': "expected bits from 0 to 63",
+    '{"opt_state/step": [[[], [1]]]}': "an entry has no index",
+    '{"params/fc/bias": 3}': "expected what `alter --log` writes, or {location: [[indexes, bits], …]}",
+    '{"version": 1, "alterations": [{"name": "params/fc/bias"}]}': "an alteration has no 'dtype'",
+    "{}": "the log alters nothing",
 }
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 from checkpoints import BFLOAT16, FILES, SAME_BYTES, WRITERS, some_arrays, written
+from flax import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from fault_injection.checkpoints.alteration import Wanted, draw
 from fault_injection.checkpoints.checkpoint import Change
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.npz import crc_of_flip
+from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import read_arrays
 
@@ -271,3 +273,39 @@ def test_what_is_no_checkpoint_is_named(tmp_path, what):
         path.write_bytes({"text": b"some text\n", "empty": b"", "a tensorflow index": b"\x00\x00\x01"}[what])
     with pytest.raises(InputError, match=str(path)):
         open_checkpoint(path)
+
+
+def test_types_that_numpy_lacks_are_left_alone(tmp_path):
+    """h5py reads a narrow float as a wider one: altered where it lies, it would run into its neighbours."""
+    narrow = h5py.h5t.IEEE_F32LE.copy()
+    narrow.set_fields(15, 7, 8, 0, 7)
+    narrow.set_size(2)
+    narrow.set_ebias(127)
+    with h5py.File(tmp_path / "own.h5", "w") as file:
+        space = h5py.h5s.create_simple((4,))
+        h5py.h5d.create(file.id, b"narrow", narrow, space, dcpl=None)
+        file["w"] = np.ones(4, np.float32)
+        file.create_dataset("keras", data=np.ones(4, BFLOAT16).view("V2")).attrs["dtype"] = "bfloat16"
+    checkpoint = open_checkpoint(tmp_path / "own.h5")
+    assert set(checkpoint.arrays) == {"w", "keras"} and checkpoint.others == ("narrow",)
+    assert checkpoint.arrays["keras"].dtype == BFLOAT16 and checkpoint.array("keras").tolist() == [1] * 4
+    checkpoint.write(tmp_path / "new.h5", {"keras": Change(np.array([2]), np.uint16([0x4000]))})
+    assert open_checkpoint(tmp_path / "new.h5").array("keras").tolist() == [1, 1, 2, 1]
+    np.savez(tmp_path / "long.npz", x=np.ones(2, np.longdouble), y=np.ones(2, np.float32))
+    assert set(open_checkpoint(tmp_path / "long.npz").arrays) == {"y"}
+
+
+def test_arrays_in_lists_have_their_number_as_a_name(tmp_path):
+    (tmp_path / "lists").write_bytes(serialization.msgpack_serialize({"layers": [np.zeros(2, np.float32)] * 2}))
+    checkpoint = open_checkpoint(tmp_path / "lists")
+    checkpoint.write(tmp_path / "new", {"layers/1": Change(np.array([0]), np.uint32([0x3F800000]))})
+    assert open_checkpoint(tmp_path / "new").array("layers/1").tolist() == [1, 0]
+    assert open_checkpoint(tmp_path / "new").array("layers/0").tolist() == [0, 0]
+
+
+def test_a_copy_is_not_put_into_the_folder_that_it_copies(tmp_path, capsys):
+    source = written(tmp_path, "Orbax plain")
+    before = sorted(path.name for path in source.rglob("*"))
+    assert main(["alter", str(source), "--out", str(source / "new")]) == 2
+    assert "--out is in the checkpoint" in capsys.readouterr().err
+    assert sorted(path.name for path in source.rglob("*")) == before

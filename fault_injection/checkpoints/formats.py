@@ -15,7 +15,9 @@ FORMATS = "npz, safetensors, HDF5, Orbax, Flax msgpack"
 
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
-    """Open a checkpoint of any known format; what it has is known then, and no array was read.
+    """Open a checkpoint of any known format.
+
+    Of most formats no array is read.  Msgpack is read whole, and of our own files the checksum is compared.
 
     Raises:
       InputError: there is none, it is damaged or of no known format, or what reads it is not installed.
