@@ -16,12 +16,12 @@ from models.layers.dense import dense
 from models.layers.normalisation import batch_norm
 from models.layers.pooling import global_average
 
-WORKERS, BATCH, IMAGE, CLASSES = 4, 4, (8, 8, 3), 5
+WORKERS, BATCH, IMAGE, CLASSES = 8, 4, (8, 8, 3), 5
 NETWORK = chain(
-    convolution("conv1", 4, 3),
+    convolution("conv1", 8, 3),
     batch_norm("bn1"),
     relu(),
-    residual(chain(convolution("conv2", 4, 3), batch_norm("bn2"))),
+    residual(chain(convolution("conv2", 8, 3), batch_norm("bn2"))),
     relu(),
     global_average("pool"),
     dense("fc", CLASSES),
@@ -61,7 +61,9 @@ class Drawn:
 
 
 @functools.cache
-def program(strategy=str(REPLICATED), optimizer="sgd", supported=frozenset(), only=None, devices=None):
+def program(
+    strategy=str(REPLICATED), optimizer="sgd", supported=frozenset(), only=None, devices=None, reductions=frozenset()
+):
     """The program of a strategy; of one worker's batches alone, where it is named."""
     workers = WORKERS if only is None else 1
     return explicit_program(
@@ -78,6 +80,7 @@ def program(strategy=str(REPLICATED), optimizer="sgd", supported=frozenset(), on
         supported=supported,
         devices=devices,
         strategy=parse_strategy(strategy),
+        reductions=reductions,
     )
 
 

@@ -40,6 +40,7 @@ from fault_injection.training.strategies import Start, parse_strategy
 from fault_injection.training.sums import ring_sum
 from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
 from models.pipeline import staged
+from models.reductions import WHOLE as WHOLE_GRADIENTS
 from models.site import list_sites
 
 STEPS = 20
@@ -118,6 +119,23 @@ def test_without_a_fault_every_strategy_trains_as_one_shared_state_does(strategy
     assert np.any(named(shared)["params/fc/kernel"] != named(program().init())["params/fc/kernel"])
     evaluated = own.evaluate(own.place(state)), program().evaluate(program().place(shared))
     assert evaluated[0].loss == pytest.approx(evaluated[1].loss, rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "horovod", "zero parameters", "pipeline 2"])
+def test_summed_gradients_are_those_of_one_shared_state(strategy):
+    """To 1e-5 of the largest element, at each of twenty steps."""
+    whole = {"reductions": frozenset({WHOLE_GRADIENTS})}
+    programs = [program(name, **whole) for name in (strategy, "replicated")]
+    states = [own.place(own.init()) for own in programs]
+    for number in range(STEPS):
+        at, gradients = divmod(number, programs[0].steps_per_epoch), []
+        for k, own in enumerate(programs):
+            states[k], report = jax.block_until_ready(own.step(states[k], own.batch(*at), *at))
+            gradients.append(
+                {f"gradient/{name}": leaf for name, leaf in jax.device_get(dict(report.reductions)).items()}
+            )
+        close(*gradients)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
@@ -253,7 +271,7 @@ def test_a_state_of_another_shape_is_refused_with_its_loader():
     wrong = program().init()
     wrong.params["fc"]["kernel"] = wrong.params["fc"]["kernel"].T
     with pytest.raises(
-        InputError, match=r"loader 2 has read params/fc/kernel as float32\[5, 4\]; expected float32\[4, 5\]"
+        InputError, match=r"loader 2 has read params/fc/kernel as float32\[5, 8\]; expected float32\[8, 5\]"
     ):
         own.start(lambda r: wrong if r == 2 else program().init())
 
@@ -373,11 +391,11 @@ def test_a_file_is_replayed_with_a_strategy(strategy, tmp_path):
 
 
 @pytest.mark.slow
-def test_this_holds_on_four_devices(repository):
+def test_this_holds_on_eight_devices(repository):
     if jax.device_count() > 1:
         return  # this is the process that the test has started
     # Collectives of a process wait for one another; each device needs a thread, and its operations need others.
-    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=4", "NPROC": "8"}
+    environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "NPROC": "16"}
     options = ["-x", "-p", "no:cacheprovider", "tests/test_strategies.py"]
     command = [sys.executable, "-m", "pytest", *options]
     done = subprocess.run(command, cwd=repository, env=environment, capture_output=True, text=True)
