@@ -286,6 +286,21 @@ def test_sites_in_loops_and_checkpoints_are_named_by_what_they_read(remat):
     assert {site.iterations for site in program.sites.values()} == {(3,)}
 
 
+def test_a_weight_that_a_checkpoint_computes_again_keeps_its_name():
+    @jax.checkpoint
+    def block(x, w):
+        return jax.numpy.tanh(jax.numpy.sin(x) @ (2.0 * w))
+
+    def step(state, x):
+        loss, grads = jax.value_and_grad(lambda p: jax.numpy.sum(block(block(x, p["a"]), p["b"])))(state)
+        return jax.tree.map(jax.numpy.subtract, state, grads), {"loss": loss}
+
+    state = {name: np.ones((4, 4), np.float32) for name in "ab"}
+    found = instrument(step, state, np.ones((3, 4), np.float32)).sites
+    expected = {f"{role}:{name}" for role in ("forward", "recompute", "grad_wt") for name in "ab"}
+    assert found.keys() == expected | {"grad_in:b"}
+
+
 def test_a_derivative_that_is_written_by_hand_has_the_roles_of_the_backward_pass():
     @jax.custom_vjp
     def layer(w, x):

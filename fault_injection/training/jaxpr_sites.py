@@ -185,7 +185,7 @@ class Follower:
             nearest.label,
             nearest.product,
             fed=any(one.fed for one in values),
-            late=around.backward or any(one.late for one in values),
+            late=(around.backward and not around.recomputed) or any(one.late for one in values),
         )
 
     def _loop(self, body: Body, values: list[Value], consts: int, carried: int, around: _Around) -> list[Value]:
