@@ -171,6 +171,8 @@ def _type(name: str) -> np.dtype:
 
 
 def _published(name: str, rows: list[Any]) -> Entry:
+    if not isinstance(rows, list):
+        raise ValueError(f"{name}: expected a list of pairs of indexes and bits")
     if all(isinstance(row, list) and len(row) == 2 and all(isinstance(one, list) for one in row) for row in rows):
         indexes, bits = [row[0] for row in rows], [row[1] for row in rows]
     elif len(rows) == 2:

@@ -85,9 +85,10 @@ def opened(jaxpr: Any) -> Body:
 
 def strikable(equation: Any, kinds: frozenset[str]) -> bool:
     """Whether an equation is a site: a product of these kinds, of real numbers, with something in it."""
+    if equation.primitive.name not in kinds:  # others may have tokens, which have no size
+        return False
     tensors = [atom.aval for atom in (*equation.invars[:2], *equation.outvars)]
-    sound = all(one.size and not jnp.issubdtype(one.dtype, jnp.complexfloating) for one in tensors)
-    return equation.primitive.name in kinds and sound
+    return all(one.size and not jnp.issubdtype(one.dtype, jnp.complexfloating) for one in tensors)
 
 
 def by_platform(equation: Any) -> bool:
