@@ -6,6 +6,7 @@ executable serves all of them.  Only the number of elements K is a shape.
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import math
 import zlib
@@ -17,8 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
-
-from .isolation import fence
 
 if TYPE_CHECKING:  # a site is found by tracing layers, and layers know faults
     from .site import Site
@@ -80,7 +79,6 @@ class Struck:
     Attributes:
       hits: int32, number of operations struck: 1, or 0 for an inactive fault.
       old, new: uint32 [K], bits of the listed elements before and after.
-      operand_changed: int32, number of elements of the whole operand whose bits changed.
       output_changed: int32, number of elements of the operation's result (of that worker) whose
         bits differ from the clean result.
     """
@@ -88,8 +86,12 @@ class Struck:
     hits: Integer
     old: Integers
     new: Integers
-    operand_changed: Integer
     output_changed: Integer
+
+    @property
+    def operand_changed(self) -> Integer:
+        """Number of elements of the operand whose bits changed: of the listed ones, because no other is written."""
+        return (self.old != self.new).sum(dtype=np.int32)
 
 
 def site_id(site: str) -> int:
@@ -201,7 +203,7 @@ def nothing_struck(fault: Fault) -> Struck:
     """The report of an operation that was not struck: all zero, of the fault's K."""
     zero = jnp.zeros((), jnp.int32)
     none = jnp.zeros(fault.index.shape, jnp.uint32)
-    return Struck(zero, none, none, zero, zero)
+    return Struck(zero, none, none, zero)
 
 
 def bits(tensor: jax.Array) -> jax.Array:
@@ -231,41 +233,44 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     ([1, 2], [5, 5, 7], [6], [5])
     """
     before = [bits(tensor).reshape(-1) for tensor in tensors]
-    named = [fault.operand == number for number in range(len(tensors))]
+    named = [lax.eq(fault.operand, np.int32(number)) for number in range(len(tensors))]
     size = _element(np.array([min(words.size, LARGEST_OPERAND) for words in before], np.int32), fault.operand)
-    listed = (fault.index >= 0) & (fault.index < size) & (fault.source >= 0) & (fault.source < size)
 
-    def write(k: jax.Array, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:
-        (_, old, new), after = done, [*done[0]]
-        at, source, keep, flip, written = (
-            _element(vector, k) for vector in (fault.index, fault.source, fault.keep, fault.flip, listed)
-        )
-        found = made = jnp.uint32(0)
-        for number, words in enumerate(before):
-            here, word = written & named[number], words.dtype
-            present = _element(after[number], at)  # as before the fault: positions are distinct
-            value = (_element(words, source) & keep.astype(word)) ^ flip.astype(word)
-            after[number] = _put(after[number], at, lax.select(here, value, present))
-            found = lax.select(here, present.astype(jnp.uint32), found)
-            made = lax.select(here, value.astype(jnp.uint32), made)
+    def of_named(each: list[jax.Array]) -> jax.Array:
+        """The scalar of the tensor that is named."""
+        found, *others = (scalar.astype(jnp.uint32) for scalar in each)
+        for here, scalar in zip(named[1:], others, strict=True):
+            found = lax.select(here, scalar, found)
+        return found
+
+    def write(k: Integer, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:
+        after, old, new = done
+        at, source, keep, flip = (_element(vector, k) for vector in (fault.index, fault.source, fault.keep, fault.flip))
+        listed = (at >= 0) & (at < size) & (source >= 0) & (source < size)
+        present = [_element(words, at) for words in after]  # as before the fault: positions are distinct
+        value = (of_named([_element(words, source) for words in before]) & keep) ^ flip
+        values = [
+            lax.select(listed & here, value.astype(word.dtype), word)
+            for here, word in zip(named, present, strict=True)
+        ]
+        after = [_put(words, at, word) for words, word in zip(after, values, strict=True)]
+        found, made = (lax.select(listed, of_named(each), jnp.uint32(0)) for each in (present, values))
         return after, _put(old, k, found), _put(new, k, made)
 
     # One loop for all of them: a gather and a scatter, or a loop for each, take longer to compile.  It ends behind
     # the last listed element: most of a large fault may be padding.
     none = jnp.zeros(fault.index.shape, jnp.uint32)
-    count = jnp.max(jnp.where(listed, jnp.arange(1, none.size + 1), 0))
     start = (before, none, none)
-    after, old, new = lax.fori_loop(0, count, write, start) if none.size > 1 else write(jnp.int32(0), start)
-    # Compared as a whole, so that the report would show an element changed by mistake.  The fence keeps it
-    # one sum: three take longer to compile.
-    differs = fence(jnp.concatenate([one != other for one, other in zip(before, after, strict=True)]))
-    zero, changed = jnp.zeros((), jnp.int32), jnp.sum(differs, dtype=jnp.int32)
-    struck = Struck(hits=zero, old=old, new=new, operand_changed=changed, output_changed=zero)
+    if none.size == 1:
+        after, old, new = write(np.int32(0), start)
+    else:
+        count = jnp.max(jnp.where(fault.index >= 0, jnp.arange(1, none.size + 1), 0))
+        after, old, new = lax.fori_loop(0, count, write, start)
     written = (
         lax.bitcast_convert_type(words.reshape(tensor.shape), tensor.dtype)
         for words, tensor in zip(after, tensors, strict=True)
     )
-    return tuple(written), struck
+    return tuple(written), dataclasses.replace(nothing_struck(fault), old=old, new=new)
 
 
 def _element(vector: Integers, at: Integer) -> jax.Array:

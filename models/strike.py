@@ -4,7 +4,6 @@ A fault acts on the published form of an operation (`models.operations`); what i
 carried over into the fast result.
 """
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any, overload
@@ -15,7 +14,8 @@ from jax import lax
 
 from .checksum import Performed
 from .dr_dna import SAMPLES, watched
-from .fault import Fault, Operand, Struck, bits, nothing_struck, overwrite, site_id
+from .fault import Fault, Operand, Struck, nothing_struck, site_id
+from .faulty_product import faulty_product
 from .isolation import fence, isolated
 from .layer import Context, Observations, observed
 from .operations.lookup import SparseLookupGradWt
@@ -160,25 +160,10 @@ def _strike(
     r: jax.Array,
     result: Any,
 ) -> tuple[Any, Struck]:
-    """The result (of worker r, or summed over the workers, or None) with the fault in it.
-
-    The published form is computed twice, clean and faulty.  Only the elements that differ are taken
-    over: the two differ by the fault alone, whereas the published and the fast form also differ in
-    rounding.
-    """
-    clean_operands = fence(*operation.operands(a, b, r))
-    clean = fence(product(*clean_operands))
+    """The result (of worker r, or summed over the workers, or None) with the fault in it."""
     # If the result is summed over workers, or not computed, this worker's own is not at hand.
-    mine = clean if result is None or isinstance(operation, Summed) else result
-    (changed_a, changed_b, changed_mine), struck = overwrite((*clean_operands, mine), fault)
-    faulty = fence(product(*fence(changed_a, changed_b)))
-    # A fault in the output leaves the products alone, which the compiler may nevertheless round differently.
-    differ = (fault.operand != Operand.OUTPUT) & (bits(faulty) != bits(clean))
-    output = jnp.where(differ, faulty, changed_mine)
-    differs = bits(output) != bits(mine)
-
-    changed = jnp.sum(differs, dtype=jnp.int32)
-    struck = dataclasses.replace(struck, hits=jnp.ones((), jnp.int32), output_changed=changed)
+    mine = None if isinstance(operation, Summed) else result
+    output, differs, struck = faulty_product(product, fence(*operation.operands(a, b, r)), mine, fault)
     if result is None:
         return None, struck
     if isinstance(operation, Summed):

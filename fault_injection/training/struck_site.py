@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, bits, nothing_struck, overwrite
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, nothing_struck
+from models.faulty_product import faulty_product
 from models.isolation import fence
 
 from .jax_internals import evaluate
@@ -70,26 +71,20 @@ def strike_site(
         return result, None
     fault = aim.fault
     sizes = [min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)]
-    size = np.asarray(sizes, np.int32)
-    size = lax.dynamic_index_in_dim(size, fault.operand, keepdims=False)
+    size = lax.dynamic_index_in_dim(np.asarray(sizes, np.int32), fault.operand, keepdims=False)
     before = aim.turn * size  # elements of the turns that come first
     here = (aim.worker < 0) | (aim.worker == fault.worker)
     hit = here & (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
     def strike(carry: tuple[jax.Array, jax.Array, Struck]) -> tuple[jax.Array, jax.Array, Struck]:
-        _, before_it, seen = carry
-        # A position of another turn falls outside of this one's operand, and `overwrite` leaves it alone.
-        index = jnp.where(fault.index < before, NOWHERE, fault.index - before)
-        source = fault.source % jnp.maximum(size, 1)  # a copy is read in the turn in which it is written
-        tensors = (*operands[:2], before_it)
-        (a, b, y), struck = overwrite(tensors, dataclasses.replace(fault, index=index, source=source))
-        clean, faulty = fence(operation(*fence(*operands[:2]))), fence(operation(*fence(a, b)))
-        # Only what the fault changes is taken over: the two are computed alike, and differ by nothing else.
-        differ = (fault.operand != Operand.OUTPUT) & (bits(faulty) != bits(clean))
-        y = jnp.where(differ, faulty, y)
-        changed = jnp.sum(bits(y) != bits(before_it), dtype=jnp.int32)
-        told = Struck(np.int32(1), struck.old, struck.new, struck.operand_changed, changed)
-        return jnp.zeros_like(hit), y, jax.tree.map(jnp.add, seen, told)
+        _, clean, seen = carry
+        # A position of another turn falls outside of this one's operand, and is left alone.
+        index = lax.max(fault.index - before, np.int32(NOWHERE))
+        source = lax.rem(fault.source, lax.max(size, np.int32(1)))  # a copy is read in the turn in which it is written
+        of_turn = dataclasses.replace(fault, index=index, source=source)
+        y, _, struck = faulty_product(operation, operands[:2], clean, of_turn)
+        told = jax.tree.map(lax.add, seen, struck)
+        return jnp.zeros_like(hit), y, told
 
     _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.seen))
     return laid_out(Operand.OUTPUT, fence(struck_result)), told
