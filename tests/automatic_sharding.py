@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from own_steps import by_hand, dot  # noqa: E402
 
 from fault_injection import instrument  # noqa: E402
-from fault_injection.machine.errors import InputError  # noqa: E402
 from fault_injection.training.program import same_bits  # noqa: E402
 from models.fault import Operand, inactive_fault  # noqa: E402
 
@@ -124,13 +123,58 @@ def check_layouts():
         fault = program.fault("forward:a", "output", (0, 0), values=[1e6], worker=worker)
         (_, metrics), struck = program(fault, state, batch)
         assert int(struck.hits) == 1 and float(metrics["loss"]) > 5e5
-    explicit = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,)), P())
-    try:
-        instrument(step, jax.device_put(state, explicit), batch)
-    except InputError as error:
-        assert "explicit axes" in str(error)
-    else:
-        raise AssertionError("explicit axes are not supported")
+
+
+def check_explicit_axes():
+    """Where types say how devices share out arrays, each operand is struck as it is on one device."""
+    mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    random = np.random.default_rng(0)
+    state = {"up": random.normal(size=(3, 16, 32)), "down": random.normal(size=(3, 32, 16))}
+    state = {name: 0.2 * w.astype(np.float32) for name, w in state.items()}
+    batch = random.normal(size=(16, 16)).astype(np.float32)
+
+    def make_step(spec):
+        @jax.checkpoint
+        def layer(h, w):
+            return jax.numpy.tanh(jax.numpy.dot(h @ w["up"], w["down"], out_sharding=spec)), None
+
+        def step(state, batch):
+            loss, grads = jax.value_and_grad(lambda w: (lax.scan(layer, batch, w)[0] ** 2).mean())(state)
+            return jax.tree.map(lambda w, g: w - 0.1 * g, state, grads), {"loss": loss}
+
+        return jax.jit(step)
+
+    def faulty_steps(program, state, batch):
+        steps = []
+        for name, site in program.sites.items():
+            for operand in Operand:
+                size = int(np.prod(site.shapes[operand][1:]))
+                fault = program.fault(name, operand, size // 2 + 1, values=[3.5], iteration=1)
+                steps.append((name, operand, *program(fault, state, batch)))
+        return steps
+
+    alone = instrument(make_step(None), state, batch)
+    on_one = faulty_steps(alone, state, batch)
+    with jax.set_mesh(mesh):
+        placed = {"up": jax.device_put(state["up"], P(None, None, "model"))}
+        placed["down"] = jax.device_put(state["down"], P(None, "model"))
+        inputs = jax.device_put(batch, P("data"))
+        program = instrument(make_step(P("data")), placed, inputs)
+        reference = program.reference(placed, inputs)
+        assert same_bits(program(inactive_fault(), placed, inputs)[0], reference)
+        assert reference[0]["up"].sharding.spec == P(None, None, "model")
+        on_all = faulty_steps(program, placed, inputs)
+    assert len(on_all) == len(on_one) == 24
+    for (*place, found, struck), (*same, expected, of_one) in zip(on_all, on_one, strict=True):
+        assert place == same and close(found, expected), place
+        assert (int(struck.hits), int(struck.new[0])) == (1, int(of_one.new[0])), place
+
+    # Without a mesh in the context, arrays that lie on one bring it.
+    whole = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,)), P())
+    given = jax.device_put(state, whole), jax.device_put(batch, NamedSharding(whole.mesh, P("data")))
+    program = instrument(make_step(None), *given)
+    fault = program.fault("forward:up", "output", 1, values=[3.5], iteration=0)
+    assert int(program(fault, *given)[1].hits) == 1
 
 
 def close(one, other):
@@ -180,6 +224,7 @@ def main():
                 assert (int(struck.hits), int(struck.new[0]), int(struck.operand_changed)) == (1, BITS, 1)
                 count, changed = count + 1, changed + (not same_bits(found, reference))
     check_layouts()
+    check_explicit_axes()
     print(len(program.sites), count, changed)
 
 

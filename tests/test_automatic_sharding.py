@@ -5,15 +5,11 @@ import os
 import subprocess
 import sys
 
-import jax
 import pytest
 
 from fault_injection.machine.sources import ROOT
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not hasattr(jax.lax, "pcast"), reason="jax.lax.pcast is younger than JAX 0.8"),
-]
+pytestmark = pytest.mark.slow
 NAME = f"{ROOT / 'examples' / 'shard_map' / 'my_run.py'}:"
 
 

@@ -24,7 +24,6 @@ from fault_injection.training.training_program import training_program
 from fault_injection.training.workloads import find_workload, restore_workload
 from models.fault import Operand, inactive_fault
 
-varying = pytest.mark.skipif(not hasattr(jax.lax, "pcast"), reason="jax.lax.pcast is younger than JAX 0.8")
 WORKLOAD = f"{pathlib.Path(own_training.__file__)}:training"
 INJECTION = """\
 model,{workload}
@@ -353,15 +352,13 @@ def test_random_numbers_are_no_weight_though_their_key_is_in_the_state(make_key)
     assert program.sites["forward:w"].parameter == Operand.INPUT
 
 
-@varying
 def test_workers_of_a_shard_map_are_struck_one_by_one():
     mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     spec = jax.sharding.PartitionSpec
 
     def local(state, x):
-        w = jax.lax.pcast(state["w"], "data", to="varying")
-        loss, grad = jax.value_and_grad(lambda w: ((x @ w) ** 2).mean())(w)
-        return {"w": state["w"] - jax.lax.pmean(grad, "data")}, {"loss": jax.lax.pmean(loss, "data")}
+        loss, grad = jax.value_and_grad(lambda w: jax.lax.pmean(((x @ w) ** 2).mean(), "data"))(state["w"])
+        return {"w": state["w"] - grad}, {"loss": loss}
 
     step = jax.shard_map(local, mesh=mesh, in_specs=(spec(), spec("data")), out_specs=spec())
     state, batch = {"w": np.eye(3, dtype=np.float32)}, np.ones((4, 3), np.float32)
@@ -375,10 +372,7 @@ def test_workers_of_a_shard_map_are_struck_one_by_one():
     assert (int(struck.hits), int(struck.operand_changed)) == (1, 1)
 
 
-EXAMPLES = (
-    *("llama", "flax_linen", "flax_nnx", "equinox", "diffusion", "easydel"),
-    pytest.param("shard_map", marks=varying),
-)
+EXAMPLES = ("llama", "flax_linen", "flax_nnx", "equinox", "diffusion", "easydel", "shard_map")
 PROVE = """
 import sys, jax, numpy as np
 from fault_injection.training.workloads import find_workload
@@ -419,7 +413,6 @@ def test_every_site_and_operand_of_an_example_is_struck(example, cache):
     assert sites >= 5 and struck >= 6 * sites
 
 
-@varying
 def test_a_file_may_set_up_the_devices_as_it_is_imported():
     """`replay` reads the injection, and with it the user's file, before JAX computes."""
     file = ROOT / "examples" / "shard_map" / "fault.csv"

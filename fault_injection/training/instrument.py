@@ -10,14 +10,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import NamedSharding
 
 from models.fault import ALL_ONES, LARGEST_OPERAND, Fault, Operand, Struck, make_fault, nothing_struck, site_id
 from models.site import Site
 
 from ..machine.errors import InputError, did_you_mean
 from .intercept import Interpreter, Layouts, Told
-from .jax_internals import PRODUCTS, meshes_of, opened
+from .jax_internals import PRODUCTS, is_explicit, meshes_of, opened, typed_by
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
 from .struck_site import NOWHERE, aimed
@@ -109,6 +109,10 @@ class Instrumented:
 
     def flat(self, fault: Fault | None, *leaves: Any) -> tuple[list[Any], Told]:
         """The step's results, as leaves, and what it says of itself; without a fault, the reference's results."""
+        with typed_by(self.meshes):
+            return self._flat(fault, leaves)
+
+    def _flat(self, fault: Fault | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
         if fault is None:
@@ -273,9 +277,8 @@ def instrument(
     leaves = program._leaves(state, batch)
     placed = meshes_of([getattr(leaf, "sharding", None) for leaf in leaves])
     program = dataclasses.replace(program, meshes=tuple(dict.fromkeys([*program.meshes, *placed])))
-    if any(AxisType.Explicit in getattr(mesh, "axis_types", ()) for mesh in program.meshes):
-        raise InputError("the step's mesh has explicit axes; expected one made with axis_types=(AxisType.Auto,)")
-    if program.meshes and any(not site.axes for site in program.all_sites.values()):
+    left_to_compiler = program.meshes and not any(map(is_explicit, program.meshes))
+    if left_to_compiler and any(not site.axes for site in program.all_sites.values()):
         program = _laid_out(program, leaves)
     return chosen(program, sites)
 

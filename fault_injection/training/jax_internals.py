@@ -5,6 +5,7 @@ primitives and the keys of their parameters may change with any version.  Read f
 changes, this file is the one to edit.  What each name could be replaced with is said beside it.
 """
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 # Products and convolutions: what a fault can strike.  Public alternative: `jax.extend.core.primitives.dot_general_p`
 # and its neighbours, whose `name` this is.
@@ -199,6 +200,29 @@ def meshes_of(shardings: Sequence[Any]) -> list[Mesh]:
     """The meshes of several devices over which arrays of these shardings lie, each named once."""
     meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)]
     return [mesh for mesh in dict.fromkeys(meshes) if mesh.devices.size > 1]
+
+
+def is_explicit(mesh: Mesh) -> bool:
+    """Whether the types of arrays say how devices share them out, over an axis of this mesh at least."""
+    return AxisType.Explicit in mesh.axis_types
+
+
+def typed_by(meshes: Sequence[Mesh]) -> contextlib.AbstractContextManager[Any]:
+    """In this context, constants have types of the mesh with explicit axes, if there is one."""
+    explicit = next(filter(is_explicit, meshes), None)
+    return contextlib.nullcontext() if explicit is None else jax.sharding.use_abstract_mesh(explicit.abstract_mesh)
+
+
+def gathered(tensor: jax.Array) -> jax.Array:
+    """A tensor as a whole on each device, where its type says how devices share it out (a mesh with explicit axes)."""
+    typed = jax.typeof(tensor).sharding
+    return jax.sharding.reshard(tensor, NamedSharding(typed.mesh, PartitionSpec())) if any(typed.spec) else tensor
+
+
+def scattered(tensor: jax.Array, like: jax.Array) -> jax.Array:
+    """A tensor that was `gathered`, shared out again as another's type says."""
+    typed = jax.typeof(like).sharding
+    return jax.sharding.reshard(tensor, typed) if any(typed.spec) else tensor
 
 
 def bind_checkpoint(equation: Any, body: Any, new: Sequence[Any], values: Sequence[Any]) -> list[Any]:

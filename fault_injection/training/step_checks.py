@@ -13,7 +13,7 @@ from models.checksum import Performed
 from models.fault import Operand
 from models.reductions import OF_PRODUCTS
 
-from .jax_internals import contracted, convolved
+from .jax_internals import contracted, convolved, gathered
 
 REPORTED = frozenset(f"{reduction}/products" for reduction in OF_PRODUCTS)
 
@@ -116,5 +116,5 @@ def checks(equation: Any, values: Sequence[Any], result: jax.Array, wanted: Sequ
     what = operation(equation)
     if what is None:
         return jnp.zeros((1, len(wanted)), jnp.float32)
-    done = Performed(what, values[0], values[1], None, result)
+    done = Performed(what, gathered(values[0]), gathered(values[1]), None, gathered(result))
     return jnp.stack([OF_PRODUCTS[name].of(done) for name in wanted])[None]

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, nothing_struck
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, bits, nothing_struck
 from models.faulty_product import faulty_product
 from models.isolation import fence
 
-from .jax_internals import evaluate
+from .jax_internals import evaluate, gathered, scattered
 
 NOWHERE = -1
 
@@ -60,11 +60,12 @@ def strike_site(
     Args:
       laid_out: fixes how the first operand, the second, or the result is shared out among devices.
     """
-    operands = fence(*map(_rounded, values))
+    operands = fence(*values)
     operands = (*(laid_out(place, one) for place, one in enumerate(operands[:2])), *operands[2:])
 
     def operation(a: jax.Array, b: jax.Array) -> jax.Array:
-        return _rounded(evaluate(equation, [a, b, *operands[2:]])[0])
+        given = [_rounded(one) for one in (a, b, *operands[2:])]
+        return _rounded(evaluate(equation, given)[0])
 
     result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
     if aim is None:
@@ -76,15 +77,20 @@ def strike_site(
     here = (aim.worker < 0) | (aim.worker == fault.worker)
     hit = here & (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
+    def of_gathered(*tensors: jax.Array) -> jax.Array:
+        return gathered(operation(*map(scattered, tensors, operands)))
+
     def strike(carry: tuple[jax.Array, jax.Array, Struck]) -> tuple[jax.Array, jax.Array, Struck]:
         _, clean, seen = carry
         # A position of another turn falls outside of this one's operand, and is left alone.
         index = lax.max(fault.index - before, np.int32(NOWHERE))
         source = lax.rem(fault.source, lax.max(size, np.int32(1)))  # a copy is read in the turn in which it is written
         of_turn = dataclasses.replace(fault, index=index, source=source)
-        y, _, struck = faulty_product(operation, operands[:2], clean, of_turn)
+        # Positions count through the operands as they are on all devices together.
+        a, b = map(gathered, operands[:2])
+        y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
         told = jax.tree.map(lax.add, seen, struck)
-        return jnp.zeros_like(hit), y, told
+        return jnp.zeros_like(hit), scattered(y, clean), told
 
     _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.seen))
     return laid_out(Operand.OUTPUT, fence(struck_result)), told
@@ -94,10 +100,9 @@ def _rounded(tensor: jax.Array) -> jax.Array:
     """A tensor of 16-bit numbers, really rounded to them.
 
     XLA on CPUs computes these in float32, and leaves out a rounding that is followed by a widening, also across a
-    barrier; but not across a strike.  So the bits would depend on whether there is one.
+    barrier; but not across a strike.  So the bits would depend on whether there is one.  It has to round where
+    integers of 16 bits are asked for.
     """
     if tensor.dtype not in (jnp.bfloat16, jnp.float16):
         return tensor
-    format = jnp.finfo(tensor.dtype)
-    wide = lax.reduce_precision(tensor.astype(jnp.float32), format.nexp, format.nmant)
-    return wide.astype(tensor.dtype)
+    return lax.bitcast_convert_type(fence(bits(tensor)), tensor.dtype)
