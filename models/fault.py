@@ -250,8 +250,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
         present = [_element(words, at) for words in after]  # as before the fault: positions are distinct
         value = (of_named([_element(words, source) for words in before]) & keep) ^ flip
         values = [
-            lax.select(listed & here, value.astype(word.dtype), word)
-            for here, word in zip(named, present, strict=True)
+            lax.select(listed & here, value.astype(word.dtype), word) for here, word in zip(named, present, strict=True)
         ]
         after = [_put(words, at, word) for words, word in zip(after, values, strict=True)]
         found, made = (lax.select(listed, of_named(each), jnp.uint32(0)) for each in (present, values))

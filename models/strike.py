@@ -163,7 +163,8 @@ def _strike(
     """The result (of worker r, or summed over the workers, or None) with the fault in it."""
     # If the result is summed over workers, or not computed, this worker's own is not at hand.
     mine = None if isinstance(operation, Summed) else result
-    output, differs, struck = faulty_product(product, fence(*operation.operands(a, b, r)), mine, fault)
+    published_a, published_b = fence(*operation.operands(a, b, r))
+    output, differs, struck = faulty_product(product, (published_a, published_b), mine, fault)
     if result is None:
         return None, struck
     if isinstance(operation, Summed):
