@@ -202,7 +202,7 @@ def inactive_fault(size: int = 1, site: Integer | None = None) -> Fault:
 def nothing_struck(fault: Fault) -> Struck:
     """The report of an operation that was not struck: all zero, of the fault's K."""
     zero = jnp.zeros((), jnp.int32)
-    none = jnp.zeros(fault.index.shape, jnp.uint32)
+    none = jnp.zeros_like(fault.index, jnp.uint32)
     return Struck(zero, none, none, zero)
 
 
@@ -258,7 +258,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
 
     # One loop for all of them: a gather and a scatter, or a loop for each, take longer to compile.  It ends behind
     # the last listed element: most of a large fault may be padding.
-    none = jnp.zeros(fault.index.shape, jnp.uint32)
+    none = jnp.zeros_like(fault.index, jnp.uint32)
     start = (before, none, none)
     if none.size == 1:
         after, old, new = write(np.int32(0), start)

@@ -31,8 +31,9 @@ def measures(params, batch):
     return loss, {"loss": loss, "accuracy": jnp.mean(hits.astype(jnp.float32))}
 
 
-def mean_measures(params, batch):
-    return jax.lax.pmean(measures(params, batch), "data")  # so the gradients are those of the mean, on each device
+def mean_loss(params, batch):
+    loss, metrics = measures(params, batch)
+    return jax.lax.pmean(loss, "data"), metrics  # so each device has the gradients of the mean
 
 
 @functools.cache
@@ -42,9 +43,9 @@ def make_step():
     @jax.jit
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
     def train_step(state, batch):
-        (_, metrics), grads = jax.value_and_grad(mean_measures, has_aux=True)(state["params"], batch)
+        (_, metrics), grads = jax.value_and_grad(mean_loss, has_aux=True)(state["params"], batch)
         updates, opt = optimizer.update(grads, state["opt"])
-        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, metrics
+        return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, jax.lax.pmean(metrics, "data")
 
     return train_step
 

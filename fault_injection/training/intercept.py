@@ -23,6 +23,7 @@ from .jax_internals import (
     bind_checkpoint,
     bodies,
     evaluate,
+    is_explicit,
     is_literal,
     jit_options,
     manual_axes,
@@ -199,6 +200,9 @@ class Interpreter:
         def laid_out(place: int, tensor: jax.Array) -> jax.Array:
             if untyped:  # inside of `shard_map`, a device has operands of its own
                 return tensor
+            typed = jax.typeof(tensor).sharding
+            if is_explicit(typed.mesh):  # the compiler keeps to what a type says where it is told to
+                return jax.sharding.reshard(tensor, typed)
             if self.looking:
                 jax.debug.inspect_array_sharding(tensor, callback=lambda found: layout.update({place: found}))
                 return tensor
@@ -307,18 +311,21 @@ class Interpreter:
         count = math.prod(params["mesh"].shape[axis] for axis in axes)
         options = {"mesh": params["mesh"], "check_vma": False, "axis_names": set(axes)}
 
-        def worker(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
+        def worker(aim: Aim | None, number: jax.Array | None, *values: Any) -> tuple[list[Any], Told]:
             mine = aim
-            if aim is not None:
+            if aim is not None and number is not None:
                 outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
-                mine = aim._replace(worker=outer * count + lax.axis_index(axes), seen=nothing_struck(aim.fault))
+                mine = aim._replace(worker=outer * count + number[0], seen=nothing_struck(aim.fault))
             found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
             return found, jax.tree.map(lambda one: one[None], told)
 
-        in_specs = (jax.tree.map(lambda _: HERE, aim), *params["in_specs"])
+        numbers = (
+            None if aim is None else jnp.arange(count)
+        )  # told, because JAX 0.8 has no `axis_index` in a mesh in a mesh
+        in_specs = (jax.tree.map(lambda _: HERE, aim), PartitionSpec(axes), *params["in_specs"])
         out_specs = (list(params["out_specs"]), PartitionSpec(axes))
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=out_specs, **options)
-        found, told = mapped(aim, *values)
+        found, told = mapped(aim, numbers, *values)
         struck = jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), told.struck)
         seen = None if aim is None else jax.tree.map(jnp.add, aim.seen, struck)
         return found, Told(seen, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))
