@@ -319,9 +319,8 @@ class Interpreter:
             found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
             return found, jax.tree.map(lambda one: one[None], told)
 
-        numbers = (
-            None if aim is None else jnp.arange(count)
-        )  # told, because JAX 0.8 has no `axis_index` in a mesh in a mesh
+        # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
+        numbers = None if aim is None else jnp.arange(count)
         in_specs = (jax.tree.map(lambda _: HERE, aim), PartitionSpec(axes), *params["in_specs"])
         out_specs = (list(params["out_specs"]), PartitionSpec(axes))
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=out_specs, **options)
