@@ -89,9 +89,9 @@ class Struck:
     output_changed: Integer
 
     @property
-    def operand_changed(self) -> Integer:
+    def operand_changed(self) -> int:
         """Number of elements of the operand whose bits changed: of the listed ones, because no other is written."""
-        return (self.old != self.new).sum(dtype=np.int32)
+        return int(np.sum(np.asarray(self.old) != np.asarray(self.new)))
 
 
 def site_id(site: str) -> int:
