@@ -94,7 +94,7 @@ def test_one_executable_serves_all_sites_operands_workers_and_positions(each):
     def strike(site, operand, worker):
         index = random.integers(np.prod(site.shapes[operand]))
         fault = make_fault(site, operand, worker, [index], flip=random.integers(2**32, dtype=np.uint32))
-        return faulty_step(program, state, 3, fault)[1].struck
+        return jax.device_get(faulty_step(program, state, 3, fault)[1].struck)
 
     strike(next(iter(sites.values())), Operand.INPUT, 0)
     with compilations() as compiled:
