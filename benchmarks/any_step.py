@@ -5,6 +5,7 @@ for all of its sites, and for one.  First calls, which compile, are timed too, w
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import time
@@ -27,16 +28,23 @@ def timed(call):
     return time.perf_counter() - begun
 
 
+@functools.cache
+def training_of(name):
+    """An example's training."""
+    from fault_injection.training.workloads import find_workload
+
+    return find_workload(f"{EXAMPLES / name / 'my_run.py'}:training").started.training
+
+
 def measure(name, options):
     """The claims about one example, and the times behind them."""
     import jax
 
     from fault_injection import instrument
     from fault_injection.training.traced_step import split
-    from fault_injection.training.workloads import find_workload
     from models.fault import inactive_fault
 
-    training = find_workload(f"{EXAMPLES / name / 'my_run.py'}:training").started.training
+    training = training_of(name)
     state, batch = training.init(), training.batch(0, 0)
     alike = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves((split(state)[0], split(batch)[0]))]
     fault = inactive_fault()
@@ -78,7 +86,7 @@ def main():
     parser.add_argument("--threads", type=int, help="processors to use (default: all that this process may use)")
     parser.add_argument("--out", type=pathlib.Path, help="JSON file for every number")
     options = parser.parse_args()
-    machine = pairs.start(options)
+    machine = pairs.start(options, lambda: training_of(options.example))
     pairs.show_machine(machine)
     claims, times = measure(options.example, options)
     pairs.write(options, machine, claims, times=times)

@@ -53,8 +53,11 @@ def parse(
     return options
 
 
-def start(options: argparse.Namespace) -> dict[str, Any]:
+def start(options: argparse.Namespace, load: Callable[[], Any] = dict) -> dict[str, Any]:
     """Set up this process as the project's commands do: huge pages (which restarts the process), threads, JAX.
+
+    Args:
+      load: called before JAX computes; a user's file may still set up devices.
 
     Returns:
       A description of the machine: processor, cores, threads, versions, load.
@@ -63,9 +66,10 @@ def start(options: argparse.Namespace) -> dict[str, Any]:
 
     use_huge_pages()
     prepare(options.threads)
-    load = os.getloadavg() if hasattr(os, "getloadavg") else None
+    load()
+    busy = os.getloadavg() if hasattr(os, "getloadavg") else None
     tunables = os.environ.get("GLIBC_TUNABLES")
-    more = {"cores": os.cpu_count(), "load_average_at_start": load, "GLIBC_TUNABLES": tunables}
+    more = {"cores": os.cpu_count(), "load_average_at_start": busy, "GLIBC_TUNABLES": tunables}
     return {**arithmetic(1), **describe(), **more}
 
 

@@ -122,11 +122,8 @@ class Instrumented:
             return results, told._replace(struck=nothing_struck(fault))
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         here = np.array([site_id(name) for name in self.sites], np.int32) == fault.site
-        site = jnp.where(jnp.any(here), jnp.asarray(numbers)[jnp.argmax(here)], NOWHERE)
-        results, told = run(frozenset(numbers.tolist()), aimed(fault, site))
-        assert told.struck is not None
-        hits = jnp.minimum(told.struck.hits, 1)  # an operation in a loop is one, and its operand has all turns
-        return results, told._replace(struck=dataclasses.replace(told.struck, hits=hits))
+        site = jnp.max(jnp.where(here, numbers, NOWHERE))
+        return run(frozenset(numbers.tolist()), aimed(fault, site))
 
     def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""

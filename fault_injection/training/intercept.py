@@ -5,6 +5,7 @@ strike is inserted, and everything else is emitted as it was.  Sites are numbere
 is rewritten once, however often it is called: it is told the struck site as counted from its own first.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -326,5 +327,8 @@ class Interpreter:
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=out_specs, **options)
         found, told = mapped(aim, numbers, *values)
         struck = jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), told.struck)
-        seen = None if aim is None else jax.tree.map(jnp.add, aim.seen, struck)
+        seen = None
+        if aim is not None:  # an operation in a loop is one
+            hits = jnp.maximum(aim.seen.hits, struck.hits)
+            seen = dataclasses.replace(jax.tree.map(jnp.add, aim.seen, struck), hits=hits)
         return found, Told(seen, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))

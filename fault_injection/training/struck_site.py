@@ -43,9 +43,9 @@ class Aim(NamedTuple):
 
 def aimed(fault: Fault, site: jax.Array) -> Aim:
     """The aim of a whole step, with the struck site's number."""
-    listed = jnp.asarray(fault.index) >= 0
-    first = jnp.min(jnp.where(listed, fault.index, LARGEST_OPERAND))
-    last = jnp.max(jnp.where(listed, fault.index, NOWHERE))
+    index = jnp.asarray(fault.index)
+    first = jnp.min(jnp.where(index >= 0, index, LARGEST_OPERAND))
+    last = jnp.max(index)  # or below zero, as all that pads
     return Aim(site, np.int32(0), np.int32(-1), first, last, fault, nothing_struck(fault))
 
 
@@ -89,8 +89,8 @@ def strike_site(
         # Positions count through the operands as they are on all devices together.
         a, b = map(gathered, operands[:2])
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
-        told = jax.tree.map(lax.add, seen, struck)
-        return jnp.zeros_like(hit), scattered(y, clean), told
+        told = dataclasses.replace(jax.tree.map(lax.add, seen, struck), hits=struck.hits)  # one, in all turns together
+        return lax.full_like(hit, False), scattered(y, clean), told
 
     _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.seen))
     return laid_out(Operand.OUTPUT, fence(struck_result)), told
