@@ -52,11 +52,13 @@ def measure(name, options):
     def contestants():
         everything = instrument(training.step, state, batch)
         one = instrument(training.step, state, batch, [next(iter(everything.sites))])
+        # A step that gives its state away is given a copy, and so are the others.
+        given = functools.partial(jax.tree.map, jax.numpy.copy) if everything.traced.donates else lambda tree: tree
         return everything, {
-            "plain": lambda: training.step(state, batch),
-            "reference": lambda: everything.reference_compiled(None, *alike),
-            "all sites": lambda: everything.compiled(fault, *alike),
-            "one site": lambda: one.compiled(fault, *alike),
+            "plain": lambda: training.step(given(state), batch),
+            "reference": lambda: everything.reference_compiled(None, *given(alike)),
+            "all sites": lambda: everything.compiled(fault, *given(alike)),
+            "one site": lambda: one.compiled(fault, *given(alike)),
         }
 
     first = {}

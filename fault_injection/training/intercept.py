@@ -33,7 +33,7 @@ from .jax_internals import (
     strikable,
 )
 from .step_checks import checks
-from .struck_site import NOWHERE, Aim, strike_site
+from .struck_site import NOWHERE, Aim, strike_site, summed
 
 HERE = PartitionSpec()
 Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
@@ -318,17 +318,16 @@ class Interpreter:
                 outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
                 mine = aim._replace(worker=outer * count + number[0], seen=nothing_struck(aim.fault))
             found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
-            return found, jax.tree.map(lambda one: one[None], told)
+            checks = None if told.checks is None else lax.pmax(told.checks, axes)
+            return found, Told(None if told.struck is None else summed(told.struck, axes), checks)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
         numbers = None if aim is None else jnp.arange(count)
         in_specs = (jax.tree.map(lambda _: HERE, aim), PartitionSpec(axes), *params["in_specs"])
-        out_specs = (list(params["out_specs"]), PartitionSpec(axes))
-        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=out_specs, **options)
+        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), HERE), **options)
         found, told = mapped(aim, numbers, *values)
-        struck = jax.tree.map(lambda each: jnp.sum(each, 0, dtype=each.dtype), told.struck)
-        seen = None
+        seen = told.struck
         if aim is not None:  # an operation in a loop is one
-            hits = jnp.maximum(aim.seen.hits, struck.hits)
-            seen = dataclasses.replace(jax.tree.map(jnp.add, aim.seen, struck), hits=hits)
-        return found, Told(seen, jax.tree.map(lambda each: jnp.max(each, 0), told.checks))
+            hits = jnp.maximum(aim.seen.hits, seen.hits)
+            seen = dataclasses.replace(jax.tree.map(jnp.add, aim.seen, seen), hits=hits)
+        return found, Told(seen, told.checks)

@@ -49,6 +49,16 @@ def aimed(fault: Fault, site: jax.Array) -> Aim:
     return Aim(site, np.int32(0), np.int32(-1), first, last, fault, nothing_struck(fault))
 
 
+def summed(struck: Struck, axes: tuple[str, ...]) -> Struck:
+    """What a fault has done on any of the devices of a mesh: one sum of one vector, because each collective waits."""
+    leaves, tree = jax.tree.flatten(struck)
+    words = lax.psum(jnp.concatenate([bits(leaf).reshape(-1) for leaf in leaves]), axes)
+    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
+    parts = zip(jnp.split(words, ends), leaves, strict=True)
+    each = [lax.bitcast_convert_type(part.reshape(leaf.shape), leaf.dtype) for part, leaf in parts]
+    return jax.tree.unflatten(tree, each)
+
+
 def strike_site(
     equation: Any, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
 ) -> tuple[jax.Array, Struck | None]:
