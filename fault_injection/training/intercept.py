@@ -327,7 +327,7 @@ class Interpreter:
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), HERE), **options)
         found, told = mapped(aim, numbers, *values)
         seen = told.struck
-        if aim is not None:  # an operation in a loop is one
+        if aim is not None and seen is not None:  # an operation in a loop is one
             hits = jnp.maximum(aim.seen.hits, seen.hits)
             seen = dataclasses.replace(jax.tree.map(jnp.add, aim.seen, seen), hits=hits)
         return found, Told(seen, told.checks)
