@@ -11,7 +11,7 @@ import enum
 import math
 import zlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -79,6 +79,7 @@ class Struck:
     Attributes:
       hits: int32, number of operations struck: 1, or 0 for an inactive fault.
       old, new: uint32 [K], bits of the listed elements before and after.
+      operand_changed: int32, number of elements of the whole operand whose bits changed.
       output_changed: int32, number of elements of the operation's result (of that worker) whose
         bits differ from the clean result.
     """
@@ -86,12 +87,8 @@ class Struck:
     hits: Integer
     old: Integers
     new: Integers
+    operand_changed: Integer
     output_changed: Integer
-
-    @property
-    def operand_changed(self) -> int:
-        """Number of elements of the operand whose bits changed: of the listed ones, because no other is written."""
-        return int(np.sum(np.asarray(self.old) != np.asarray(self.new)))
 
 
 def site_id(site: str) -> int:
@@ -203,7 +200,40 @@ def nothing_struck(fault: Fault) -> Struck:
     """The report of an operation that was not struck: all zero, of the fault's K."""
     zero = jnp.zeros((), jnp.int32)
     none = jnp.zeros_like(fault.index, jnp.uint32)
-    return Struck(zero, none, none, zero)
+    return Struck(zero, none, none, zero, zero)
+
+
+def words_of(tree: Fault | Struck) -> Any:
+    """A fault, or what it did, as one vector uint32: each array that a step takes or gives costs time on each device.
+
+    >>> fault = inactive_fault(2)
+    >>> fault_of(words_of(fault)).index, len(words_of(fault))
+    (Array([-1, -1], dtype=int32), 11)
+    """
+    leaves = jax.tree.leaves(tree)
+    if any(isinstance(leaf, jax.Array) for leaf in leaves):
+        return jnp.concatenate([bits(jnp.asarray(leaf)).reshape(-1) for leaf in leaves])
+    return np.concatenate([np.reshape(leaf, -1).view(np.uint32) for leaf in leaves])
+
+
+def fault_of(words: jax.Array) -> Fault:
+    """The fault that these words, uint32 [3 + 4K], are."""
+    return _parted(words, inactive_fault((words.size - 3) // 4))
+
+
+def struck_of(words: jax.Array) -> Struck:
+    """What a fault did, of which these are the words, uint32 [3 + 2K]."""
+    zero, none = np.int32(0), np.zeros((words.size - 3) // 2, np.uint32)
+    return _parted(words, Struck(zero, none, none, zero, zero))
+
+
+def _parted(words: jax.Array, like: Any) -> Any:
+    leaves, tree = jax.tree.flatten(like)
+    parts = jnp.split(words, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    each = [
+        lax.bitcast_convert_type(part.reshape(leaf.shape), leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, each)
 
 
 def bits(tensor: jax.Array) -> jax.Array:
@@ -224,7 +254,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
         as they are).
 
     Returns:
-      The tensors with the fault in them, and what was done (`hits` and `output_changed` are 0).
+      The tensors with the fault in them, and what was done to the listed elements (all counts are 0).
 
     >>> site, zero = np.int32(0), np.int32([0])
     >>> fault = Fault(site, np.int32(Operand.WEIGHT), site, np.int32([1]), zero, np.uint32([ALL_ONES]), np.uint32([0]))
@@ -270,6 +300,19 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
         for words, tensor in zip(after, tensors, strict=True)
     )
     return tuple(written), dataclasses.replace(nothing_struck(fault), old=old, new=new)
+
+
+def overwritten(tensor: jax.Array, fault: Fault) -> tuple[jax.Array, Struck]:
+    """One tensor, the only operand, with the fault's elements overwritten; and what was done.
+
+    The whole tensor is compared, so that the report would show an element that was changed by mistake.
+
+    >>> fault = inactive_fault()
+    >>> overwritten(jnp.array([1.0]), fault)[1].operand_changed.tolist()
+    0
+    """
+    (written,), struck = overwrite((tensor,), fault)
+    return written, dataclasses.replace(struck, operand_changed=jnp.sum(bits(written) != bits(tensor), dtype=jnp.int32))
 
 
 def _element(vector: Integers, at: Integer) -> jax.Array:

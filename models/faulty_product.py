@@ -47,8 +47,19 @@ def faulty_product(
     (a, b, struck_result), struck = overwrite((*operands, result), fault)
     faulty = fence(product(*fence(a, b)))
     # A fault in the result leaves the products alone, which the compiler may nevertheless round differently.
-    in_operand = lax.ne(fault.operand, np.int32(Operand.OUTPUT))
-    new = lax.select(in_operand & (bits(faulty) != bits(clean)), faulty, struck_result)
+    struck_operand = lax.ne(fault.operand, np.int32(Operand.OUTPUT))
+    new = lax.select(struck_operand & (bits(faulty) != bits(clean)), faulty, struck_result)
     differs = bits(new) != bits(result)
-    changed = jnp.sum(differs, dtype=jnp.int32)
-    return new, differs, dataclasses.replace(struck, hits=jnp.int32(1), output_changed=changed)
+    # Whole tensors are compared, so that the report would show an element that was changed by mistake.
+    written = [bits(x) != bits(y) for x, y in zip((*operands, result), (a, b, struck_result), strict=True)]
+    in_operand, in_result = _counted(written, differs)
+    struck = dataclasses.replace(struck, hits=jnp.int32(1), operand_changed=in_operand, output_changed=in_result)
+    return new, differs, struck
+
+
+def _counted(some: list[jax.Array], other: jax.Array) -> list[jax.Array]:
+    """How many are true, in some tensors together and in another.  One reduction compiles faster than a sum of each."""
+    flat = jnp.concatenate([one.reshape(-1) for one in (*some, other)])
+    last = lax.iota(jnp.int32, flat.size) >= flat.size - other.size
+    counted = [lax.convert_element_type(flat & part, jnp.int32) for part in (~last, last)]
+    return lax.reduce(counted, [np.int32(0)] * 2, lambda x, y: [*map(lax.add, x, y)], (0,))

@@ -13,7 +13,7 @@ from own_steps import IMAGES, ROWS, SCANNED, SMALL, by_hand, llama_step, plain, 
 from fault_injection import instrument
 from fault_injection.machine.errors import InputError
 from fault_injection.training.program import same_bits
-from models.fault import Operand, inactive_fault, make_fault
+from models.fault import Operand, inactive_fault, make_fault, words_of
 
 BITS = 0x4B3C614E  # 12345678.0 as a float32
 OPERANDS = ("input", "weight", "output")
@@ -324,7 +324,7 @@ def test_the_shardings_of_a_nested_call_are_kept():
 
     state, batch = {"w": np.ones((3, 2), np.float32)}, np.ones((4, 3), np.float32)
     program = instrument(step, state, batch)
-    text = str(jax.make_jaxpr(program.flat)(inactive_fault(), state["w"], batch))
+    text = str(jax.make_jaxpr(program.flat)(words_of(inactive_fault()), state["w"], batch))
     own = str(jax.make_jaxpr(step)(state, batch))
     assert own.count("NamedSharding(mesh=Mesh('data': 1") == 2
     assert text.count("NamedSharding(mesh=Mesh('data': 1") >= 2

@@ -182,6 +182,9 @@ def test_observations_that_contradict_the_fault_are_refused(cache):
     assert check_struck(other.layer, other.fault(), struck) is struck
     with pytest.raises(FaultNotApplied, match="listed bits"):
         check_struck(MILD.layer, MILD.fault(), struck)
+    changed_elsewhere = dataclasses.replace(struck, operand_changed=struck.operand_changed + 1)
+    with pytest.raises(FaultNotApplied, match="elements of the operand changed"):
+        check_struck(other.layer, other.fault(), changed_elsewhere)
     lost = dataclasses.replace(struck, output_changed=struck.output_changed - 1)
     with pytest.raises(FaultNotApplied, match="elements of the result changed: 0, expected 1"):
         check_struck(other.layer, other.fault(), lost)

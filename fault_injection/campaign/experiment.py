@@ -332,7 +332,7 @@ def _result(
         first_position=int(choice.index[0]),
         old_bits=int(struck.old[0]),
         new_bits=int(struck.new[0]),
-        operand_changed=struck.operand_changed,
+        operand_changed=int(struck.operand_changed),
         output_changed=int(struck.output_changed),
         outcome=outcome,
         rule=rule,

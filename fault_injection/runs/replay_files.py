@@ -105,7 +105,7 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
         "injection": format_injection(injection).splitlines(),
         "struck": {
             "elements": len(injection.positions),
-            "elements_changed": struck.operand_changed,
+            "elements_changed": int(struck.operand_changed),
             "output_elements_changed": int(struck.output_changed),
             "old": old.tolist(),
             "new": new.tolist(),

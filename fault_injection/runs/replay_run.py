@@ -271,6 +271,7 @@ def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = 
     found = {
         "operations struck": (int(struck.hits), 1),
         "listed elements with the listed bits": (int(np.sum((struck.new == wanted)[known])), int(np.sum(known))),
+        "elements of the operand changed": (int(struck.operand_changed), changed),
     }
     if fault.operand == Operand.OUTPUT:
         found["elements of the result changed"] = (int(struck.output_changed), changed)

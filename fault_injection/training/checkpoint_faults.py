@@ -139,7 +139,8 @@ def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck
             changed[number] = np.array(leaves[number])
         changed[number].reshape(-1)[local] = _number(new[k], target.dtype, changed[number].dtype)
     leaves = [changed.get(number, leaf) for number, leaf in enumerate(leaves)]
-    return jax.tree.unflatten(tree, leaves), Struck(np.int32(1), old, new, np.int32(np.sum(old != new)))
+    differ = np.int32(np.sum(old != new))
+    return jax.tree.unflatten(tree, leaves), Struck(np.int32(1), old, new, differ, differ)
 
 
 def _word(element: Any, dtype: np.dtype) -> int:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import ShapeDtypeStruct, lax
 
-from models.fault import INACTIVE, Fault, Operand, Struck, bits, overwrite, site_id
+from models.fault import INACTIVE, Fault, Operand, Struck, bits, overwritten, site_id
 from models.isolation import fence
 from models.layer import Params
 from models.site import Site
@@ -143,9 +143,7 @@ class Striker:
         fault = self._fault
         assert fault is not None
         hit = fault.site == site_id(name)
-        (tensor,), struck = overwrite(
-            (tensor,), dataclasses.replace(fault, index=jnp.where(hit, fault.index, INACTIVE))
-        )
+        tensor, struck = overwritten(tensor, dataclasses.replace(fault, index=jnp.where(hit, fault.index, INACTIVE)))
         self._struck.append(dataclasses.replace(struck, hits=struck.hits + hit.astype(jnp.int32)))
         return fence(tensor)
 

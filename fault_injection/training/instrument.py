@@ -10,9 +10,21 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.fault import ALL_ONES, LARGEST_OPERAND, Fault, Operand, Struck, make_fault, nothing_struck, site_id
+from models.fault import (
+    ALL_ONES,
+    LARGEST_OPERAND,
+    Fault,
+    Operand,
+    Struck,
+    fault_of,
+    make_fault,
+    nothing_struck,
+    site_id,
+    struck_of,
+    words_of,
+)
 from models.site import Site
 
 from ..machine.errors import InputError, did_you_mean
@@ -107,23 +119,28 @@ class Instrumented:
             return self
         return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
-    def flat(self, fault: Fault | None, *leaves: Any) -> tuple[list[Any], Told]:
-        """The step's results, as leaves, and what it says of itself; without a fault, the reference's results."""
-        with typed_by(self.meshes):
-            return self._flat(fault, leaves)
+    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+        """The step's results, as leaves, and what it says of itself; without a fault, the reference's results.
 
-    def _flat(self, fault: Fault | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
+        Args:
+          words: of the fault.
+        """
+        with typed_by(self.meshes):
+            return self._flat(words, leaves)
+
+    def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
-        if fault is None:
+        if words is None:
             return run(frozenset(), None)
+        fault = fault_of(words)
         if not self.sites:
             results, told = run(frozenset(), None)
-            return results, told._replace(struck=nothing_struck(fault))
+            return results, told._replace(struck=words_of(nothing_struck(fault)))
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         here = np.array([site_id(name) for name in self.sites], np.int32) == fault.site
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
-        return run(frozenset(numbers.tolist()), aimed(fault, site))
+        return run(frozenset(numbers.tolist()), aimed(words, site))
 
     def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
@@ -136,7 +153,7 @@ class Instrumented:
 
     @functools.cached_property
     def compiled(self) -> Any:
-        """`flat` with a fault, compiled at its first call."""
+        """`flat` with the words of a fault, compiled at its first call."""
         return jax.jit(self.flat, donate_argnums=tuple(1 + place for place in self.traced.donates))
 
     @functools.cached_property
@@ -145,14 +162,31 @@ class Instrumented:
         donated = tuple(1 + place for place in self.traced.donates)
         return jax.jit(lambda _, *leaves: self.flat(None, *leaves)[0], donate_argnums=donated)
 
+    @functools.cached_property
+    def _placed(self) -> Any:
+        """Puts the words of a fault where the step runs; once, because a loop gives many steps the same fault."""
+        meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
+        everywhere = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
+
+        @functools.lru_cache(maxsize=2)
+        def place(words: bytes) -> jax.Array:
+            return jax.device_put(np.frombuffer(words, np.uint32), everywhere)
+
+        return place
+
+    def words(self, fault: Fault) -> jax.Array:
+        """A fault as `compiled` takes it."""
+        words = words_of(fault)
+        return words if isinstance(words, jax.Array) else self._placed(words.tobytes())
+
     def __call__(self, fault: Fault, state: Any, batch: Any) -> tuple[tuple[Any, Any], Struck]:
         """One step with a fault, as `(state, metrics), struck`.
 
         One executable serves every site, operand, position, value, iteration and worker; only the padded number of
         elements is a shape (`models.fault.padded_size`).
         """
-        results, told = self.compiled(fault, *self._leaves(state, batch))
-        return self._joined(results), told.struck
+        results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
+        return self._joined(results), _struck_of(told.struck)
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.
@@ -234,6 +268,9 @@ class Instrumented:
         count = len(self.traced.names)
         arrays = jax.tree.unflatten(jax.tree.structure(self.traced.arrays), leaves[:count])
         return self.traced.state.joined(arrays), jax.tree.unflatten(self.traced.metrics, leaves[count:])
+
+
+_struck_of = jax.jit(struck_of)
 
 
 def instrument(

@@ -5,7 +5,6 @@ strike is inserted, and everything else is emitted as it was.  Sites are numbere
 is rewritten once, however often it is called: it is told the struck site as counted from its own first.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
-
-from models.fault import Struck, nothing_struck
 
 from .jax_internals import (
     UNTYPED,
@@ -33,7 +30,7 @@ from .jax_internals import (
     strikable,
 )
 from .step_checks import checks
-from .struck_site import NOWHERE, Aim, strike_site, summed
+from .struck_site import NOWHERE, Aim, strike_site
 
 HERE = PartitionSpec()
 Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
@@ -43,11 +40,11 @@ class Told(NamedTuple):
     """What a body says of itself.
 
     Attributes:
-      struck: what the fault has done so far; None without an aim.
+      struck: the words of what the fault has done so far; None without an aim.
       checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
     """
 
-    struck: Struck | None
+    struck: jax.Array | None
     checks: jax.Array | None
 
     def after(self, turn: "Told") -> "Told":
@@ -193,7 +190,7 @@ class Interpreter:
 
     def _site(
         self, equation: Any, values: list[Any], aim: Aim | None, untyped: bool
-    ) -> tuple[jax.Array, Struck | None]:
+    ) -> tuple[jax.Array, jax.Array | None]:
         """One operation, laid out among devices as it was found."""
         layouts = self.layouts()
         layout = layouts.setdefault(id(equation), {}) if self.looking else layouts.get(id(equation), {})
@@ -316,18 +313,16 @@ class Interpreter:
             mine = aim
             if aim is not None and number is not None:
                 outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
-                mine = aim._replace(worker=outer * count + number[0], seen=nothing_struck(aim.fault))
+                mine = aim._replace(worker=outer * count + number[0])
             found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
             checks = None if told.checks is None else lax.pmax(told.checks, axes)
-            return found, Told(None if told.struck is None else summed(told.struck, axes), checks)
+            if aim is None or told.struck is None:
+                return found, Told(None, checks)
+            # One vector, because each collective waits.
+            return found, Told(aim.seen + lax.psum(told.struck - aim.seen, axes), checks)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
         numbers = None if aim is None else jnp.arange(count)
         in_specs = (jax.tree.map(lambda _: HERE, aim), PartitionSpec(axes), *params["in_specs"])
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), HERE), **options)
-        found, told = mapped(aim, numbers, *values)
-        seen = told.struck
-        if aim is not None and seen is not None:  # an operation in a loop is one
-            hits = jnp.maximum(aim.seen.hits, seen.hits)
-            seen = dataclasses.replace(jax.tree.map(jnp.add, aim.seen, seen), hits=hits)
-        return found, Told(seen, told.checks)
+        return mapped(aim, numbers, *values)

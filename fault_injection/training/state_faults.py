@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import ShapeDtypeStruct
 
-from models.fault import ALL_ONES, INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, overwrite, site_id
+from models.fault import (
+    ALL_ONES,
+    INACTIVE,
+    LARGEST_OPERAND,
+    Fault,
+    Operand,
+    Struck,
+    nothing_struck,
+    overwritten,
+    site_id,
+)
 from models.site import Site
 
 from ..machine.errors import InputError
@@ -139,5 +149,4 @@ def _word(leaf: jax.Array, at: int) -> np.uint32:
 
 @jax.jit
 def _overwritten(leaf: Any, fault: Fault) -> tuple[jax.Array, Struck]:
-    (leaf,), struck = overwrite((leaf,), fault)
-    return leaf, struck
+    return overwritten(leaf, fault)

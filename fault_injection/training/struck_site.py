@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, Struck, bits, nothing_struck
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, nothing_struck, struck_of, words_of
 from models.faulty_product import faulty_product
 from models.isolation import fence
 
@@ -28,8 +28,9 @@ class Aim(NamedTuple):
       worker: int32, the number of the device that runs the body, among those that each run it with operands of their
         own; −1 where all share it.
       first, last: int32, the smallest and the largest position that is struck.
-      fault: positions count through the operands of all turns, one after the other.
-      seen: what it has done so far.  Handed from site to site: adding up what each did would cost more than the sites.
+      fault: the words of the fault; its positions count through the operands of all turns, one after the other.
+      seen: the words of what it has done so far.  Handed from site to site: adding up what each did would cost more
+        than the sites.
     """
 
     site: jax.Array
@@ -37,31 +38,21 @@ class Aim(NamedTuple):
     worker: Integer
     first: jax.Array
     last: jax.Array
-    fault: Fault
-    seen: Struck
+    fault: jax.Array
+    seen: jax.Array
 
 
-def aimed(fault: Fault, site: jax.Array) -> Aim:
+def aimed(words: jax.Array, site: jax.Array) -> Aim:
     """The aim of a whole step, with the struck site's number."""
-    index = jnp.asarray(fault.index)
-    first = jnp.min(jnp.where(index >= 0, index, LARGEST_OPERAND))
-    last = jnp.max(index)  # or below zero, as all that pads
-    return Aim(site, np.int32(0), np.int32(-1), first, last, fault, nothing_struck(fault))
-
-
-def summed(struck: Struck, axes: tuple[str, ...]) -> Struck:
-    """What a fault has done on any of the devices of a mesh: one sum of one vector, because each collective waits."""
-    leaves, tree = jax.tree.flatten(struck)
-    words = lax.psum(jnp.concatenate([bits(leaf).reshape(-1) for leaf in leaves]), axes)
-    ends = np.cumsum([leaf.size for leaf in leaves])[:-1]
-    parts = zip(jnp.split(words, ends), leaves, strict=True)
-    each = [lax.bitcast_convert_type(part.reshape(leaf.shape), leaf.dtype) for part, leaf in parts]
-    return jax.tree.unflatten(tree, each)
+    fault = fault_of(words)
+    first = jnp.min(jnp.where(fault.index >= 0, fault.index, LARGEST_OPERAND))
+    last = jnp.max(fault.index)  # or below zero, as all that pads
+    return Aim(site, np.int32(0), np.int32(-1), first, last, words, words_of(nothing_struck(fault)))
 
 
 def strike_site(
     equation: Any, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
-) -> tuple[jax.Array, Struck | None]:
+) -> tuple[jax.Array, jax.Array | None]:
     """One operation; struck where the aim says so, and fenced in any case.
 
     The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
@@ -80,18 +71,25 @@ def strike_site(
     result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
     if aim is None:
         return result, None
-    fault = aim.fault
-    sizes = [min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)]
-    size = lax.dynamic_index_in_dim(np.asarray(sizes, np.int32), fault.operand, keepdims=False)
-    before = aim.turn * size  # elements of the turns that come first
+    words, turn = aim.fault, aim.turn
+    sizes = np.array([min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)], np.int32)
+
+    def sized() -> tuple[Fault, jax.Array, jax.Array]:
+        """The fault, elements of its operand in one turn, and those of the turns that come first."""
+        fault = fault_of(words)
+        size = lax.dynamic_index_in_dim(sizes, fault.operand, keepdims=False)
+        return fault, size, turn * size
+
+    fault, size, before = sized()
     here = (aim.worker < 0) | (aim.worker == fault.worker)
     hit = here & (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
     def of_gathered(*tensors: jax.Array) -> jax.Array:
         return gathered(operation(*map(scattered, tensors, operands)))
 
-    def strike(carry: tuple[jax.Array, jax.Array, Struck]) -> tuple[jax.Array, jax.Array, Struck]:
+    def strike(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
         _, clean, seen = carry
+        fault, size, before = sized()  # again: each array that a loop reads from outside is copied for it
         # A position of another turn falls outside of this one's operand, and is left alone.
         index = lax.max(fault.index - before, np.int32(NOWHERE))
         source = lax.rem(fault.source, lax.max(size, np.int32(1)))  # a copy is read in the turn in which it is written
@@ -99,8 +97,8 @@ def strike_site(
         # Positions count through the operands as they are on all devices together.
         a, b = map(gathered, operands[:2])
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
-        told = dataclasses.replace(jax.tree.map(lax.add, seen, struck), hits=struck.hits)  # one, in all turns together
-        return lax.full_like(hit, False), scattered(y, clean), told
+        once = dataclasses.replace(struck, hits=np.int32(1) - struck_of(seen).hits)  # in all turns together
+        return lax.full_like(hit, False), scattered(y, clean), seen + words_of(once)
 
     _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.seen))
     return laid_out(Operand.OUTPUT, fence(struck_result)), told

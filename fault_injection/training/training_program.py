@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.fault import Fault, inactive_fault
+from models.fault import Fault, inactive_fault, struck_of, words_of
 from models.isolation import fence
 
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
@@ -60,8 +60,8 @@ def training_program(
     def measured(metrics: Any, of: str) -> tuple[Any, Any]:
         return loss_and_metric(metrics, measure.name, of)
 
-    def stepped(fault: Fault | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        results, told = program.flat(fault, *arrays, *batch)
+    def stepped(words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
+        results, told = program.flat(words, *arrays, *batch)
         results = list(fence(*results))
         new = results[:count]
         loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
@@ -69,7 +69,8 @@ def training_program(
         added = [new[place] - arrays[place] for place in learned]
         found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
         loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
-        return new, report(loss, metric, added, new, told.struck, reductions=found)
+        struck = None if told.struck is None else struck_of(told.struck)
+        return new, report(loss, metric, added, new, struck, reductions=found)
 
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
     struck = jax.jit(stepped)
@@ -89,7 +90,7 @@ def training_program(
         size = len(fault.index)
         if size not in checked:
             clean, _ = reference([jnp.copy(one) for one in arrays], examples)
-            silent, _ = struck(inactive_fault(size), arrays, examples)
+            silent, _ = struck(words_of(inactive_fault(size)), arrays, examples)
             pairs = zip(traced.names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
                 raise Untrustworthy(
@@ -97,7 +98,7 @@ def training_program(
                     f"{odd[0]!r} the first"
                 )
             checked.append(size)
-        new, told = struck(fault, arrays, examples)
+        new, told = struck(words_of(fault), arrays, examples)
         return jax.tree.unflatten(structure, new), told
 
     def place(state: State) -> State:
