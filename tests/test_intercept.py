@@ -132,6 +132,14 @@ def test_nothing_is_compiled_after_the_first_strike(small, caplog):
     assert small.compiled._cache_size() == 1
 
 
+def test_a_loop_that_is_compiled_strikes_as_one_that_is_not(small):
+    state = own_steps.small_state()
+    fault = small.fault(next(iter(small.sites)), "output", 0, flip=1)
+    compiled = jax.jit(lambda state, batch: small(fault, state, batch)[1])(state, IMAGES)
+    _, struck = small(fault, state, IMAGES)  # after it: what it was traced with is not kept
+    assert same_bits(compiled, struck) and int(struck.hits) == 1
+
+
 def test_nothing_is_compiled_for_another_turn_or_format():
     state = own_steps.scanned_state("bfloat16")
     program = llama("bfloat16", remat=False)

@@ -170,7 +170,8 @@ class Instrumented:
 
         @functools.lru_cache(maxsize=2)
         def place(words: bytes) -> jax.Array:
-            return jax.device_put(np.frombuffer(words, np.uint32), everywhere)
+            with jax.ensure_compile_time_eval():  # also where the loop itself is traced
+                return jax.device_put(np.frombuffer(words, np.uint32), everywhere)
 
         return place
 
