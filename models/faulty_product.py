@@ -59,7 +59,7 @@ def faulty_product(
 
 def _counted(some: list[jax.Array], other: jax.Array) -> list[jax.Array]:
     """How many are true, in some tensors together and in another.  One reduction compiles faster than a sum of each."""
-    flat = jnp.concatenate([one.reshape(-1) for one in (*some, other)])
-    last = lax.iota(jnp.int32, flat.size) >= flat.size - other.size
-    counted = [lax.convert_element_type(flat & part, jnp.int32) for part in (~last, last)]
+    flat, last = [one.reshape(-1) for one in some], other.reshape(-1)
+    each = ([*flat, jnp.zeros_like(last)], [*map(jnp.zeros_like, flat), last])
+    counted = [jnp.concatenate(one).astype(jnp.int32) for one in each]
     return lax.reduce(counted, [np.int32(0)] * 2, lambda x, y: [*map(lax.add, x, y)], (0,))

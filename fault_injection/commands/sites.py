@@ -7,7 +7,7 @@ from models.fault import Operand
 
 from ..training.beside import BESIDE
 from ..training.exchange import EXCHANGED
-from ..training.instrument import StepSite
+from ..training.step_site import StepSite
 from ..training.training import OwnTraining
 from .arguments import CommandLine, aligned, tell
 from .workload_arguments import chosen_workload, workload_options

@@ -13,8 +13,9 @@ from models.site import Site
 
 from ..machine.errors import InputError
 from ..machine.sources import closure
-from .instrument import ALL, Instrumented, StepSite, instrument
+from .instrument import ALL, Instrumented, instrument
 from .program import Measure, Program
+from .step_site import StepSite
 from .traced_step import Step
 from .training_program import check_metrics, training_program
 from .workload import Option, Workload
