@@ -16,6 +16,7 @@ import pairs
 
 EXAMPLES = pairs.ROOT / "examples"
 STEP, ALL, ONE = 1.06, 3.5, 1.3  # bounds: of a step; of the first call with all sites, and with one
+LOOP = 0.1  # seconds of training that are timed at once
 
 
 def timed(call):
@@ -39,37 +40,53 @@ def training_of(name):
 def measure(name, options):
     """The claims about one example, and the times behind them."""
     import jax
+    import jax.numpy as jnp
 
     from fault_injection import instrument
-    from fault_injection.training.traced_step import split
     from models.fault import inactive_fault
 
     training = training_of(name)
-    batch = training.batch(0, 0)
+    batch, fault = training.batch(0, 0), inactive_fault()
     state, _ = training.step(training.init(), batch)  # it lies where steps leave it
-    alike = jax.tree.leaves((split(state)[0], split(batch)[0]))
-    fault = inactive_fault()
 
     def contestants():
         everything = instrument(training.step, state, batch)
         one = instrument(training.step, state, batch, [next(iter(everything.sites))])
-        # A step that gives its state away is given a copy, and so are the others.
-        given = functools.partial(jax.tree.map, jax.numpy.copy) if everything.traced.donates else lambda tree: tree
         return everything, {
-            "plain": lambda: training.step(given(state), batch),
-            "reference": lambda: everything.reference_compiled(None, *given(alike)),
-            "all sites": lambda: everything.compiled(everything.words(fault), *given(alike)),
-            "one site": lambda: one.compiled(one.words(fault), *given(alike)),
+            "plain": lambda state: training.step(state, batch),
+            "reference": lambda state: everything.reference(state, batch),
+            "all sites": lambda state: everything(fault, state, batch)[0],
+            "one site": lambda state: one(fault, state, batch)[0],
         }
+
+    def given():
+        """The state, or a copy of it where a step gives its buffers away."""
+        return jax.tree.map(jnp.copy, state) if program.traced.donates else state
+
+    def loop(step, steps):
+        """Training that waits for each step's metrics, as a loop that prints them does."""
+
+        def run():
+            now = given()
+            for _ in range(steps):
+                now, metrics = jax.block_until_ready(step(now))
+            return metrics
+
+        return run
 
     first = {}
     for _ in range(options.first_calls):
-        program, calls = contestants()
-        for what, call in calls.items():
-            first.setdefault(what, []).append(timed(call))
-    seconds = pairs.alternate(calls, options.pairs)
+        program, steps = contestants()
+        for what, step in steps.items():
+            begin = given()
+            first.setdefault(what, []).append(timed(lambda step=step, begin=begin: step(begin)))
+    loop(steps["plain"], 1)()  # which compiles it
+    begun = time.perf_counter()
+    loop(steps["plain"], 10)()
+    count = max(1, round(LOOP / (time.perf_counter() - begun) * 10))
+    seconds = pairs.alternate({what: loop(step, count) for what, step in steps.items()}, options.pairs)
     print(f"{name}: {len(program.all_sites)} sites")
-    pairs.show_times(seconds, " of a step")
+    pairs.show_times({what: each / count for what, each in seconds.items()}, f" of a step, in loops of {count}")
     claims = [
         pairs.claim(f"{name}: step, {what} / plain", seconds[what] / seconds["plain"], STEP, low_end=True)
         for what in ("reference", "all sites", "one site")
@@ -77,7 +94,8 @@ def measure(name, options):
     for what, bound in (("all sites", ALL), ("one site", ONE)):
         ratios = [mine / plain for mine, plain in zip(first[what], first["plain"], strict=True)]
         claims.append(pairs.claim(f"{name}: first call, {what} / plain", ratios, bound))
-    return claims, {"sites": len(program.all_sites), "seconds": seconds, "seconds_of_first_calls": first}
+    more = {"sites": len(program.all_sites), "steps": count, "seconds": seconds, "seconds_of_first_calls": first}
+    return claims, more
 
 
 def main():

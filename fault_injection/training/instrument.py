@@ -33,7 +33,7 @@ from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
 from .step_site import StepSite
 from .struck_site import NOWHERE, aimed
-from .traced_step import Step, Traced, split, trace
+from .traced_step import Step, Traced, trace
 
 ALL = "all"
 Position = int | tuple[int, ...]
@@ -71,14 +71,20 @@ class Instrumented:
             return self
         return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
-    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
-        """The step's results, as leaves, and what it says of itself; without a fault, the reference's results.
+    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Struck | None, jax.Array | None]:
+        """The step's results, as leaves, what the fault did, and the checks; without a fault, the reference's results.
 
         Args:
           words: of the fault.
+          leaves: of the state, then of the batch.
+
+        Raises:
+          InputError: when it is traced, and the leaves are not as those that `instrument` was given.
         """
+        self.traced.check(leaves)
         with typed_by(self.meshes):
-            return self._flat(words, leaves)
+            results, told = self._flat(words, leaves)
+        return results, None if told.struck is None else struck_of(told.struck), told.checks
 
     def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
@@ -94,13 +100,13 @@ class Instrumented:
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
         return run(frozenset(numbers.tolist()), aimed(words, site))
 
-    def named(self, told: Told) -> dict[str, jax.Array]:
+    def named(self, checks: jax.Array | None) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
         return {
-            f"{reduction}/products/{name}": told.checks[place, column]
+            f"{reduction}/products/{name}": checks[place, column]
             for column, reduction in enumerate(self.interpreter.wanted)
             for place, (name, site) in enumerate(self.all_sites.items())
-            if told.checks is not None and site.checked
+            if checks is not None and site.checked
         }
 
     @functools.cached_property
@@ -138,8 +144,8 @@ class Instrumented:
         One executable serves every site, operand, position, value, iteration and worker; only the padded number of
         elements is a shape (`models.fault.padded_size`).
         """
-        results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
-        return self._joined(results), _struck_of(told.struck)
+        results, struck, _ = self.compiled(self.words(fault), *self._leaves(state, batch))
+        return self._joined(results), struck
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.
@@ -213,17 +219,11 @@ class Instrumented:
             raise InputError(str(error)) from None
 
     def _leaves(self, state: Any, batch: Any) -> list[Any]:
-        leaves = [*jax.tree.leaves(split(state)[0]), *jax.tree.leaves(split(batch)[0])]
-        self.traced.check(leaves)
-        return leaves
+        return [*self.traced.state.arrays(state), *self.traced.batch.arrays(batch)]
 
     def _joined(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         count = len(self.traced.names)
-        arrays = jax.tree.unflatten(jax.tree.structure(self.traced.arrays), leaves[:count])
-        return self.traced.state.joined(arrays), jax.tree.unflatten(self.traced.metrics, leaves[count:])
-
-
-_struck_of = jax.jit(struck_of)
+        return self.traced.state.joined(leaves[:count]), jax.tree.unflatten(self.traced.metrics, leaves[count:])
 
 
 def instrument(

@@ -25,43 +25,71 @@ class Layout(NamedTuple):
     of random numbers are kept as the integers that they consist of.
 
     Attributes:
-      rest: the tree with None in the place of each array.
+      structure: of the user's tree.
+      settings: its leaves that are no arrays, with None in the place of each array.
       implementations: of each array that is a key, how it makes numbers; None for all other arrays.
     """
 
-    rest: Any
+    structure: Any
+    settings: tuple[Any, ...]
     implementations: tuple[Any, ...]
 
-    def joined(self, arrays: Any) -> Any:
-        """The user's tree, of the arrays that `split` gave, or of others like them."""
-        leaves, tree = jax.tree.flatten(arrays)
-        keyed = [
-            leaf if how is None else jax.random.wrap_key_data(leaf, impl=how)
-            for leaf, how in zip(leaves, self.implementations, strict=True)
+    def arrays(self, tree: Any) -> list[Any]:
+        """The arrays of another tree of the user's; raises InputError where it has other leaves or settings."""
+        leaves, structure = jax.tree.flatten(tree)
+        if structure != self.structure:  # it may be like it nevertheless, with new functions in it
+            known, names = (
+                leaf_names(jax.tree.unflatten(one, range(one.num_leaves))) for one in (self.structure, structure)
+            )
+            if odd := sorted(set(known) ^ set(names)):
+                what = "lacks" if odd[0] in known else "has"
+                raise InputError(f"the step was traced with other leaves: this state or batch {what} {odd[0]!r}")
+        for place, setting in enumerate(self.settings):
+            if setting is not None and _differs(leaves[place], setting):
+                raise InputError(
+                    f"{leaf_names(tree)[place]!r} is {leaves[place]!r}; the step was traced with {setting!r}: "
+                    "give it as an array if it changes"
+                )
+        found = [leaf for leaf, setting in zip(leaves, self.settings, strict=True) if setting is None]
+        if not any(self.implementations):
+            return found
+        return [
+            leaf if how is None else jax.random.key_data(leaf)
+            for leaf, how in zip(found, self.implementations, strict=True)
         ]
-        arrays = jax.tree.unflatten(tree, keyed)
-        return jax.tree.map(
-            lambda array, other: other if array is None else array, arrays, self.rest, is_leaf=lambda one: one is None
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        """The user's tree, of such arrays."""
+        keyed = (
+            leaf if how is None else jax.random.wrap_key_data(leaf, impl=how)
+            for leaf, how in zip(arrays, self.implementations, strict=True)
         )
+        leaves = [next(keyed) if setting is None else setting for setting in self.settings]
+        return jax.tree.unflatten(self.structure, leaves)
 
 
 def split(tree: Any) -> tuple[Any, Layout]:
     """The arrays of a tree, with None in the place of what is none, and how the tree is made of them again.
 
     >>> arrays, layout = split({"w": np.ones(2), "act": abs, "step": 0})
-    >>> sorted(arrays), arrays["act"], layout.joined(arrays)["act"]
+    >>> sorted(arrays), arrays["act"], layout.joined(jax.tree.leaves(arrays))["act"]
     (['act', 'step', 'w'], None, <built-in function abs>)
     """
 
     def is_array(leaf: Any) -> bool:  # a Python bool is a setting, by which a step branches
         return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(leaf, bool)
 
-    arrays = jax.tree.map(lambda leaf: leaf if is_array(leaf) else None, tree)
-    rest = jax.tree.map(lambda leaf: None if is_array(leaf) else leaf, tree)
-    leaves, structure = jax.tree.flatten(arrays)
-    how = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves)
-    plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in leaves]
-    return jax.tree.unflatten(structure, plain), Layout(rest, how)
+    leaves, structure = jax.tree.flatten(tree)
+    arrays = [leaf if is_array(leaf) else None for leaf in leaves]
+    settings = tuple(None if is_array(leaf) else leaf for leaf in leaves)
+    how = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in arrays if leaf is not None)
+    plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in arrays]
+    return jax.tree.unflatten(structure, plain), Layout(structure, settings, how)
+
+
+def _differs(leaf: Any, setting: Any) -> bool:
+    """Whether a setting has another value.  Functions that are made anew, as by another `init`, have none to compare."""
+    return type(leaf) is not type(setting) or (type(leaf).__eq__ is not object.__eq__ and leaf != setting)
 
 
 def _is_key(leaf: Any) -> bool:
@@ -115,18 +143,12 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     of_state, state_layout = split(state)
     of_batch, batch_layout = split(batch)
     leaves = [*jax.tree.leaves(of_state), *jax.tree.leaves(of_batch)]
-    count, structure, of_structure = (
-        len(jax.tree.leaves(of_state)),
-        jax.tree.structure(of_state),
-        jax.tree.structure(of_batch),
-    )
+    count = len(jax.tree.leaves(of_state))
     names = leaf_names(of_state)
     told: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:
-        arrays = jax.tree.unflatten(structure, given[:count])
-        examples = jax.tree.unflatten(of_structure, given[count:])
-        results = step(state_layout.joined(arrays), batch_layout.joined(examples))
+        results = step(state_layout.joined(given[:count]), batch_layout.joined(given[count:]))
         if not isinstance(results, tuple) or len(results) != 2:
             found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
             raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.fault import Fault, inactive_fault, struck_of, words_of
+from models.fault import Fault, inactive_fault, words_of
 from models.isolation import fence
 
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
@@ -21,7 +21,6 @@ from .instrument import Instrumented
 from .program import Batch, Evaluation, Program, Role, State, StepReport, report
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
-from .traced_step import split
 
 if TYPE_CHECKING:
     from .training import Training
@@ -51,7 +50,7 @@ def training_program(
     count = len(traced.names)
     structure = jax.tree.structure(traced.arrays)
     kinds = traced.jaxpr.in_avals[:count]
-    given = jax.tree.leaves(split(initial)[0])
+    given = traced.state.arrays(initial)
     read = {site.layer.partition("#")[0] for site in program.all_sites.values() if site.parameter is not None}
     leaves = state_leaves(traced.names, given, initial, read & set(traced.names), training.roles)
     learned = [place for place, leaf in enumerate(leaves) if leaf.role == Role.PARAMETER]
@@ -61,36 +60,29 @@ def training_program(
         return loss_and_metric(metrics, measure.name, of)
 
     def stepped(words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        results, told = program.flat(words, *arrays, *batch)
+        results, struck, checks = program.flat(words, *arrays, *batch)
         results = list(fence(*results))
         new = results[:count]
         loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
         added = [new[place] - arrays[place] for place in learned]
-        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
+        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(checks)
         loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
-        struck = None if told.struck is None else struck_of(told.struck)
         return new, report(loss, metric, added, new, struck, reductions=found)
 
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
     struck = jax.jit(stepped)
     checked: list[int] = []  # sizes of faults whose executable has been compared
 
-    def arrays_of(state: State, batch: Batch) -> tuple[list[Any], list[Any]]:
-        found = [*jax.tree.leaves(state), *jax.tree.leaves(batch)]
-        traced.check(found)
-        return found[:count], found[count:]
-
     def step(state: State, batch: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
-        new, told = reference(*arrays_of(state, batch))
+        new, told = reference(jax.tree.leaves(state), batch)
         return jax.tree.unflatten(structure, new), told
 
     def faulty_step(state: State, batch: Batch, epoch: int, number: int, fault: Fault) -> tuple[State, StepReport]:
-        arrays, examples = arrays_of(state, batch)
-        size = len(fault.index)
+        arrays, size = jax.tree.leaves(state), len(fault.index)
         if size not in checked:
-            clean, _ = reference([jnp.copy(one) for one in arrays], examples)
-            silent, _ = struck(words_of(inactive_fault(size)), arrays, examples)
+            clean, _ = reference([jnp.copy(one) for one in arrays], batch)
+            silent, _ = struck(words_of(inactive_fault(size)), arrays, batch)
             pairs = zip(traced.names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
                 raise Untrustworthy(
@@ -98,7 +90,7 @@ def training_program(
                     f"{odd[0]!r} the first"
                 )
             checked.append(size)
-        new, told = struck(words_of(fault), arrays, examples)
+        new, told = struck(words_of(fault), arrays, batch)
         return jax.tree.unflatten(structure, new), told
 
     def place(state: State) -> State:
@@ -114,10 +106,10 @@ def training_program(
         )
 
     def batch(epoch: int, number: int) -> Batch:
-        return split(training.batch(epoch, number))[0]
+        return traced.batch.arrays(training.batch(epoch, number))
 
     def plainly(*arrays: Any) -> list[Any]:
-        return list(program.flat(None, *arrays, *jax.tree.leaves(batch(0, 0)))[0][:count])
+        return list(program.flat(None, *arrays, *batch(0, 0))[0][:count])
 
     of_gradients = reductions & recovered_gradient.REPORTED
     rules = recovered(leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
@@ -127,14 +119,14 @@ def training_program(
         return distance(training, program, lambda: place(host()), reference, batch)
 
     def evaluate(state: State) -> Evaluation:
-        found = training.evaluate(traced.state.joined(state))
+        found = training.evaluate(traced.state.joined(jax.tree.leaves(state)))
         return Evaluation(*(float(one) for one in measured(found, "what evaluate returns")))
 
     @functools.cache
     def data() -> str:
         # A batch is the user's to make: its first and last ones stand for the data.
         first = [(0, 0), (0, min(1, training.steps_per_epoch - 1)), (training.epochs - 1, training.steps_per_epoch - 1)]
-        parts = [np.asarray(leaf).tobytes() for at in first for leaf in jax.tree.leaves(batch(*at))]
+        parts = [np.asarray(leaf).tobytes() for at in first for leaf in batch(*at)]
         return hashlib.sha256(b"".join([*parts, *(leaf.tobytes() for leaf in jax.tree.leaves(host()))])).hexdigest()
 
     devices = max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1)
@@ -154,7 +146,7 @@ def training_program(
         evaluate=evaluate,
         own_step=own_step,
         reports=step_checks.REPORTED | (recovered_gradient.REPORTED if first_moments(leaves) else frozenset()),
-        lower=lambda state, examples: reference.lower(*arrays_of(state, examples)),
+        lower=lambda state, examples: reference.lower(jax.tree.leaves(state), examples),
     )
 
 
@@ -193,12 +185,12 @@ def distance(training: Training, program: Instrumented, start: Any, reference: A
     """
     traced, steps = program.traced, min(COMPARED, training.steps_per_epoch)
     ours = jax.tree.leaves(start())
-    own = traced.state.joined(start())
+    own = traced.state.joined(jax.tree.leaves(start()))
     own_step = jax.jit(training.step) if _plain(own) else training.step
     for number in range(steps):
-        ours, _ = reference(ours, jax.tree.leaves(batch(0, number)))
+        ours, _ = reference(ours, batch(0, number))
         own, _ = own_step(own, training.batch(0, number))
-    pairs = list(zip(jax.device_get(ours), jax.device_get(jax.tree.leaves(split(own)[0])), strict=True))
+    pairs = list(zip(jax.device_get(ours), jax.device_get(traced.state.arrays(own)), strict=True))
     differing = [(a, b) for a, b in pairs if np.asarray(a).tobytes() != np.asarray(b).tobytes()]
     worst = max((_relative(a, b) for a, b in differing), default=0.0)
     if differing:
