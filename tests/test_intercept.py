@@ -235,6 +235,27 @@ def test_a_flag_in_the_state_stays_one():
     assert new["training"] is True and float(new["w"][0, 0]) == -23
 
 
+FLAGGED = {"w": np.ones((3, 2), np.float32), "training": True, "act": lambda x: x}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"training": False}, "'training' is False; the step was traced with True"),
+        ({"w": np.ones((4, 2), np.float32)}, "'w' is float32[4, 2]; the step was traced with float32[3, 2]"),
+        ({"b": np.ones(2, np.float32)}, "this state or batch has 'b'"),
+    ],
+)
+def test_a_state_unlike_the_traced_one_is_refused_in_one_line(changed, said):
+    batch = np.ones((4, 3), np.float32)
+    program = instrument(lambda state, batch: (state, {"loss": jnp.sum(batch @ state["w"])}), FLAGGED, batch)
+    anew = FLAGGED | {"act": lambda x: x}  # as another `init` would make it
+    assert float(program.reference(anew, batch)[1]["loss"]) == 24
+    with pytest.raises(InputError) as error:
+        program(inactive_fault(), anew | changed, batch)
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
 def mistakes():
     counter = iter(range(100))
     kept = []

@@ -38,10 +38,8 @@ class Layout(NamedTuple):
         """The arrays of another tree of the user's; raises InputError where it has other leaves or settings."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:  # it may be like it nevertheless, with new functions in it
-            known, names = (
-                leaf_names(jax.tree.unflatten(one, range(one.num_leaves))) for one in (self.structure, structure)
-            )
-            if odd := sorted(set(known) ^ set(names)):
+            known = leaf_names(jax.tree.unflatten(self.structure, range(len(self.settings))))
+            if odd := sorted({*known} ^ {*leaf_names(tree)}):
                 what = "lacks" if odd[0] in known else "has"
                 raise InputError(f"the step was traced with other leaves: this state or batch {what} {odd[0]!r}")
         for place, setting in enumerate(self.settings):
@@ -80,7 +78,7 @@ def split(tree: Any) -> tuple[Any, Layout]:
         return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(leaf, bool)
 
     leaves, structure = jax.tree.flatten(tree)
-    arrays = [leaf if is_array(leaf) else None for leaf in leaves]
+    arrays: list[Any] = [leaf if is_array(leaf) else None for leaf in leaves]
     settings = tuple(None if is_array(leaf) else leaf for leaf in leaves)
     how = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in arrays if leaf is not None)
     plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in arrays]
@@ -88,7 +86,7 @@ def split(tree: Any) -> tuple[Any, Layout]:
 
 
 def _differs(leaf: Any, setting: Any) -> bool:
-    """Whether a setting has another value.  Functions that are made anew, as by another `init`, have none to compare."""
+    """Whether a setting has another value.  Functions that are made anew, as by another `init`, cannot be compared."""
     return type(leaf) is not type(setting) or (type(leaf).__eq__ is not object.__eq__ and leaf != setting)
 
 
