@@ -208,7 +208,7 @@ def words_of(tree: Fault | Struck) -> Any:
 
     >>> fault = inactive_fault(2)
     >>> fault_of(words_of(fault)).index, len(words_of(fault))
-    (Array([-1, -1], dtype=int32), 11)
+    (array([-1, -1], dtype=int32), 11)
     """
     leaves = jax.tree.leaves(tree)
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
@@ -216,22 +216,59 @@ def words_of(tree: Fault | Struck) -> Any:
     return np.concatenate([np.reshape(leaf, -1).view(np.uint32) for leaf in leaves])
 
 
-def fault_of(words: jax.Array) -> Fault:
+def fault_of(words: jax.Array | np.ndarray) -> Fault:
     """The fault that these words, uint32 [3 + 4K], are."""
     return _parted(words, inactive_fault((words.size - 3) // 4))
 
 
-def struck_of(words: jax.Array) -> Struck:
+def struck_of(words: jax.Array | np.ndarray) -> Struck:
     """What a fault did, of which these are the words, uint32 [3 + 2K]."""
     zero, none = np.int32(0), np.zeros((words.size - 3) // 2, np.uint32)
     return _parted(words, Struck(zero, none, none, zero, zero))
 
 
-def _parted(words: jax.Array, like: Any) -> Any:
+class Fetched(Struck):
+    """What a fault did, fetched from its words when it is first looked at.
+
+    So a step has one array more to give, and a loop waits for it only where it looks.
+
+    >>> Fetched.later(jnp.array(words_of(nothing_struck(inactive_fault())))).new
+    array([0], dtype=uint32)
+    """
+
+    @classmethod
+    def later(cls, words: jax.Array) -> Struck:
+        """That of words on a device; at once where they are only traced."""
+        if isinstance(words, jax.core.Tracer):
+            return struck_of(words)
+        told = object.__new__(cls)
+        object.__setattr__(told, "words", words)
+        return told
+
+    def __getattr__(self, name: str) -> Any:  # asked for what is not there yet
+        if name not in Struck.__dataclass_fields__:
+            raise AttributeError(name)
+        for field, value in vars(struck_of(np.asarray(self.words))).items():
+            object.__setattr__(self, field, value)
+        return self.__dict__[name]
+
+
+jax.tree_util.register_pytree_node(
+    Fetched,
+    lambda told: ([getattr(told, field) for field in Struck.__dataclass_fields__], None),
+    lambda _, fields: Fetched(*fields),
+)
+
+
+def _parted(words: jax.Array | np.ndarray, like: Any) -> Any:
     leaves, tree = jax.tree.flatten(like)
-    parts = jnp.split(words, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    here = isinstance(words, np.ndarray)
+    parts = (np if here else jnp).split(words, np.cumsum([leaf.size for leaf in leaves])[:-1])
     each = [
-        lax.bitcast_convert_type(part.reshape(leaf.shape), leaf.dtype) for part, leaf in zip(parts, leaves, strict=True)
+        part.reshape(leaf.shape).view(leaf.dtype)
+        if here
+        else lax.bitcast_convert_type(part.reshape(leaf.shape), leaf.dtype)
+        for part, leaf in zip(parts, leaves, strict=True)
     ]
     return jax.tree.unflatten(tree, each)
 

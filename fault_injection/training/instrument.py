@@ -16,13 +16,13 @@ from models.fault import (
     ALL_ONES,
     LARGEST_OPERAND,
     Fault,
+    Fetched,
     Operand,
     Struck,
     fault_of,
     make_fault,
     nothing_struck,
     site_id,
-    struck_of,
     words_of,
 )
 
@@ -71,8 +71,8 @@ class Instrumented:
             return self
         return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
-    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Struck | None, jax.Array | None]:
-        """The step's results, as leaves, what the fault did, and the checks; without a fault, the reference's results.
+    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+        """The step's results, as leaves, and what it says of itself; without a fault, the reference's results.
 
         Args:
           words: of the fault.
@@ -83,8 +83,7 @@ class Instrumented:
         """
         self.traced.check(leaves)
         with typed_by(self.meshes):
-            results, told = self._flat(words, leaves)
-        return results, None if told.struck is None else struck_of(told.struck), told.checks
+            return self._flat(words, leaves)
 
     def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
@@ -100,13 +99,13 @@ class Instrumented:
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
         return run(frozenset(numbers.tolist()), aimed(words, site))
 
-    def named(self, checks: jax.Array | None) -> dict[str, jax.Array]:
+    def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
         return {
-            f"{reduction}/products/{name}": checks[place, column]
+            f"{reduction}/products/{name}": told.checks[place, column]
             for column, reduction in enumerate(self.interpreter.wanted)
             for place, (name, site) in enumerate(self.all_sites.items())
-            if checks is not None and site.checked
+            if told.checks is not None and site.checked
         }
 
     @functools.cached_property
@@ -144,8 +143,8 @@ class Instrumented:
         One executable serves every site, operand, position, value, iteration and worker; only the padded number of
         elements is a shape (`models.fault.padded_size`).
         """
-        results, struck, _ = self.compiled(self.words(fault), *self._leaves(state, batch))
-        return self._joined(results), struck
+        results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
+        return self._joined(results), Fetched.later(told.struck)
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from models.fault import Fault, inactive_fault, words_of
+from models.fault import Fault, inactive_fault, struck_of, words_of
 from models.isolation import fence
 
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
@@ -60,14 +60,15 @@ def training_program(
         return loss_and_metric(metrics, measure.name, of)
 
     def stepped(words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        results, struck, checks = program.flat(words, *arrays, *batch)
+        results, told = program.flat(words, *arrays, *batch)
         results = list(fence(*results))
         new = results[:count]
         loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
         added = [new[place] - arrays[place] for place in learned]
-        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(checks)
+        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
         loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
+        struck = None if told.struck is None else struck_of(told.struck)
         return new, report(loss, metric, added, new, struck, reductions=found)
 
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
