@@ -307,6 +307,7 @@ class Interpreter:
         """The body of each device of a mesh.  It is rebuilt without types, because a struck worker differs."""
         axes = manual_axes(dict(params))
         count = math.prod(params["mesh"].shape[axis] for axis in axes)
+        sites = self.count(body.jaxpr)
         options = {"mesh": params["mesh"], "check_vma": False, "axis_names": set(axes)}
 
         def worker(aim: Aim | None, number: jax.Array | None, *values: Any) -> tuple[list[Any], Told]:
@@ -318,8 +319,10 @@ class Interpreter:
             checks = None if told.checks is None else lax.pmax(told.checks, axes)
             if aim is None or told.struck is None:
                 return found, Told(None, checks)
-            # One vector, because each collective waits.
-            return found, Told(aim.seen + lax.psum(told.struck - aim.seen, axes), checks)
+            # Devices wait for each other to add up, so they only do where one of them may have been struck.
+            aimed = (aim.site >= 0) & (aim.site < sites)
+            added = lax.cond(aimed, lambda mine: lax.psum(mine, axes), lambda mine: mine, told.struck - aim.seen)
+            return found, Told(aim.seen + added, checks)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
         numbers = None if aim is None else jnp.arange(count)
