@@ -60,8 +60,8 @@ def measure(name, options):
         }
 
     def given():
-        """The state, or a copy of it where a step gives its buffers away."""
-        return jax.tree.map(jnp.copy, state) if program.traced.donates else state
+        """A copy of the state, because a step may give its buffers away."""
+        return jax.tree.map(lambda leaf: jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, state)
 
     def loop(step, steps):
         """Training that waits for each step's metrics, as a loop that prints them does."""

@@ -213,7 +213,7 @@ def words_of(tree: Fault | Struck) -> Any:
     leaves = jax.tree.leaves(tree)
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
         return jnp.concatenate([bits(jnp.asarray(leaf)).reshape(-1) for leaf in leaves])
-    return np.concatenate([np.reshape(leaf, -1).view(np.uint32) for leaf in leaves])
+    return np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint32)  # NumPy's own calls are slower
 
 
 def fault_of(words: jax.Array | np.ndarray) -> Fault:
