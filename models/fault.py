@@ -230,7 +230,7 @@ def struck_of(words: jax.Array | np.ndarray) -> Struck:
 class Fetched(Struck):
     """What a fault did, fetched from its words when it is first looked at.
 
-    So a step has one array more to give, and a loop waits for it only where it looks.
+    A step gives one array for it, and a loop waits only where it looks.
 
     >>> Fetched.later(jnp.array(words_of(nothing_struck(inactive_fault())))).new
     array([0], dtype=uint32)
