@@ -42,3 +42,15 @@ def fence(*tensors: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
     """
     fenced = lax.optimization_barrier(tensors)
     return fenced[0] if len(tensors) == 1 else fenced
+
+
+def disguised(tensor: jax.Array) -> jax.Array:
+    """The same tensor, but the compiler does not know it: what is computed from both is computed twice.
+
+    On CPUs a fence alone is taken away before the compiler looks for equal operations a last time.
+
+    >>> disguised(jax.numpy.ones(2)).tolist()
+    [1.0, 1.0]
+    """
+    with isolated("false"):
+        return jax.jit(fence)(tensor)

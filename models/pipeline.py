@@ -13,6 +13,7 @@ from jax import lax
 
 from .combinators import added, chain, output_shape
 from .copies import alone, of_all_workers
+from .isolation import disguised
 from .layer import (
     BackwardResult,
     Cache,
@@ -126,9 +127,13 @@ def pipelined(network: Layer, stages: Sequence[Layer], axis: str | None) -> Laye
 
 
 def _again(stage: Layer, params: Params, stats: Stats, x: jax.Array, ctx: Context) -> Cache:
-    """What a stage's backward pass needs, from its input: its forward pass computed again."""
+    """What a stage's backward pass needs, from its input: its forward pass computed again.
+
+    The compiler must not take over what the first forward pass has computed.  It could do so only where that is not
+    struck, so what it fuses, and how it rounds, would depend on the faults that are supported.
+    """
     clean = replace(ctx, fault=None, observe=frozenset(), reduce=frozenset(), profile=None)
-    return stage.forward(params, stats, x, clean)[2]
+    return stage.forward(params, stats, disguised(x), clean)[2]
 
 
 def _on_one_device(stages: Sequence[Layer]) -> tuple[Any, Any]:
