@@ -40,7 +40,7 @@ class Told(NamedTuple):
     """What a body says of itself.
 
     Attributes:
-      struck: the words of what the fault has done so far; None without an aim.
+      struck: the words of what the fault did, added up over sites and turns; None without an aim.
       checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
     """
 
@@ -49,7 +49,8 @@ class Told(NamedTuple):
 
     def after(self, turn: "Told") -> "Told":
         """The same of all turns of a loop, after an earlier turn."""
-        return self._replace(checks=jax.tree.map(jnp.maximum, turn.checks, self.checks))
+        struck = jax.tree.map(jnp.add, turn.struck, self.struck)
+        return Told(struck, jax.tree.map(jnp.maximum, turn.checks, self.checks))
 
 
 class Interpreter:
@@ -127,7 +128,8 @@ class Interpreter:
         """
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
         first = 0
-        found: list[Any] = [self._silent(0, None).checks]
+        silent = self._silent(0, aim)
+        struck, found = silent.struck, [silent.checks]
         for equation in jaxpr.eqns:
             given = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
             count = self.sites(equation)
@@ -135,20 +137,20 @@ class Interpreter:
                 inside = frozenset(number - first for number in supported if first <= number < first + count)
                 there = aim._replace(site=aim.site - first) if aim is not None and inside else None
                 results, told = self._enter(equation, given, inside, there, untyped)
-                if aim is not None and told.struck is not None:
-                    aim = aim._replace(seen=told.struck)
+                if struck is not None and told.struck is not None:
+                    struck = struck + told.struck
                 found.append(told.checks)
                 first += count
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
         results = [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
-        return results, Told(None if aim is None else aim.seen, jnp.concatenate(found) if self.wanted else None)
+        return results, Told(struck, jnp.concatenate(found) if self.wanted else None)
 
     def _silent(self, sites: int, aim: Aim | None) -> Told:
         """What a body of so many sites says where nothing of it runs."""
         checks = jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None
-        return Told(None if aim is None else aim.seen, checks)
+        return Told(None if aim is None else aim.missed, checks)
 
     def _enter(
         self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
@@ -243,9 +245,7 @@ class Interpreter:
 
         def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
             number, seen, values = carry
-            inside = aim
-            if aim is not None and seen.struck is not None:
-                inside = aim._replace(turn=aim.turn * length + number, seen=seen.struck)
+            inside = None if aim is None else aim._replace(turn=aim.turn * length + number)
             results, told = run([*consts, *values, *x], aim=inside)
             on = number + (-1 if params["reverse"] else 1)
             return (on, told.after(seen), results[:carried]), results[carried:]
@@ -267,10 +267,10 @@ class Interpreter:
         def turn(carry: tuple[Any, Told, list[Any]]) -> tuple[Any, Told, list[Any]]:
             number, seen, values = carry
             inside = aim
-            if aim is not None and seen.struck is not None:
+            if aim is not None:
                 site = jnp.where(number < self.turns, aim.site, NOWHERE)
                 turn = aim.turn * self.turns + jnp.minimum(number, self.turns - 1)
-                inside = aim._replace(site=site, turn=turn, seen=seen.struck)
+                inside = aim._replace(site=site, turn=turn)
             results, told = run([*consts, *values], aim=inside)
             return number + 1, told.after(seen), results
 
@@ -321,8 +321,8 @@ class Interpreter:
                 return found, Told(None, checks)
             # Devices wait for each other to add up, so they only do where one of them may have been struck.
             aimed = (aim.site >= 0) & (aim.site < sites)
-            added = lax.cond(aimed, lambda mine: lax.psum(mine, axes), lambda mine: mine, told.struck - aim.seen)
-            return found, Told(aim.seen + added, checks)
+            added = lax.cond(aimed, lambda mine: lax.psum(mine, axes), lambda mine: mine, told.struck)
+            return found, Told(added, checks)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
         numbers = None if aim is None else jnp.arange(count)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, nothing_struck, struck_of, words_of
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, nothing_struck, words_of
 from models.faulty_product import faulty_product
 from models.isolation import fence
 
@@ -29,8 +29,6 @@ class Aim(NamedTuple):
         own; −1 where all share it.
       first, last: int32, the smallest and the largest position that is struck.
       fault: the words of the fault; its positions count through the operands of all turns, one after the other.
-      seen: the words of what it has done so far.  Handed from site to site: adding up what each did would cost more
-        than the sites.
     """
 
     site: jax.Array
@@ -39,7 +37,11 @@ class Aim(NamedTuple):
     first: jax.Array
     last: jax.Array
     fault: jax.Array
-    seen: jax.Array
+
+    @property
+    def missed(self) -> jax.Array:
+        """The words of what the fault does to a site that it does not strike."""
+        return words_of(nothing_struck(fault_of(self.fault)))
 
 
 def aimed(words: jax.Array, site: jax.Array) -> Aim:
@@ -47,7 +49,7 @@ def aimed(words: jax.Array, site: jax.Array) -> Aim:
     fault = fault_of(words)
     first = jnp.min(jnp.where(fault.index >= 0, fault.index, LARGEST_OPERAND))
     last = jnp.max(fault.index)  # or below zero, as all that pads
-    return Aim(site, np.int32(0), np.int32(-1), first, last, words, words_of(nothing_struck(fault)))
+    return Aim(site, np.int32(0), np.int32(-1), first, last, words)
 
 
 def strike_site(
@@ -57,6 +59,10 @@ def strike_site(
 
     The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
     what passes it.
+
+    Returns:
+      The result, and the words of what the fault did here, or None without an aim.  Sites are not told what it did to
+      those before them: they would have to wait for each other.
 
     Args:
       laid_out: fixes how the first operand, the second, or the result is shared out among devices.
@@ -88,7 +94,7 @@ def strike_site(
         return gathered(operation(*map(scattered, tensors, operands)))
 
     def strike(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
-        _, clean, seen = carry
+        _, clean, _ = carry
         fault, size, before = sized()  # again: each array that a loop reads from outside is copied for it
         # A position of another turn falls outside of this one's operand, and is left alone.
         index = lax.max(fault.index - before, np.int32(NOWHERE))
@@ -97,10 +103,9 @@ def strike_site(
         # Positions count through the operands as they are on all devices together.
         a, b = map(gathered, operands[:2])
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
-        once = dataclasses.replace(struck, hits=np.int32(1) - struck_of(seen).hits)  # in all turns together
-        return lax.full_like(hit, False), scattered(y, clean), seen + words_of(once)
+        return lax.full_like(hit, False), scattered(y, clean), words_of(struck)
 
-    _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.seen))
+    _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.missed))
     return laid_out(Operand.OUTPUT, fence(struck_result)), told
 
 
