@@ -198,8 +198,7 @@ def inactive_fault(size: int = 1, site: Integer | None = None) -> Fault:
 
 def nothing_struck(fault: Fault) -> Struck:
     """The report of an operation that was not struck: all zero, of the fault's K."""
-    zero = jnp.zeros((), jnp.int32)
-    none = jnp.zeros_like(fault.index, jnp.uint32)
+    zero, none = np.int32(0), np.zeros(fault.index.shape, np.uint32)
     return Struck(zero, none, none, zero, zero)
 
 

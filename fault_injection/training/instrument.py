@@ -23,7 +23,6 @@ from models.fault import (
     make_fault,
     nothing_struck,
     site_id,
-    struck_of,
     words_of,
 )
 
@@ -98,9 +97,7 @@ class Instrumented:
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         here = np.array([site_id(name) for name in self.sites], np.int32) == fault.site
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
-        results, told = run(frozenset(numbers.tolist()), aimed(words, site))
-        struck = struck_of(told.struck)  # in several turns of a loop, maybe: these are one operation
-        return results, told._replace(struck=words_of(struck.replace(hits=jnp.minimum(struck.hits, 1))))
+        return run(frozenset(numbers.tolist()), aimed(words, site))
 
     def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""

@@ -5,6 +5,7 @@ strike is inserted, and everything else is emitted as it was.  Sites are numbere
 is rewritten once, however often it is called: it is told the struck site as counted from its own first.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
+
+from models.fault import struck_of, words_of
 
 from .jax_internals import (
     UNTYPED,
@@ -47,10 +50,20 @@ class Told(NamedTuple):
     struck: jax.Array | None
     checks: jax.Array | None
 
-    def after(self, turn: "Told") -> "Told":
-        """The same of all turns of a loop, after an earlier turn."""
-        struck = jax.tree.map(jnp.add, turn.struck, self.struck)
-        return Told(struck, jax.tree.map(jnp.maximum, turn.checks, self.checks))
+    def after(self, earlier: "Told") -> "Told":
+        """The same of all turns of a loop so far.  A site struck in several of them is one operation that is struck."""
+        struck = self.struck
+        if struck is not None and earlier.struck is not None:
+            both = struck_of(earlier.struck + struck)
+            struck = words_of(dataclasses.replace(both, hits=jnp.minimum(both.hits, 1)))
+        return Told(struck, jax.tree.map(jnp.maximum, earlier.checks, self.checks))
+
+
+def _together(said: Sequence[Told]) -> Told:
+    """The same of bodies one after the other."""
+    struck = [told.struck for told in said if told.struck is not None]
+    checks = [told.checks for told in said if told.checks is not None]
+    return Told(functools.reduce(jnp.add, struck) if struck else None, jnp.concatenate(checks) if checks else None)
 
 
 class Interpreter:
@@ -128,8 +141,7 @@ class Interpreter:
         """
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
         first = 0
-        silent = self._silent(0, aim)
-        struck, found = silent.struck, [silent.checks]
+        said = [self._silent(0, aim)]
         for equation in jaxpr.eqns:
             given = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
             count = self.sites(equation)
@@ -137,15 +149,13 @@ class Interpreter:
                 inside = frozenset(number - first for number in supported if first <= number < first + count)
                 there = aim._replace(site=aim.site - first) if aim is not None and inside else None
                 results, told = self._enter(equation, given, inside, there, untyped)
-                if struck is not None and told.struck is not None:
-                    struck = struck + told.struck
-                found.append(told.checks)
+                said.append(told)
                 first += count
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
         results = [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
-        return results, Told(struck, jnp.concatenate(found) if self.wanted else None)
+        return results, _together(said)
 
     def _silent(self, sites: int, aim: Aim | None) -> Told:
         """What a body of so many sites says where nothing of it runs."""

@@ -41,7 +41,7 @@ class Aim(NamedTuple):
     @property
     def missed(self) -> jax.Array:
         """The words of what the fault does to a site that it does not strike."""
-        return words_of(nothing_struck(fault_of(self.fault)))
+        return jnp.asarray(words_of(nothing_struck(fault_of(self.fault))))
 
 
 def aimed(words: jax.Array, site: jax.Array) -> Aim:
