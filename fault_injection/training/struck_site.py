@@ -77,6 +77,8 @@ def strike_site(
     result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
     if aim is None:
         return result, None
+    # Not the fenced operands, so that what the compiler copies for the strikes of one tensor is one copy.
+    of_strike = [laid_out(place, one) for place, one in enumerate(values[:2])]
     words, turn = aim.fault, aim.turn
     sizes = np.array([min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)], np.int32)
 
@@ -101,7 +103,7 @@ def strike_site(
         source = lax.rem(fault.source, lax.max(size, np.int32(1)))  # a copy is read in the turn in which it is written
         of_turn = dataclasses.replace(fault, index=index, source=source)
         # Positions count through the operands as they are on all devices together.
-        a, b = map(gathered, operands[:2])
+        a, b = map(gathered, of_strike)
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
         return lax.full_like(hit, False), scattered(y, clean), words_of(struck)
 
