@@ -55,6 +55,7 @@ def training(seed: int = 0):
     def measured(metrics):
         return {"loss": metrics.loss, "accuracy": metrics.accuracy}
 
+    @jax.jit  # as EasyDeL's trainer does
     def step(state, batch):
         with mesh:
             state, metrics = training_step(state, batch, learning_rate_fn=optax.constant_schedule(6e-3), **settings)
