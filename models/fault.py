@@ -314,10 +314,9 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
         at, source, keep, flip = (_element(vector, k) for vector in (fault.index, fault.source, fault.keep, fault.flip))
         listed = (at >= 0) & (at < size) & (source >= 0) & (source < size)
         present = [_element(words, at) for words in after]  # as before the fault: positions are distinct
-        value = (of_named([_element(words, source) for words in before]) & keep) ^ flip
-        values = [
-            lax.select(listed & here, value.astype(word.dtype), word) for here, word in zip(named, present, strict=True)
-        ]
+        # Each tensor from its own elements alone: code that reads all of them takes longer to compile.
+        struck = [(_element(words, source) & keep.astype(words.dtype)) ^ flip.astype(words.dtype) for words in before]
+        values = [lax.select(listed & here, *pair) for here, *pair in zip(named, struck, present, strict=True)]
         after = [_put(words, at, word) for words, word in zip(after, values, strict=True)]
         found, made = (lax.select(listed, of_named(each), jnp.uint32(0)) for each in (present, values))
         return after, _put(old, k, found), _put(new, k, made)
