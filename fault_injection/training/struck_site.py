@@ -60,12 +60,12 @@ def strike_site(
     The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
     what passes it.
 
+    Args:
+      laid_out: fixes how the first operand, the second, or the result is shared out among devices.
+
     Returns:
       The result, and the words of what the fault did here, or None without an aim.  Sites are not told what it did to
       those before them: they would have to wait for each other.
-
-    Args:
-      laid_out: fixes how the first operand, the second, or the result is shared out among devices.
     """
     operands = fence(*values)
     operands = (*(laid_out(place, one) for place, one in enumerate(operands[:2])), *operands[2:])
