@@ -45,7 +45,7 @@ def fence(*tensors: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
 
 
 def disguised(tensor: jax.Array) -> jax.Array:
-    """The same tensor, but the compiler does not know it: what is computed from both is computed twice.
+    """The same tensor, which the compiler takes for another one: what is computed from both is computed twice.
 
     On CPUs a fence alone is taken away before the compiler looks for equal operations a last time.
 

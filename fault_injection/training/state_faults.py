@@ -125,7 +125,7 @@ def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Stru
         leaf = struck[of_source[k]]
         word = _word(leaves[leaf.number], source[k] - before[of_source[k]])
         keep[k], flip[k], source[k] = 0, (word & keep[k]) ^ flip[k], fault.index[k]
-    told = jax.tree.map(np.asarray, nothing_struck(fault))
+    told = nothing_struck(fault)
     for number in np.unique(which[fault.index >= 0]):
         here = (fault.index >= 0) & (which == number)
         local = dataclasses.replace(
