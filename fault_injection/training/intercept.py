@@ -18,6 +18,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from models.fault import struck_of, words_of
+from models.isolation import fence
 
 from .jax_internals import (
     UNTYPED,
@@ -140,10 +141,23 @@ class Interpreter:
           The body's results, and what it says of itself.
         """
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+        fences: dict[Any, jax.Array] = {}
+
+        def value(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else known[atom]
+
+        def fenced(atom: Any) -> jax.Array:
+            """Once for all sites that read a tensor: the compiler may lay out each fence's in a copy of its own."""
+            if is_literal(atom):
+                return fence(atom.val)
+            if atom not in fences:
+                fences[atom] = fence(known[atom])
+            return fences[atom]
+
         first = 0
         said = [self._silent(0, aim)]
         for equation in jaxpr.eqns:
-            given = [atom.val if is_literal(atom) else known[atom] for atom in equation.invars]
+            given = [*map(fenced if strikable(equation, self.kinds) else value, equation.invars)]
             count = self.sites(equation)
             if count or (untyped and self._typed(equation)):
                 inside = frozenset(number - first for number in supported if first <= number < first + count)
@@ -154,8 +168,7 @@ class Interpreter:
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
-        results = [atom.val if is_literal(atom) else known[atom] for atom in jaxpr.outvars]
-        return results, _together(said)
+        return [value(atom) for atom in jaxpr.outvars], _together(said)
 
     def _silent(self, sites: int, aim: Aim | None) -> Told:
         """What a body of so many sites says where nothing of it runs."""

@@ -55,20 +55,21 @@ def aimed(words: jax.Array, site: jax.Array) -> Aim:
 def strike_site(
     equation: Any, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array | None]:
-    """One operation; struck where the aim says so, and fenced in any case.
+    """One operation; struck where the aim says so, and its result fenced in any case.
 
     The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
     what passes it.
 
     Args:
+      values: its operands, fenced.  The strike reads the same ones, so that what the compiler copies of them for the
+        operation serves it too.
       laid_out: fixes how the first operand, the second, or the result is shared out among devices.
 
     Returns:
       The result, and the words of what the fault did here, or None without an aim.  Sites are not told what it did to
       those before them: they would have to wait for each other.
     """
-    operands = fence(*values)
-    operands = (*(laid_out(place, one) for place, one in enumerate(operands[:2])), *operands[2:])
+    operands = [*(laid_out(place, one) for place, one in enumerate(values[:2])), *values[2:]]
 
     def operation(a: jax.Array, b: jax.Array) -> jax.Array:
         given = [_rounded(one) for one in (a, b, *operands[2:])]
@@ -77,8 +78,6 @@ def strike_site(
     result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
     if aim is None:
         return result, None
-    # Not the fenced operands, so that what the compiler copies for the strikes of one tensor is one copy.
-    of_strike = [laid_out(place, one) for place, one in enumerate(values[:2])]
     words, turn = aim.fault, aim.turn
     sizes = np.array([min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)], np.int32)
 
@@ -103,7 +102,7 @@ def strike_site(
         source = lax.rem(fault.source, lax.max(size, np.int32(1)))  # a copy is read in the turn in which it is written
         of_turn = dataclasses.replace(fault, index=index, source=source)
         # Positions count through the operands as they are on all devices together.
-        a, b = map(gathered, of_strike)
+        a, b = map(gathered, operands[:2])
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
         return lax.full_like(hit, False), scattered(y, clean), words_of(struck)
 
