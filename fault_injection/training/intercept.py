@@ -147,7 +147,7 @@ class Interpreter:
             return atom.val if is_literal(atom) else known[atom]
 
         def fenced(atom: Any) -> jax.Array:
-            """Once for all sites that read a tensor: the compiler may lay out each fence's in a copy of its own."""
+            """One fence of a tensor serves all sites that read it: the compiler may make a copy for each fence."""
             if is_literal(atom):
                 return fence(atom.val)
             if atom not in fences:

@@ -61,8 +61,7 @@ def strike_site(
     what passes it.
 
     Args:
-      values: its operands, fenced.  The strike reads the same ones, so that what the compiler copies of them for the
-        operation serves it too.
+      values: its operands, fenced.  The strike reads them too: a copy that the compiler makes of one serves both.
       laid_out: fixes how the first operand, the second, or the result is shared out among devices.
 
     Returns:
