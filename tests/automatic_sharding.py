@@ -17,7 +17,7 @@ from own_steps import by_hand, dot  # noqa: E402
 
 from fault_injection import instrument  # noqa: E402
 from fault_injection.training.program import same_bits  # noqa: E402
-from models.fault import Operand, inactive_fault  # noqa: E402
+from models.fault import ALL_ONES, Operand, inactive_fault, make_fault  # noqa: E402
 
 BITS = 0x4B3C614E  # 12345678.0 as a float32
 
@@ -123,6 +123,19 @@ def check_layouts():
         fault = program.fault("forward:a", "output", (0, 0), values=[1e6], worker=worker)
         (_, metrics), struck = program(fault, state, batch)
         assert int(struck.hits) == 1 and float(metrics["loss"]) > 5e5
+
+    def repeated(state, batch):
+        mapped = jax.shard_map(lambda x, w: x @ w, mesh=mesh, in_specs=(P("data"), P()), out_specs=P("data"))
+        x, _ = lax.scan(lambda x, w: (mapped(x, w), None), batch, state["a"])
+        return state, {"loss": x.sum()}
+
+    state = {"a": random.normal(size=(3, 64, 64)).astype(np.float32)}
+    program = instrument(jax.jit(repeated), state, batch)
+    at = [5, 2 * 64 * 64 + 7]  # of the first turn, and of the third
+    fault = make_fault(program.sites["forward:a"], Operand.WEIGHT, 3, at, keep=ALL_ONES, flip=1)
+    _, struck = program(fault, state, batch)
+    assert struck.old[:2].tolist() == state["a"].view(np.uint32).reshape(-1)[at].tolist()
+    assert (int(struck.hits), int(struck.operand_changed)) == (1, 2)
 
 
 def check_explicit_axes():

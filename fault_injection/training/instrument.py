@@ -32,7 +32,7 @@ from .jax_internals import PRODUCTS, is_explicit, meshes_of, opened, typed_by
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
 from .step_site import StepSite
-from .struck_site import NOWHERE, aimed
+from .struck_site import NOWHERE, aimed, parted
 from .traced_step import Step, Traced, trace
 
 ALL = "all"
@@ -72,7 +72,9 @@ class Instrumented:
         return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
     def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
-        """The step's results, as leaves, and what it says of itself; without a fault, the reference's results.
+        """The step's results, as leaves, and what it says of itself, of its words those of what the fault did.
+
+        Without a fault, the results are the reference's, and there are no words.
 
         Args:
           words: of the fault.
@@ -93,11 +95,13 @@ class Instrumented:
         fault = fault_of(words)
         if not self.sites:
             results, told = run(frozenset(), None)
-            return results, told._replace(struck=words_of(nothing_struck(fault)))
+            return results, told._replace(words=words_of(nothing_struck(fault)))
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         here = np.array([site_id(name) for name in self.sites], np.int32) == fault.site
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
-        return run(frozenset(numbers.tolist()), aimed(words, site))
+        results, told = run(frozenset(numbers.tolist()), aimed(words, site))
+        assert told.words is not None  # there is an aim
+        return results, told._replace(words=parted(told.words)[1])
 
     def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
@@ -144,7 +148,7 @@ class Instrumented:
         elements is a shape (`models.fault.padded_size`).
         """
         results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
-        return self._joined(results), Fetched.later(told.struck)
+        return self._joined(results), Fetched.later(told.words)
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.

@@ -5,7 +5,6 @@ strike is inserted, and everything else is emitted as it was.  Sites are numbere
 is rewritten once, however often it is called: it is told the struck site as counted from its own first.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +16,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from models.fault import struck_of, words_of
 from models.isolation import fence
 
 from .jax_internals import (
@@ -44,27 +42,16 @@ class Told(NamedTuple):
     """What a body says of itself.
 
     Attributes:
-      struck: the words of what the fault did, added up over sites and turns; None without an aim.
+      words: the aim's, with what the fault did here added; None without an aim.
       checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
     """
 
-    struck: jax.Array | None
+    words: jax.Array | None
     checks: jax.Array | None
 
     def after(self, earlier: "Told") -> "Told":
-        """The same of all turns of a loop so far.  A site struck in several of them is one operation that is struck."""
-        struck = self.struck
-        if struck is not None and earlier.struck is not None:
-            both = struck_of(earlier.struck + struck)
-            struck = words_of(dataclasses.replace(both, hits=jnp.minimum(both.hits, 1)))
-        return Told(struck, jax.tree.map(jnp.maximum, earlier.checks, self.checks))
-
-
-def _together(said: Sequence[Told]) -> Told:
-    """The same of bodies one after the other."""
-    struck = [told.struck for told in said if told.struck is not None]
-    checks = [told.checks for told in said if told.checks is not None]
-    return Told(functools.reduce(jnp.add, struck) if struck else None, jnp.concatenate(checks) if checks else None)
+        """The same of all turns of a loop so far."""
+        return self._replace(checks=jax.tree.map(jnp.maximum, earlier.checks, self.checks))
 
 
 class Interpreter:
@@ -154,26 +141,33 @@ class Interpreter:
                 fences[atom] = fence(known[atom])
             return fences[atom]
 
-        first = 0
-        said = [self._silent(0, aim)]
+        first, words = 0, None if aim is None else aim.words
+        checked = [self._unchecked(0)]
         for equation in jaxpr.eqns:
             given = [*map(fenced if strikable(equation, self.kinds) else value, equation.invars)]
             count = self.sites(equation)
             if count or (untyped and self._typed(equation)):
                 inside = frozenset(number - first for number in supported if first <= number < first + count)
                 there = aim._replace(site=aim.site - first) if aim is not None and inside else None
+                if there is not None and words is not None and untyped:
+                    # Each site waits for the one before: devices that share a host's processors wake each other the
+                    # more, the more of their sites are ready at once.  Elsewhere, sites need not wait.
+                    there = there._replace(words=words)
                 results, told = self._enter(equation, given, inside, there, untyped)
-                said.append(told)
+                if words is not None and told.words is not None:
+                    words = told.words if untyped else jnp.maximum(words, told.words)  # a strike only adds to them
+                checked.append(told.checks)
                 first += count
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
-        return [value(atom) for atom in jaxpr.outvars], _together(said)
+        all_checks = [one for one in checked if one is not None]
+        told = Told(words, jnp.concatenate(all_checks) if all_checks else None)
+        return [value(atom) for atom in jaxpr.outvars], told
 
-    def _silent(self, sites: int, aim: Aim | None) -> Told:
-        """What a body of so many sites says where nothing of it runs."""
-        checks = jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None
-        return Told(None if aim is None else aim.missed, checks)
+    def _unchecked(self, sites: int) -> jax.Array | None:
+        """The checks of so many sites where nothing of them runs."""
+        return jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None
 
     def _enter(
         self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
@@ -181,11 +175,10 @@ class Interpreter:
         """An equation that is a site, or has sites in its body."""
         name, params = equation.primitive.name, equation.params
         if strikable(equation, self.kinds):
-            result, struck = self._site(equation, values, aim, untyped)
-            told = checks(equation, values, result, self.wanted) if self.wanted else None
-            return [result], Told(struck, told)
+            result, words = self._site(equation, values, aim, untyped)
+            return [result], Told(words, checks(equation, values, result, self.wanted) if self.wanted else None)
         if not bodies(equation):
-            return evaluate(equation, values, untyped), self._silent(0, aim)
+            return evaluate(equation, values, untyped), Told(None, self._unchecked(0))
         body = bodies(equation)[0]
         run = functools.partial(self.run, body.jaxpr, body.consts, supported=supported, untyped=untyped)
         if name == "jit":
@@ -202,11 +195,11 @@ class Interpreter:
 
             rewritten = jax.make_jaxpr(flat)(*new, *values)
             return jax.tree.unflatten(shape[0], bind_checkpoint(equation, rewritten, new, values))
-        silent = self._silent(self.count(body.jaxpr), aim)
+        begin = Told(None if aim is None else aim.words, self._unchecked(self.count(body.jaxpr)))
         if name == "scan":
-            return self._scan(params, run, values, aim, silent)
+            return self._scan(params, run, values, aim, begin)
         if name == "while":
-            return self._while(params, run, values, aim, silent)
+            return self._while(params, run, values, aim, begin)
         if name == "cond":
             return self._branches(equation, values, supported, aim, untyped)
         if name == "shard_map":
@@ -256,7 +249,7 @@ class Interpreter:
         return self._calls[key](aim, *values)
 
     def _scan(
-        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, silent: Told
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, begin: Told
     ) -> tuple[list[Any], Told]:
         (constant, carried), length = scan_operands(dict(params)), params["length"]
         consts, init, sliced = (
@@ -268,17 +261,19 @@ class Interpreter:
 
         def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
             number, seen, values = carry
-            inside = None if aim is None else aim._replace(turn=aim.turn * length + number)
+            inside = aim
+            if aim is not None and seen.words is not None:
+                inside = aim._replace(turn=aim.turn * length + number, words=seen.words)
             results, told = run([*consts, *values, *x], aim=inside)
             on = number + (-1 if params["reverse"] else 1)
             return (on, told.after(seen), results[:carried]), results[carried:]
 
-        begin = np.int32(length - 1 if params["reverse"] else 0)
-        (_, seen, last), stacked = lax.scan(turn, (begin, silent, init), sliced, **options)
+        number = np.int32(length - 1 if params["reverse"] else 0)
+        (_, seen, last), stacked = lax.scan(turn, (number, begin, init), sliced, **options)
         return [*last, *stacked], seen
 
     def _while(
-        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, silent: Told
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, begin: Told
     ) -> tuple[list[Any], Told]:
         of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
         looked_at, consts = values[:of_condition], values[of_condition : of_condition + of_body]
@@ -290,14 +285,14 @@ class Interpreter:
         def turn(carry: tuple[Any, Told, list[Any]]) -> tuple[Any, Told, list[Any]]:
             number, seen, values = carry
             inside = aim
-            if aim is not None:
+            if aim is not None and seen.words is not None:
                 site = jnp.where(number < self.turns, aim.site, NOWHERE)
                 turn = aim.turn * self.turns + jnp.minimum(number, self.turns - 1)
-                inside = aim._replace(site=site, turn=turn)
+                inside = aim._replace(site=site, turn=turn, words=seen.words)
             results, told = run([*consts, *values], aim=inside)
             return number + 1, told.after(seen), results
 
-        _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), silent, init))
+        _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), begin, init))
         return last, seen
 
     def _branches(
@@ -313,12 +308,11 @@ class Interpreter:
             ) -> Any:
                 there = aim._replace(site=aim.site - first) if aim is not None and inside else None
                 results, told = self.run(body.jaxpr, body.consts, operands, inside, there, untyped)
-                all_sites = self._silent(sites, aim)
-                struck = all_sites.struck if told.struck is None else told.struck
+                words = aim.words if aim is not None and there is None else told.words
                 put = jax.tree.map(
-                    lambda all, mine: all.at[first : first + count].set(mine), all_sites.checks, told.checks
+                    lambda all, mine: all.at[first : first + count].set(mine), self._unchecked(sites), told.checks
                 )
-                return results, Told(struck, put)
+                return results, Told(words, put)
 
             branches.append(branch)
             first += count
@@ -340,12 +334,13 @@ class Interpreter:
                 mine = aim._replace(worker=outer * count + number[0])
             found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
             checks = None if told.checks is None else lax.pmax(told.checks, axes)
-            if aim is None or told.struck is None:
+            if aim is None or told.words is None:
                 return found, Told(None, checks)
-            # Devices wait for each other to add up, so they only do where one of them may have been struck.
+            # A strike only adds to the words.  Devices wait for each other to compare theirs, so they only do where one
+            # of them may have been struck.
             aimed = (aim.site >= 0) & (aim.site < sites)
-            added = lax.cond(aimed, lambda mine: lax.psum(mine, axes), lambda mine: mine, told.struck)
-            return found, Told(added, checks)
+            words = lax.cond(aimed, lambda mine: lax.pmax(mine, axes), lambda mine: mine, told.words)
+            return found, Told(words, checks)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
         numbers = None if aim is None else jnp.arange(count)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, nothing_struck, words_of
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, nothing_struck, struck_of, words_of
 from models.faulty_product import faulty_product
 from models.isolation import fence
 
@@ -28,7 +28,8 @@ class Aim(NamedTuple):
       worker: int32, the number of the device that runs the body, among those that each run it with operands of their
         own; −1 where all share it.
       first, last: int32, the smallest and the largest position that is struck.
-      fault: the words of the fault; its positions count through the operands of all turns, one after the other.
+      words: of the fault, and of what it did so far, in one array: a loop updates it in place.  The fault's positions
+        count through the operands of all turns, one after the other.
     """
 
     site: jax.Array
@@ -36,12 +37,19 @@ class Aim(NamedTuple):
     worker: Integer
     first: jax.Array
     last: jax.Array
-    fault: jax.Array
+    words: jax.Array
 
-    @property
-    def missed(self) -> jax.Array:
-        """The words of what the fault does to a site that it does not strike."""
-        return jnp.asarray(words_of(nothing_struck(fault_of(self.fault))))
+
+def parted(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """An aim's words, uint32 [6 + 6K], as those of the fault, [3 + 4K], and of what it did, [3 + 2K].
+
+    >>> from models.fault import inactive_fault
+    >>> fault = jnp.asarray(words_of(inactive_fault(2)))
+    >>> [part.size for part in parted(aimed(fault, jnp.int32(0)).words)]
+    [11, 7]
+    """
+    end = 4 * (words.size // 6) - 1
+    return words[:end], words[end:]
 
 
 def aimed(words: jax.Array, site: jax.Array) -> Aim:
@@ -49,7 +57,8 @@ def aimed(words: jax.Array, site: jax.Array) -> Aim:
     fault = fault_of(words)
     first = jnp.min(jnp.where(fault.index >= 0, fault.index, LARGEST_OPERAND))
     last = jnp.max(fault.index)  # or below zero, as all that pads
-    return Aim(site, np.int32(0), np.int32(-1), first, last, words)
+    all_words = jnp.concatenate([words, words_of(nothing_struck(fault))])
+    return Aim(site, np.int32(0), np.int32(-1), first, last, all_words)
 
 
 def strike_site(
@@ -65,8 +74,7 @@ def strike_site(
       laid_out: fixes how the first operand, the second, or the result is shared out among devices.
 
     Returns:
-      The result, and the words of what the fault did here, or None without an aim.  Sites are not told what it did to
-      those before them: they would have to wait for each other.
+      The result, and the aim's words, with what the fault did here added; None without an aim.
     """
     operands = [*(laid_out(place, one) for place, one in enumerate(values[:2])), *values[2:]]
 
@@ -77,16 +85,15 @@ def strike_site(
     result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
     if aim is None:
         return result, None
-    words, turn = aim.fault, aim.turn
     sizes = np.array([min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)], np.int32)
 
-    def sized() -> tuple[Fault, jax.Array, jax.Array]:
+    def sized(words: jax.Array) -> tuple[Fault, jax.Array, jax.Array]:
         """The fault, elements of its operand in one turn, and those of the turns that come first."""
-        fault = fault_of(words)
+        fault = fault_of(parted(words)[0])
         size = lax.dynamic_index_in_dim(sizes, fault.operand, keepdims=False)
-        return fault, size, turn * size
+        return fault, size, aim.turn * size
 
-    fault, size, before = sized()
+    fault, size, before = sized(aim.words)
     here = (aim.worker < 0) | (aim.worker == fault.worker)
     hit = here & (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
@@ -94,8 +101,8 @@ def strike_site(
         return gathered(operation(*map(scattered, tensors, operands)))
 
     def strike(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
-        _, clean, _ = carry
-        fault, size, before = sized()  # again: each array that a loop reads from outside is copied for it
+        _, clean, words = carry
+        fault, size, before = sized(words)  # again: each array that a loop reads from outside is copied for it
         # A position of another turn falls outside of this one's operand, and is left alone.
         index = lax.max(fault.index - before, np.int32(NOWHERE))
         source = lax.rem(fault.source, lax.max(size, np.int32(1)))  # a copy is read in the turn in which it is written
@@ -103,10 +110,13 @@ def strike_site(
         # Positions count through the operands as they are on all devices together.
         a, b = map(gathered, operands[:2])
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
-        return lax.full_like(hit, False), scattered(y, clean), words_of(struck)
+        of_fault, earlier = parted(words)
+        # A site that is struck in several turns of a loop is one operation.
+        both = dataclasses.replace(jax.tree.map(lax.add, struck_of(earlier), struck), hits=np.int32(1))
+        return lax.full_like(hit, False), scattered(y, clean), jnp.concatenate([of_fault, words_of(both)])
 
-    _, struck_result, told = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.missed))
-    return laid_out(Operand.OUTPUT, fence(struck_result)), told
+    _, struck_result, words = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.words))
+    return laid_out(Operand.OUTPUT, fence(struck_result)), words
 
 
 def _rounded(tensor: jax.Array) -> jax.Array:

@@ -68,7 +68,7 @@ def training_program(
         added = [new[place] - arrays[place] for place in learned]
         found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
         loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
-        struck = None if told.struck is None else struck_of(told.struck)
+        struck = None if told.words is None else struck_of(told.words)
         return new, report(loss, metric, added, new, struck, reductions=found)
 
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
