@@ -256,6 +256,11 @@ def test_a_file_for_a_workload_without_images():
     assert format_injection(injection) == OWN
 
 
+def test_a_signalling_nan_of_a_narrow_format_is_a_nan_without_a_warning():
+    text = OWN.replace("xor:8000", "7f81")
+    assert parse_injection(text + "inj_values,nan\n") == parse_injection(text)
+
+
 # ---- Comments -----------------------------------------------------------------------------
 
 

@@ -330,7 +330,8 @@ def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[NewBits
     stated = format_of(dtype).bits(values)
     given = np.array([new.flip for new in bits], np.uint32)
     word = f"uint{8 * dtype.itemsize}"
-    nan = [np.isnan(each.astype(word).view(dtype)) for each in (stated, given)]
+    # As float32, because NumPy warns of signalling NaNs of narrower formats.
+    nan = [np.isnan(each.astype(word).view(dtype).astype(np.float32)) for each in (stated, given)]
     different = (stated != given) & ~(nan[0] & nan[1])
     if different.any():
         at = int(different.argmax())
