@@ -202,28 +202,30 @@ def nothing_struck(fault: Fault) -> Struck:
     return Struck(zero, none, none, zero, zero)
 
 
-def words_of(tree: Fault | Struck) -> Any:
-    """A fault, or what it did, as one vector uint32: each array that a step takes or gives costs time on each device.
+def words_of(fault: Fault, struck: Struck | None = None) -> Any:
+    """A fault and what it did, as one vector uint32 [6 + 6K]: each array that a step takes or gives costs time.
+
+    Args:
+      struck: what the fault did; nothing by default.
 
     >>> fault = inactive_fault(2)
     >>> fault_of(words_of(fault)).index, len(words_of(fault))
-    (array([-1, -1], dtype=int32), 11)
+    (array([-1, -1], dtype=int32), 18)
     """
-    leaves = jax.tree.leaves(tree)
+    leaves = jax.tree.leaves((fault, nothing_struck(fault) if struck is None else struck))
     if any(isinstance(leaf, jax.Array) for leaf in leaves):
         return jnp.concatenate([bits(jnp.asarray(leaf)).reshape(-1) for leaf in leaves])
     return np.frombuffer(b"".join(leaf.tobytes() for leaf in leaves), np.uint32)  # NumPy's own calls are slower
 
 
 def fault_of(words: jax.Array | np.ndarray) -> Fault:
-    """The fault that these words, uint32 [3 + 4K], are."""
-    return _parted(words, inactive_fault((words.size - 3) // 4))
+    """The fault of which these are the words."""
+    return _parted(words)[0]
 
 
 def struck_of(words: jax.Array | np.ndarray) -> Struck:
-    """What a fault did, of which these are the words, uint32 [3 + 2K]."""
-    zero, none = np.int32(0), np.zeros((words.size - 3) // 2, np.uint32)
-    return _parted(words, Struck(zero, none, none, zero, zero))
+    """What the fault did of which these are the words."""
+    return _parted(words)[1]
 
 
 class Fetched(Struck):
@@ -231,7 +233,7 @@ class Fetched(Struck):
 
     A step gives one array for it, and a loop waits only where it looks.
 
-    >>> Fetched.later(jnp.array(words_of(nothing_struck(inactive_fault())))).new
+    >>> Fetched.later(jnp.array(words_of(inactive_fault()))).new
     array([0], dtype=uint32)
     """
 
@@ -259,8 +261,9 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def _parted(words: jax.Array | np.ndarray, like: Any) -> Any:
-    leaves, tree = jax.tree.flatten(like)
+def _parted(words: jax.Array | np.ndarray) -> tuple[Fault, Struck]:
+    fault = inactive_fault(words.size // 6 - 1)
+    leaves, tree = jax.tree.flatten((fault, nothing_struck(fault)))
     here = isinstance(words, np.ndarray)
     parts = (np if here else jnp).split(words, np.cumsum([leaf.size for leaf in leaves])[:-1])
     each = [

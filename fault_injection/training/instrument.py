@@ -5,7 +5,7 @@ import fnmatch
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,22 +21,35 @@ from models.fault import (
     Struck,
     fault_of,
     make_fault,
-    nothing_struck,
     site_id,
     words_of,
 )
 
 from ..machine.errors import InputError, did_you_mean
-from .intercept import Interpreter, Layouts, Told
+from .intercept import Interpreter, Layouts
 from .jax_internals import PRODUCTS, is_explicit, meshes_of, opened, typed_by
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
 from .step_site import StepSite
-from .struck_site import NOWHERE, aimed, parted
+from .struck_site import NOWHERE, aimed
 from .traced_step import Step, Traced, trace
 
 ALL = "all"
 Position = int | tuple[int, ...]
+
+
+class Ran(NamedTuple):
+    """What a step gave.
+
+    Attributes:
+      results: its results, as leaves: of the new state, then of the metrics.
+      words: of the fault, with what it did; None without a fault.
+      checks: of its products, float32 [sites, reductions]; None where none is wanted.
+    """
+
+    results: list[Any]
+    words: jax.Array | None
+    checks: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,13 +84,11 @@ class Instrumented:
             return self
         return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
-    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
-        """The step's results, as leaves, and what it says of itself, of its words those of what the fault did.
-
-        Without a fault, the results are the reference's, and there are no words.
+    def flat(self, words: jax.Array | None, *leaves: Any) -> Ran:
+        """One step, as a function of arrays alone.
 
         Args:
-          words: of the fault.
+          words: of the fault; None gives the reference.
           leaves: of the state, then of the batch.
 
         Raises:
@@ -87,29 +98,25 @@ class Instrumented:
         with typed_by(self.meshes):
             return self._flat(words, leaves)
 
-    def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
+    def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> Ran:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
-        if words is None:
-            return run(frozenset(), None)
-        fault = fault_of(words)
-        if not self.sites:
+        if words is None or not self.sites:
             results, told = run(frozenset(), None)
-            return results, told._replace(words=words_of(nothing_struck(fault)))
+            return Ran(results, words, told.checks)
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
-        here = np.array([site_id(name) for name in self.sites], np.int32) == fault.site
+        here = np.array([site_id(name) for name in self.sites], np.int32) == fault_of(words).site
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
         results, told = run(frozenset(numbers.tolist()), aimed(words, site))
-        assert told.words is not None  # there is an aim
-        return results, told._replace(words=parted(told.words)[1])
+        return Ran(results, told.words, told.checks)
 
-    def named(self, told: Told) -> dict[str, jax.Array]:
+    def named(self, checks: jax.Array | None) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
         return {
-            f"{reduction}/products/{name}": told.checks[place, column]
+            f"{reduction}/products/{name}": checks[place, column]
             for column, reduction in enumerate(self.interpreter.wanted)
             for place, (name, site) in enumerate(self.all_sites.items())
-            if told.checks is not None and site.checked
+            if checks is not None and site.checked
         }
 
     @functools.cached_property
@@ -121,7 +128,7 @@ class Instrumented:
     def reference_compiled(self) -> Any:
         """`flat` without a fault, compiled at its first call."""
         donated = tuple(1 + place for place in self.traced.donates)
-        return jax.jit(lambda _, *leaves: self.flat(None, *leaves)[0], donate_argnums=donated)
+        return jax.jit(lambda _, *leaves: self.flat(None, *leaves).results, donate_argnums=donated)
 
     @functools.cached_property
     def _placed(self) -> Any:
@@ -147,8 +154,8 @@ class Instrumented:
         One executable serves every site, operand, position, value, iteration and worker; only the padded number of
         elements is a shape (`models.fault.padded_size`).
         """
-        results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
-        return self._joined(results), Fetched.later(told.words)
+        ran = self.compiled(self.words(fault), *self._leaves(state, batch))
+        return self._joined(ran.results), Fetched.later(ran.words)
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.
@@ -290,7 +297,7 @@ def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
         found: Layouts = {}
         looking = Interpreter(now.kinds, now.turns, layouts=lambda: found, looking=True)
         reference = dataclasses.replace(program, interpreter=looking)
-        jax.jit(lambda *leaves: reference.flat(None, *leaves)[0]).lower(*given).compile()
+        jax.jit(lambda *leaves: reference.flat(None, *leaves).results).lower(*given).compile()
         return found
 
     return dataclasses.replace(program, interpreter=Interpreter(now.kinds, now.turns, layouts=layouts))

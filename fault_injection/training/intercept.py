@@ -141,7 +141,8 @@ class Interpreter:
                 fences[atom] = fence(known[atom])
             return fences[atom]
 
-        first, words = 0, None if aim is None else aim.words
+        first, begun = 0, None if aim is None else aim.words
+        words = begun
         checked = [self._unchecked(0)]
         for equation in jaxpr.eqns:
             given = [*map(fenced if strikable(equation, self.kinds) else value, equation.invars)]
@@ -154,8 +155,8 @@ class Interpreter:
                     # more, the more of their sites are ready at once.  Elsewhere, sites need not wait.
                     there = there._replace(words=words)
                 results, told = self._enter(equation, given, inside, there, untyped)
-                if words is not None and told.words is not None:
-                    words = told.words if untyped else jnp.maximum(words, told.words)  # a strike only adds to them
+                if words is not None and told.words is not None:  # a strike only adds to them
+                    words = told.words if untyped or words is begun else jnp.maximum(words, told.words)
                 checked.append(told.checks)
                 first += count
             else:
@@ -263,7 +264,7 @@ class Interpreter:
             number, seen, values = carry
             inside = aim
             if aim is not None and seen.words is not None:
-                inside = aim._replace(turn=aim.turn * length + number, words=seen.words)
+                inside = aim.inside(length, number)._replace(words=seen.words)
             results, told = run([*consts, *values, *x], aim=inside)
             on = number + (-1 if params["reverse"] else 1)
             return (on, told.after(seen), results[:carried]), results[carried:]
@@ -287,8 +288,8 @@ class Interpreter:
             inside = aim
             if aim is not None and seen.words is not None:
                 site = jnp.where(number < self.turns, aim.site, NOWHERE)
-                turn = aim.turn * self.turns + jnp.minimum(number, self.turns - 1)
-                inside = aim._replace(site=site, turn=turn, words=seen.words)
+                turn = jnp.minimum(number, self.turns - 1)
+                inside = aim.inside(self.turns, turn)._replace(site=site, words=seen.words)
             results, told = run([*consts, *values], aim=inside)
             return number + 1, told.after(seen), results
 

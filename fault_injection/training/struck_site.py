@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, nothing_struck, struck_of, words_of
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, struck_of, words_of
 from models.faulty_product import faulty_product
 from models.isolation import fence
 
@@ -24,7 +24,7 @@ class Aim(NamedTuple):
 
     Attributes:
       site: int32, the number of the struck site, counted from the body's first; outside of its sites, nothing is.
-      turn: int32, the turn of the loops around the body, counted through all of them.
+      turn: int32, the turn of the loops around the body, counted through all of them; None outside of loops.
       worker: int32, the number of the device that runs the body, among those that each run it with operands of their
         own; −1 where all share it.
       first, last: int32, the smallest and the largest position that is struck.
@@ -33,23 +33,15 @@ class Aim(NamedTuple):
     """
 
     site: jax.Array
-    turn: Integer
+    turn: Integer | None
     worker: Integer
     first: jax.Array
     last: jax.Array
     words: jax.Array
 
-
-def parted(words: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """An aim's words, uint32 [6 + 6K], as those of the fault, [3 + 4K], and of what it did, [3 + 2K].
-
-    >>> from models.fault import inactive_fault
-    >>> fault = jnp.asarray(words_of(inactive_fault(2)))
-    >>> [part.size for part in parted(aimed(fault, jnp.int32(0)).words)]
-    [11, 7]
-    """
-    end = 4 * (words.size // 6) - 1
-    return words[:end], words[end:]
+    def inside(self, length: int, number: jax.Array) -> "Aim":
+        """The same in one turn of a loop of so many."""
+        return self._replace(turn=number if self.turn is None else self.turn * length + number)
 
 
 def aimed(words: jax.Array, site: jax.Array) -> Aim:
@@ -57,8 +49,7 @@ def aimed(words: jax.Array, site: jax.Array) -> Aim:
     fault = fault_of(words)
     first = jnp.min(jnp.where(fault.index >= 0, fault.index, LARGEST_OPERAND))
     last = jnp.max(fault.index)  # or below zero, as all that pads
-    all_words = jnp.concatenate([words, words_of(nothing_struck(fault))])
-    return Aim(site, np.int32(0), np.int32(-1), first, last, all_words)
+    return Aim(site, None, np.int32(-1), first, last, words)
 
 
 def strike_site(
@@ -87,11 +78,11 @@ def strike_site(
         return result, None
     sizes = np.array([min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)], np.int32)
 
-    def sized(words: jax.Array) -> tuple[Fault, jax.Array, jax.Array]:
+    def sized(words: jax.Array) -> tuple[Fault, jax.Array, Integer]:
         """The fault, elements of its operand in one turn, and those of the turns that come first."""
-        fault = fault_of(parted(words)[0])
+        fault = fault_of(words)
         size = lax.dynamic_index_in_dim(sizes, fault.operand, keepdims=False)
-        return fault, size, aim.turn * size
+        return fault, size, np.int32(0) if aim.turn is None else aim.turn * size
 
     fault, size, before = sized(aim.words)
     here = (aim.worker < 0) | (aim.worker == fault.worker)
@@ -103,17 +94,19 @@ def strike_site(
     def strike(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
         _, clean, words = carry
         fault, size, before = sized(words)  # again: each array that a loop reads from outside is copied for it
-        # A position of another turn falls outside of this one's operand, and is left alone.
-        index = lax.max(fault.index - before, np.int32(NOWHERE))
-        source = lax.rem(fault.source, lax.max(size, np.int32(1)))  # a copy is read in the turn in which it is written
-        of_turn = dataclasses.replace(fault, index=index, source=source)
+        of_turn = fault
+        if aim.turn is not None:
+            # A position of another turn falls outside of this one's operand, and is left alone.  A copy is read in the
+            # turn in which it is written.
+            index = lax.max(fault.index - before, np.int32(NOWHERE))
+            source = lax.rem(fault.source, lax.max(size, np.int32(1)))
+            of_turn = dataclasses.replace(fault, index=index, source=source)
         # Positions count through the operands as they are on all devices together.
         a, b = map(gathered, operands[:2])
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
-        of_fault, earlier = parted(words)
         # A site that is struck in several turns of a loop is one operation.
-        both = dataclasses.replace(jax.tree.map(lax.add, struck_of(earlier), struck), hits=np.int32(1))
-        return lax.full_like(hit, False), scattered(y, clean), jnp.concatenate([of_fault, words_of(both)])
+        both = dataclasses.replace(jax.tree.map(lax.add, struck_of(words), struck), hits=np.int32(1))
+        return lax.full_like(hit, False), scattered(y, clean), words_of(fault, both)
 
     _, struck_result, words = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.words))
     return laid_out(Operand.OUTPUT, fence(struck_result)), words
