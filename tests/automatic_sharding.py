@@ -9,7 +9,7 @@ sys.path.insert(0, str(ROOT / "examples" / "shard_map"))
 import jax  # noqa: E402
 import my_run  # noqa: E402
 import numpy as np  # noqa: E402
-import optax  # noqa: E402
+import sharded_perceptron  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.sharding import AxisType, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
@@ -41,7 +41,7 @@ PRODUCTS = {
 
 
 def measures_by(product):
-    """The example's `measures`, with its products and those of its gradients made by a function."""
+    """The perceptron's `measures`, with its products and those of its gradients made by a function."""
 
     def layer(name):
         @jax.custom_vjp
@@ -60,9 +60,7 @@ def measures_by(product):
     def measures(params, batch):
         h = layer("params/hidden/w")(batch["image"], params["hidden"]["w"]) + params["hidden"]["b"]
         logits = layer("params/out/w")(jax.nn.relu(h), params["out"]["w"]) + params["out"]["b"]
-        loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
-        hits = jax.numpy.argmax(logits, -1) == batch["label"]
-        return loss, {"loss": loss, "accuracy": jax.numpy.mean(hits.astype(jax.numpy.float32))}
+        return sharded_perceptron.judged(logits, batch["label"])
 
     return measures
 
@@ -196,10 +194,20 @@ def close(one, other):
     return all(np.allclose(a, b, rtol=1e-4, atol=1e-5 * np.max(np.abs(b))) for a, b in pairs)
 
 
+def check_example():
+    """The example's two steps have the same sites, and an inactive fault changes no bit of them."""
+    both = []
+    for training in (my_run.automatic(), my_run.training()):
+        state, batch = training.init(), training.batch(0, 0)
+        both.append(instrument(training.step, state, batch))
+        silent, struck = both[-1](inactive_fault(), state, batch)
+        assert same_bits(silent, both[-1].reference(state, batch)) and int(struck.hits) == 0
+    assert list(both[0].sites) == list(both[1].sites)
+
+
 def main():
-    training, mapped = my_run.automatic(), my_run.training()
-    state, batch = training.init(), training.batch(0, 0)
-    program, of_workers = instrument(training.step, state, batch), instrument(mapped.step, state, batch)
+    state, batch, step = sharded_perceptron.state(), sharded_perceptron.batch(), sharded_perceptron.automatic_step()
+    program, of_workers = (instrument(one, state, batch) for one in (step, sharded_perceptron.mapped_step()))
     assert jax.device_count() == 8
     assert list(program.sites) == list(of_workers.sites) == list(PRODUCTS)
     for name, site in program.sites.items():
@@ -213,7 +221,7 @@ def main():
 
     reference = program.reference(state, batch)
     for sites in ("all", [first], ["forward:*"], ["grad_wt:params/out/w"]):
-        silent, struck = instrument(training.step, state, batch, sites)(inactive_fault(), state, batch)
+        silent, struck = instrument(step, state, batch, sites)(inactive_fault(), state, batch)
         assert same_bits(silent, reference) and int(struck.hits) == 0
 
     count = changed = 0
@@ -222,9 +230,8 @@ def main():
             struck_operand, shape = operand.name.lower(), place.shapes[operand]
 
             def by_position(state, batch, index, site=site, operand=struck_operand):
-                my_run.measures = measures_by(by_hand(PRODUCTS, site, operand, tuple(index), BITS))
-                my_run.make_automatic_step.cache_clear()
-                return my_run.make_automatic_step()(state, batch)
+                measures = measures_by(by_hand(PRODUCTS, site, operand, tuple(index), BITS))
+                return sharded_perceptron.automatic_step(measures)(state, batch)
 
             hand = jax.jit(by_position)
             size = int(np.prod(shape))
@@ -238,6 +245,7 @@ def main():
                 count, changed = count + 1, changed + (not same_bits(found, reference))
     check_layouts()
     check_explicit_axes()
+    check_example()
     print(len(program.sites), count, changed)
 
 

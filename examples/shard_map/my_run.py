@@ -12,20 +12,37 @@ from sklearn.datasets import load_digits
 
 DEVICES, BATCH, STEPS, EPOCHS = 8, 64, 22, 4
 jax.config.update("jax_num_cpu_devices", DEVICES)  # before JAX computes
-optimizer = optax.sgd(0.1, momentum=0.9)
+BLOCKS, WIDTH = 2, 64
+optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, weight_decay=1e-2))
 
 
 def init_params(seed):
-    first, second = jax.random.split(jax.random.key(seed))
-    return {
-        "hidden": {"w": jax.random.normal(first, (64, 128)) / 8, "b": jnp.zeros(128)},
-        "out": {"w": jax.random.normal(second, (128, 10)) / 11, "b": jnp.zeros(10)},
-    }
+    keys = iter(jax.random.split(jax.random.key(seed), 2 * BLOCKS + 2))
+
+    def layer(n, m, scale=1.0):
+        return {"w": scale * jax.random.normal(next(keys), (n, m)) / n**0.5, "b": jnp.zeros(m)}
+
+    def block():
+        norm = {"scale": jnp.ones(WIDTH), "shift": jnp.zeros(WIDTH)}
+        return {"norm": norm, "up": layer(WIDTH, 2 * WIDTH), "down": layer(2 * WIDTH, WIDTH, 0.5)}
+
+    return {"embed": layer(64, WIDTH), "blocks": [block() for _ in range(BLOCKS)], "out": layer(WIDTH, 10)}
+
+
+def normalised(x, norm):
+    x = x - jnp.mean(x, -1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.mean(x**2, -1, keepdims=True) + 1e-5) * norm["scale"] + norm["shift"]
+
+
+def dense(x, layer):
+    return x @ layer["w"] + layer["b"]
 
 
 def measures(params, batch):
-    h = jax.nn.relu(batch["image"] @ params["hidden"]["w"] + params["hidden"]["b"])
-    logits = h @ params["out"]["w"] + params["out"]["b"]
+    h = dense(batch["image"], params["embed"])
+    for block in params["blocks"]:
+        h = h + dense(jax.nn.gelu(dense(normalised(h, block["norm"]), block["up"])), block["down"])
+    logits = dense(h, params["out"])
     loss = optax.softmax_cross_entropy_with_integer_labels(logits, batch["label"]).mean()
     hits = jnp.argmax(logits, -1) == batch["label"]
     return loss, {"loss": loss, "accuracy": jnp.mean(hits.astype(jnp.float32))}
@@ -44,7 +61,7 @@ def make_step():
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
     def train_step(state, batch):
         (_, metrics), grads = jax.value_and_grad(mean_loss, has_aux=True)(state["params"], batch)
-        updates, opt = optimizer.update(grads, state["opt"])
+        updates, opt = optimizer.update(grads, state["opt"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, jax.lax.pmean(metrics, "data")
 
     return train_step
@@ -59,7 +76,7 @@ def make_automatic_step():
     @functools.partial(jax.jit, in_shardings=(everywhere, in_parts), out_shardings=everywhere)
     def train_step(state, batch):
         (_, metrics), grads = jax.value_and_grad(measures, has_aux=True)(state["params"], batch)
-        updates, opt = optimizer.update(grads, state["opt"])
+        updates, opt = optimizer.update(grads, state["opt"], state["params"])
         return {"params": optax.apply_updates(state["params"], updates), "opt": opt}, metrics
 
     return train_step
