@@ -21,7 +21,7 @@ from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.training.program import Measure
 
-FLIPS = [400, pytest.param(20_000, marks=pytest.mark.slow)]
+FLIPS = [400, pytest.param(8_000, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
