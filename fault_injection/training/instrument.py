@@ -146,7 +146,7 @@ class Instrumented:
     def words(self, fault: Fault) -> jax.Array:
         """A fault as `compiled` takes it."""
         words = words_of(fault)
-        return words if isinstance(words, jax.Array) else self._placed(words.tobytes())
+        return self._placed(words.tobytes()) if isinstance(words, np.ndarray) else words
 
     def __call__(self, fault: Fault, state: Any, batch: Any) -> tuple[tuple[Any, Any], Struck]:
         """One step with a fault, as `(state, metrics), struck`.
