@@ -220,9 +220,9 @@ def test_checksums_of_a_step_see_its_product_and_change_no_bit():
     fault = plain.fault("grad_wt:up", "output", (1, 2), values=[1e6], iteration=2)
     for struck in (inactive_fault(), fault):
         expected, _ = plain(struck, own_steps.scanned_state(), batch)
-        ran = telling.compiled(telling.words(struck), *telling._leaves(own_steps.scanned_state(), batch))
-        assert same_bits(telling._joined(ran.results), expected)
-        values = {name: float(value) for name, value in telling.named(ran.checks).items()}
+        results, told = telling.compiled(telling.words(struck), *telling._leaves(own_steps.scanned_state(), batch))
+        assert same_bits(telling._joined(results), expected)
+        values = {name: float(value) for name, value in telling.named(told).items()}
         assert len(values) == 2 * len(plain.sites)
         beyond = {name for name, value in values.items() if value > 1}
         assert beyond == (

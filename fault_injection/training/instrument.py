@@ -5,7 +5,7 @@ import fnmatch
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,7 @@ from models.fault import (
 )
 
 from ..machine.errors import InputError, did_you_mean
-from .intercept import Interpreter, Layouts
+from .intercept import Interpreter, Layouts, Told
 from .jax_internals import PRODUCTS, is_explicit, meshes_of, opened, typed_by
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
@@ -36,20 +36,6 @@ from .traced_step import Step, Traced, trace
 
 ALL = "all"
 Position = int | tuple[int, ...]
-
-
-class Ran(NamedTuple):
-    """What a step gave.
-
-    Attributes:
-      results: its results, as leaves: of the new state, then of the metrics.
-      words: of the fault, with what it did; None without a fault.
-      checks: of its products, float32 [sites, reductions]; None where none is wanted.
-    """
-
-    results: list[Any]
-    words: jax.Array | None
-    checks: jax.Array | None
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -84,8 +70,8 @@ class Instrumented:
             return self
         return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
-    def flat(self, words: jax.Array | None, *leaves: Any) -> Ran:
-        """One step, as a function of arrays alone.
+    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+        """The step's results, as leaves of the new state and of the metrics, and what it says of itself.
 
         Args:
           words: of the fault; None gives the reference.
@@ -98,25 +84,24 @@ class Instrumented:
         with typed_by(self.meshes):
             return self._flat(words, leaves)
 
-    def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> Ran:
+    def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
         if words is None or not self.sites:
             results, told = run(frozenset(), None)
-            return Ran(results, words, told.checks)
+            return results, told._replace(words=words)
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         here = np.array([site_id(name) for name in self.sites], np.int32) == fault_of(words).site
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
-        results, told = run(frozenset(numbers.tolist()), aimed(words, site))
-        return Ran(results, told.words, told.checks)
+        return run(frozenset(numbers.tolist()), aimed(words, site))
 
-    def named(self, checks: jax.Array | None) -> dict[str, jax.Array]:
+    def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
         return {
-            f"{reduction}/products/{name}": checks[place, column]
+            f"{reduction}/products/{name}": told.checks[place, column]
             for column, reduction in enumerate(self.interpreter.wanted)
             for place, (name, site) in enumerate(self.all_sites.items())
-            if checks is not None and site.checked
+            if told.checks is not None and site.checked
         }
 
     @functools.cached_property
@@ -128,7 +113,7 @@ class Instrumented:
     def reference_compiled(self) -> Any:
         """`flat` without a fault, compiled at its first call."""
         donated = tuple(1 + place for place in self.traced.donates)
-        return jax.jit(lambda _, *leaves: self.flat(None, *leaves).results, donate_argnums=donated)
+        return jax.jit(lambda _, *leaves: self.flat(None, *leaves)[0], donate_argnums=donated)
 
     @functools.cached_property
     def _placed(self) -> Any:
@@ -154,8 +139,8 @@ class Instrumented:
         One executable serves every site, operand, position, value, iteration and worker; only the padded number of
         elements is a shape (`models.fault.padded_size`).
         """
-        ran = self.compiled(self.words(fault), *self._leaves(state, batch))
-        return self._joined(ran.results), Fetched.later(ran.words)
+        results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
+        return self._joined(results), Fetched.later(told.words)
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.
@@ -297,7 +282,7 @@ def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
         found: Layouts = {}
         looking = Interpreter(now.kinds, now.turns, layouts=lambda: found, looking=True)
         reference = dataclasses.replace(program, interpreter=looking)
-        jax.jit(lambda *leaves: reference.flat(None, *leaves).results).lower(*given).compile()
+        jax.jit(lambda *leaves: reference.flat(None, *leaves)[0]).lower(*given).compile()
         return found
 
     return dataclasses.replace(program, interpreter=Interpreter(now.kinds, now.turns, layouts=layouts))

@@ -60,15 +60,15 @@ def training_program(
         return loss_and_metric(metrics, measure.name, of)
 
     def stepped(words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        ran = program.flat(words, *arrays, *batch)
-        results = list(fence(*ran.results))
+        results, told = program.flat(words, *arrays, *batch)
+        results = list(fence(*results))
         new = results[:count]
         loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
         added = [new[place] - arrays[place] for place in learned]
-        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(ran.checks)
+        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
         loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
-        struck = None if ran.words is None else struck_of(ran.words)
+        struck = None if told.words is None else struck_of(told.words)
         return new, report(loss, metric, added, new, struck, reductions=found)
 
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
@@ -110,7 +110,7 @@ def training_program(
         return traced.batch.arrays(training.batch(epoch, number))
 
     def plainly(*arrays: Any) -> list[Any]:
-        return list(program.flat(None, *arrays, *batch(0, 0)).results[:count])
+        return list(program.flat(None, *arrays, *batch(0, 0))[0][:count])
 
     of_gradients = reductions & recovered_gradient.REPORTED
     rules = recovered(leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
