@@ -123,7 +123,7 @@ def make_fault(
     flip: int | np.ndarray = 0,
     size: int | None = None,
 ) -> Fault:
-    """A fault of host integers, padded to `padded_size`.
+    """A fault of host integers, padded to `padded_size`.  Its arrays are read-only.
 
     Args:
       site: the operation, from `list_sites`.
@@ -171,7 +171,7 @@ def make_fault(
 
     def padded(values: int | np.ndarray, fill: int, dtype: type) -> np.ndarray:
         values = np.broadcast_to(np.asarray(values, dtype), index.shape)
-        return np.pad(values, (0, size - index.size), constant_values=fill)
+        return _fixed(np.pad(values, (0, size - index.size), constant_values=fill))
 
     return Fault(
         site=np.int32(site_id(site.name)),
@@ -190,10 +190,23 @@ def inactive_fault(size: int = 1, site: Integer | None = None) -> Fault:
     >>> inactive_fault(2).index
     array([-1, -1], dtype=int32)
     """
-    none = np.full(size, INACTIVE, np.int32)
-    zero = np.zeros(size, np.uint32)
+    none, zero = _fixed(np.full(size, INACTIVE, np.int32)), _fixed(np.zeros(size, np.uint32))
     site = np.int32(INACTIVE) if site is None else site
-    return Fault(site, np.int32(0), np.int32(INACTIVE), none, none * 0, zero, zero)
+    return Fault(site, np.int32(0), np.int32(INACTIVE), none, zero.view(np.int32), zero, zero)
+
+
+def is_fixed(fault: Fault) -> bool:
+    """Whether nobody can change a fault of host integers in place: those of `make_fault` are read-only.
+
+    >>> is_fixed(inactive_fault()), is_fixed(dataclasses.replace(inactive_fault(), flip=np.zeros(1, np.uint32)))
+    (True, False)
+    """
+    return not any(leaf.flags.writeable for leaf in vars(fault).values())
+
+
+def _fixed(array: np.ndarray) -> np.ndarray:
+    array.flags.writeable = False
+    return array
 
 
 def nothing_struck(fault: Fault) -> Struck:

@@ -1,5 +1,6 @@
 """A fault in a step that is used as it is does what a fault put in by hand does, and an inactive one does nothing."""
 
+import dataclasses
 import functools
 import logging
 
@@ -113,6 +114,17 @@ def test_the_same_strike_has_the_same_bits_whichever_sites_are_supported():
     ]
     assert same_bits(*found)
     assert not same_bits(found[0][0], all_sites.reference(state, ROWS))
+
+
+def test_a_fault_that_is_changed_in_place_strikes_as_it_is_now(small):
+    state, fault = own_steps.small_state(), small.fault("forward:fc", "weight", (0, 0), flip=1)
+    with pytest.raises(ValueError, match="read-only"):
+        fault.flip[0] = 2
+    own = dataclasses.replace(fault, flip=np.array(fault.flip))
+    for mask in (1, 1 << 30):
+        own.flip[0] = mask
+        _, struck = small(own, state, IMAGES)
+        assert int(struck.old[0]) ^ int(struck.new[0]) == mask
 
 
 def test_nothing_is_compiled_after_the_first_strike(small, caplog):

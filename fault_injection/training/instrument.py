@@ -20,6 +20,7 @@ from models.fault import (
     Operand,
     Struck,
     fault_of,
+    is_fixed,
     make_fault,
     site_id,
     words_of,
@@ -38,7 +39,7 @@ ALL = "all"
 Position = int | tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Instrumented:
     """A step that a fault can strike.  `instrument` makes it.
 
@@ -57,6 +58,9 @@ class Instrumented:
     not_covered: tuple[str, ...]
     meshes: tuple[Any, ...]
     interpreter: Interpreter
+
+    def __repr__(self) -> str:
+        return f"<step that a fault can strike at {len(self.sites)} of its {len(self.all_sites)} sites>"
 
     def supporting(self, chosen: frozenset[str]) -> "Instrumented":
         """The same step, of which these sites can be struck."""
@@ -115,23 +119,25 @@ class Instrumented:
         donated = tuple(1 + place for place in self.traced.donates)
         return jax.jit(lambda _, *leaves: self.flat(None, *leaves)[0], donate_argnums=donated)
 
-    @functools.cached_property
-    def _placed(self) -> Any:
-        """Puts the words of a fault where the step runs; once, because a loop gives many steps the same fault."""
-        meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
-        everywhere = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
-
-        @functools.lru_cache(maxsize=2)
-        def place(words: bytes) -> jax.Array:
-            with jax.ensure_compile_time_eval():  # also where the loop itself is traced
-                return jax.device_put(np.frombuffer(words, np.uint32), everywhere)
-
-        return place
-
     def words(self, fault: Fault) -> jax.Array:
-        """A fault as `compiled` takes it."""
+        """A fault as `compiled` takes it, where the step runs.  A loop gives many steps the same fault."""
+        last, placed = self._last[0]
+        if fault is last:
+            return placed
         words = words_of(fault)
-        return self._placed(words.tobytes()) if isinstance(words, np.ndarray) else words
+        if not isinstance(words, np.ndarray):
+            return words
+        meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
+        with jax.ensure_compile_time_eval():  # also where the loop itself is traced
+            placed = jax.device_put(words, NamedSharding(meshes[0], PartitionSpec()) if meshes else None)
+        if is_fixed(fault):
+            self._last[0] = fault, placed
+        return placed
+
+    @functools.cached_property
+    def _last(self) -> list[tuple[Fault | None, Any]]:
+        """The last fault that could not change, and its words."""
+        return [(None, None)]
 
     def __call__(self, fault: Fault, state: Any, batch: Any) -> tuple[tuple[Any, Any], Struck]:
         """One step with a fault, as `(state, metrics), struck`.
@@ -237,6 +243,8 @@ def instrument(
     ...     return {"w": state["w"] - 0.1 * grads}, {"loss": loss}
     >>> state, batch = {"w": jnp.ones((3, 2))}, jnp.ones((4, 3))
     >>> program = instrument(step, state, batch)
+    >>> program
+    <step that a fault can strike at 2 of its 2 sites>
     >>> list(program.sites)
     ['forward:w', 'grad_wt:w']
     >>> fault = program.fault("forward:w", "output", (0, 1), values=[100.0])

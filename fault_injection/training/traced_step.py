@@ -26,43 +26,41 @@ class Layout(NamedTuple):
 
     Attributes:
       structure: of the user's tree.
-      settings: its leaves that are no arrays, with None in the place of each array.
-      implementations: of each array that is a key, how it makes numbers; None for all other arrays.
+      settings: each leaf that is no array, with its place among all leaves.
+      keys: of each array that is a key, its place among the arrays, and how it makes numbers.
     """
 
     structure: Any
-    settings: tuple[Any, ...]
-    implementations: tuple[Any, ...]
+    settings: tuple[tuple[int, Any], ...]
+    keys: tuple[tuple[int, Any], ...]
 
     def arrays(self, tree: Any) -> list[Any]:
         """The arrays of another tree of the user's; raises InputError where it has other leaves or settings."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:  # it may be like it nevertheless, with new functions in it
-            known = leaf_names(jax.tree.unflatten(self.structure, range(len(self.settings))))
+            known = leaf_names(jax.tree.unflatten(self.structure, range(self.structure.num_leaves)))
             if odd := sorted({*known} ^ {*leaf_names(tree)}):
                 what = "lacks" if odd[0] in known else "has"
                 raise InputError(f"the step was traced with other leaves: this state or batch {what} {odd[0]!r}")
-        for place, setting in enumerate(self.settings):
-            if setting is not None and _differs(leaves[place], setting):
+        for place, setting in self.settings:
+            if _differs(leaves[place], setting):
                 raise InputError(
                     f"{leaf_names(tree)[place]!r} is {leaves[place]!r}; the step was traced with {setting!r}: "
                     "give it as an array if it changes"
                 )
-        found = [leaf for leaf, setting in zip(leaves, self.settings, strict=True) if setting is None]
-        if not any(self.implementations):
-            return found
-        return [
-            leaf if how is None else jax.random.key_data(leaf)
-            for leaf, how in zip(found, self.implementations, strict=True)
-        ]
+        for place, _ in reversed(self.settings):
+            del leaves[place]
+        for place, _ in self.keys:
+            leaves[place] = jax.random.key_data(leaves[place])
+        return leaves
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         """The user's tree, of such arrays."""
-        keyed = (
-            leaf if how is None else jax.random.wrap_key_data(leaf, impl=how)
-            for leaf, how in zip(arrays, self.implementations, strict=True)
-        )
-        leaves = [next(keyed) if setting is None else setting for setting in self.settings]
+        leaves = list(arrays)
+        for place, how in self.keys:
+            leaves[place] = jax.random.wrap_key_data(leaves[place], impl=how)
+        for place, setting in self.settings:
+            leaves.insert(place, setting)
         return jax.tree.unflatten(self.structure, leaves)
 
 
@@ -78,11 +76,11 @@ def split(tree: Any) -> tuple[Any, Layout]:
         return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(leaf, bool)
 
     leaves, structure = jax.tree.flatten(tree)
-    arrays: list[Any] = [leaf if is_array(leaf) else None for leaf in leaves]
-    settings = tuple(None if is_array(leaf) else leaf for leaf in leaves)
-    how = tuple(jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in arrays if leaf is not None)
-    plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in arrays]
-    return jax.tree.unflatten(structure, plain), Layout(structure, settings, how)
+    settings = tuple((place, leaf) for place, leaf in enumerate(leaves) if not is_array(leaf))
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    keys = tuple((place, jax.random.key_impl(leaf)) for place, leaf in enumerate(arrays) if _is_key(leaf))
+    plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf if is_array(leaf) else None for leaf in leaves]
+    return jax.tree.unflatten(structure, plain), Layout(structure, settings, keys)
 
 
 def _differs(leaf: Any, setting: Any) -> bool:
