@@ -1,4 +1,7 @@
-"""A fault in a step that is used as it is does what a fault put in by hand does, and an inactive one does nothing."""
+"""A fault in a step that is used as it is does what a fault put in by hand does, and an inactive one does nothing.
+
+All tests strike the same few programs, which take long to compile: hence one file.
+"""
 
 import dataclasses
 import functools
