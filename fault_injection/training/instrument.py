@@ -121,23 +121,24 @@ class Instrumented:
 
     def words(self, fault: Fault) -> jax.Array:
         """A fault as `compiled` takes it, where the step runs.  A loop gives many steps the same fault."""
-        last, placed = self._last[0]
+        last, known, placed = self._last[0]
         if fault is last:
             return placed
         words = words_of(fault)
         if not isinstance(words, np.ndarray):
             return words
-        meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
-        with jax.ensure_compile_time_eval():  # also where the loop itself is traced
-            placed = jax.device_put(words, NamedSharding(meshes[0], PartitionSpec()) if meshes else None)
-        if is_fixed(fault):
-            self._last[0] = fault, placed
+        told = words.tobytes()
+        if told != known:
+            meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
+            with jax.ensure_compile_time_eval():  # also where the loop itself is traced
+                placed = jax.device_put(words, NamedSharding(meshes[0], PartitionSpec()) if meshes else None)
+        self._last[0] = fault if is_fixed(fault) else None, told, placed
         return placed
 
     @functools.cached_property
-    def _last(self) -> list[tuple[Fault | None, Any]]:
-        """The last fault that could not change, and its words."""
-        return [(None, None)]
+    def _last(self) -> list[tuple[Fault | None, bytes, Any]]:
+        """The last fault, None if it can change; its bytes; and its words, placed."""
+        return [(None, b"", None)]
 
     def __call__(self, fault: Fault, state: Any, batch: Any) -> tuple[tuple[Any, Any], Struck]:
         """One step with a fault, as `(state, metrics), struck`.
