@@ -13,6 +13,11 @@ from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 
+def on_cpus() -> bool:
+    """Whether what is traced now runs on CPUs.  Asked then: asking for the backend earlier would choose it."""
+    return jax.default_backend() == "cpu"
+
+
 @contextlib.contextmanager
 def isolated(inlineable: str) -> Iterator[None]:
     """On CPUs, compile the calls made inside as functions of their own (`false`), or allow inlining (`true`).
@@ -25,8 +30,7 @@ def isolated(inlineable: str) -> Iterator[None]:
     ...     jax.jit(lambda x: x + 1)(1)
     Array(2, dtype=int32, weak_type=True)
     """
-    # Asked when something is traced: asking for the backend earlier would choose it.
-    with set_xla_metadata(inlineable=inlineable) if jax.default_backend() == "cpu" else contextlib.nullcontext():
+    with set_xla_metadata(inlineable=inlineable) if on_cpus() else contextlib.nullcontext():
         yield
 
 

@@ -108,16 +108,22 @@ class Instrumented:
             if told.checks is not None and site.checked
         }
 
+    def _with_keys(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+        """`flat` of leaves with keys as they are: to turn them into integers outside of what is compiled costs time."""
+        state, batch, count = self.traced.state, self.traced.batch, len(self.traced.names)
+        results, told = self.flat(words, *state.integers(leaves[:count]), *batch.integers(leaves[count:]))
+        return [*state.with_keys(results[:count]), *results[count:]], told
+
     @functools.cached_property
     def compiled(self) -> Any:
-        """`flat` with the words of a fault, compiled at its first call."""
-        return jax.jit(self.flat, donate_argnums=tuple(1 + place for place in self.traced.donates))
+        """The step with the words of a fault, compiled at its first call."""
+        return jax.jit(self._with_keys, donate_argnums=tuple(1 + place for place in self.traced.donates))
 
     @functools.cached_property
     def reference_compiled(self) -> Any:
-        """`flat` without a fault, compiled at its first call."""
+        """The step without a fault, compiled at its first call."""
         donated = tuple(1 + place for place in self.traced.donates)
-        return jax.jit(lambda _, *leaves: self.flat(None, *leaves)[0], donate_argnums=donated)
+        return jax.jit(lambda _, *leaves: self._with_keys(None, *leaves)[0], donate_argnums=donated)
 
     def words(self, fault: Fault) -> jax.Array:
         """A fault as `compiled` takes it, where the step runs.  A loop gives many steps the same fault."""
@@ -221,11 +227,11 @@ class Instrumented:
             raise InputError(str(error)) from None
 
     def _leaves(self, state: Any, batch: Any) -> list[Any]:
-        return [*self.traced.state.arrays(state), *self.traced.batch.arrays(batch)]
+        return [*self.traced.state.leaves(state), *self.traced.batch.leaves(batch)]
 
     def _joined(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
         count = len(self.traced.names)
-        return self.traced.state.joined(leaves[:count]), jax.tree.unflatten(self.traced.metrics, leaves[count:])
+        return self.traced.state.of_leaves(leaves[:count]), jax.tree.unflatten(self.traced.metrics, leaves[count:])
 
 
 def instrument(

@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
-from models.isolation import fence
+from models.isolation import fence, on_cpus
 
 from .jax_internals import (
     UNTYPED,
@@ -31,6 +31,7 @@ from .jax_internals import (
     scan_operands,
     strikable,
 )
+from .product_form import Form, Kept, form_of
 from .step_checks import checks
 from .struck_site import NOWHERE, Aim, strike_site
 
@@ -128,24 +129,27 @@ class Interpreter:
           The body's results, and what it says of itself.
         """
         known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
-        fences: dict[Any, jax.Array] = {}
+        fences: dict[tuple[Any, Kept], jax.Array] = {}
 
         def value(atom: Any) -> Any:
             return atom.val if is_literal(atom) else known[atom]
 
-        def fenced(atom: Any) -> jax.Array:
+        def fenced(atom: Any, kept: Kept) -> jax.Array:
             """One fence of a tensor serves all sites that read it: the compiler may make a copy for each fence."""
             if is_literal(atom):
-                return fence(atom.val)
-            if atom not in fences:
-                fences[atom] = fence(known[atom])
-            return fences[atom]
+                return fence(kept.of(jnp.asarray(atom.val)))
+            if (atom, kept) not in fences:
+                fences[atom, kept] = fence(kept.of(known[atom]))
+            return fences[atom, kept]
 
         first, begun = 0, None if aim is None else aim.words
         words = begun
         checked = [self._unchecked(0)]
         for equation in jaxpr.eqns:
-            given = [*map(fenced if strikable(equation, self.kinds) else value, equation.invars)]
+            if strikable(equation, self.kinds):
+                given = [*map(fenced, equation.invars, self._form(equation, untyped).operands)]
+            else:
+                given = [*map(value, equation.invars)]
             count = self.sites(equation)
             if count or (untyped and self._typed(equation)):
                 inside = frozenset(number - first for number in supported if first <= number < first + count)
@@ -177,7 +181,7 @@ class Interpreter:
         name, params = equation.primitive.name, equation.params
         if strikable(equation, self.kinds):
             result, words = self._site(equation, values, aim, untyped)
-            return [result], Told(words, checks(equation, values, result, self.wanted) if self.wanted else None)
+            return [result], Told(words, self._checks(equation, values, result, untyped))
         if not bodies(equation):
             return evaluate(equation, values, untyped), Told(None, self._unchecked(0))
         body = bodies(equation)[0]
@@ -207,6 +211,19 @@ class Interpreter:
             return self._workers(params, body, values, supported, aim)
         return run(values, aim=aim)  # calls, and custom derivatives: the differentiation is over
 
+    def _form(self, equation: Any, untyped: bool) -> Form:
+        """In what form a site's operands are kept; as the step has them, unless each device of CPUs has its own."""
+        shared = self.looking or self.layouts() or is_explicit(equation.invars[0].aval.sharding.mesh)
+        return form_of(equation, as_written=not on_cpus() or bool(shared and not untyped))
+
+    def _checks(self, equation: Any, values: list[Any], result: jax.Array, untyped: bool) -> jax.Array | None:
+        """The reductions of a site's product that are wanted; None where none is."""
+        if not self.wanted:
+            return None
+        kept = self._form(equation, untyped).operands
+        given = [one.back(value) for one, value in zip(kept, values, strict=True)]
+        return checks(equation, given, result, self.wanted)
+
     def _site(
         self, equation: Any, values: list[Any], aim: Aim | None, untyped: bool
     ) -> tuple[jax.Array, jax.Array | None]:
@@ -225,7 +242,7 @@ class Interpreter:
                 return tensor
             return lax.with_sharding_constraint(tensor, layout[place]) if place in layout else tensor
 
-        return strike_site(equation, values, aim, laid_out)
+        return strike_site(self._form(equation, untyped), values, aim, laid_out)
 
     def _call(
         self,

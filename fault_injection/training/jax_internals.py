@@ -279,6 +279,22 @@ def contracted(params: dict[str, Any]) -> tuple[Any, Any]:
     return (tuple(mine), tuple(other)), (tuple(batch), tuple(other_batch))
 
 
+def is_widened(equation: Any) -> bool:
+    """Whether an equation is a product of bfloat16 tensors that XLA on CPUs computes in float32, and rounds."""
+    if equation.primitive.name != "dot_general":
+        return False
+    precision = equation.params["precision"]  # a pair says how float32 is rounded; else an algorithm may be named
+    tensors = [atom.aval for atom in (*equation.invars, *equation.outvars)]
+    return (precision is None or isinstance(precision, tuple)) and all(one.dtype == jnp.bfloat16 for one in tensors)
+
+
+def multiplied(equation: Any, a: jax.Array, b: jax.Array, dimension_numbers: Any) -> jax.Array:
+    """A product of the precision of an equation that `is_widened`, of operands that are float32, and its result too."""
+    return lax.dot_general(
+        a, b, dimension_numbers, precision=equation.params["precision"], preferred_element_type=jnp.dtype("float32")
+    )
+
+
 def convolved(params: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     """Keyword arguments of `lax.conv_general_dilated` that make a convolution again; None where it has groups."""
     if params["feature_group_count"] > 1 or params["batch_group_count"] > 1:

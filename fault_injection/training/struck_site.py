@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, bits, fault_of, struck_of, words_of
+from models.fault import LARGEST_OPERAND, Fault, Integer, Operand, fault_of, struck_of, words_of
 from models.faulty_product import faulty_product
 from models.isolation import fence
 
-from .jax_internals import evaluate, gathered, scattered
+from .jax_internals import gathered, scattered
+from .product_form import Form
 
 NOWHERE = -1
 
@@ -53,7 +54,7 @@ def aimed(words: jax.Array, site: jax.Array) -> Aim:
 
 
 def strike_site(
-    equation: Any, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
+    form: Form, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
 ) -> tuple[jax.Array, jax.Array | None]:
     """One operation; struck where the aim says so, and its result fenced in any case.
 
@@ -61,22 +62,19 @@ def strike_site(
     what passes it.
 
     Args:
-      values: its operands, fenced.  The strike reads them too: a copy that the compiler makes of one serves both.
+      values: its operands as the form keeps them, fenced.  The strike reads them too: a copy that the compiler makes
+        of one serves both.
       laid_out: fixes how the first operand, the second, or the result is shared out among devices.
 
     Returns:
       The result, and the aim's words, with what the fault did here added; None without an aim.
     """
-    operands = [*(laid_out(place, one) for place, one in enumerate(values[:2])), *values[2:]]
-
-    def operation(a: jax.Array, b: jax.Array) -> jax.Array:
-        given = [_rounded(one) for one in (a, b, *operands[2:])]
-        return _rounded(evaluate(equation, given)[0])
-
-    result = laid_out(Operand.OUTPUT, fence(operation(*operands[:2])))
+    operands, others = [laid_out(place, one) for place, one in enumerate(values[:2])], values[2:]
+    result = laid_out(Operand.OUTPUT, fence(form.compute([*operands, *others])))
     if aim is None:
         return result, None
-    sizes = np.array([min(math.prod(one.shape), LARGEST_OPERAND) for one in (*operands[:2], result)], np.int32)
+    shapes = [atom.aval.shape for atom in (*form.equation.invars[:2], form.equation.outvars[0])]
+    sizes = np.array([min(math.prod(shape), LARGEST_OPERAND) for shape in shapes], np.int32)
 
     def sized(words: jax.Array) -> tuple[Fault, jax.Array, Integer]:
         """The fault, elements of its operand in one turn, and those of the turns that come first."""
@@ -89,7 +87,8 @@ def strike_site(
     hit = here & (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
     def of_gathered(*tensors: jax.Array) -> jax.Array:
-        return gathered(operation(*map(scattered, tensors, operands)))
+        kept = [one.of(scattered(*pair)) for one, *pair in zip(form.operands[:2], tensors, operands, strict=True)]
+        return gathered(form.compute([*kept, *others]))
 
     def strike(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
         _, clean, words = carry
@@ -102,7 +101,7 @@ def strike_site(
             source = lax.rem(fault.source, lax.max(size, np.int32(1)))
             of_turn = dataclasses.replace(fault, index=index, source=source)
         # Positions count through the operands as they are on all devices together.
-        a, b = map(gathered, operands[:2])
+        a, b = (gathered(one.back(kept)) for one, kept in zip(form.operands[:2], operands, strict=True))
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
         # A site that is struck in several turns of a loop is one operation.
         both = dataclasses.replace(jax.tree.map(lax.add, struck_of(words), struck), hits=np.int32(1))
@@ -110,15 +109,3 @@ def strike_site(
 
     _, struck_result, words = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.words))
     return laid_out(Operand.OUTPUT, fence(struck_result)), words
-
-
-def _rounded(tensor: jax.Array) -> jax.Array:
-    """A tensor of 16-bit numbers, really rounded to them.
-
-    XLA on CPUs computes these in float32, and leaves out a rounding that is followed by a widening, also across a
-    barrier; but not across a strike.  So the bits would depend on whether there is one.  It has to round where
-    integers of 16 bits are asked for.
-    """
-    if tensor.dtype not in (jnp.bfloat16, jnp.float16):
-        return tensor
-    return lax.bitcast_convert_type(fence(bits(tensor)), tensor.dtype)

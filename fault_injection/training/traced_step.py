@@ -36,6 +36,10 @@ class Layout(NamedTuple):
 
     def arrays(self, tree: Any) -> list[Any]:
         """The arrays of another tree of the user's; raises InputError where it has other leaves or settings."""
+        return self.integers(self.leaves(tree))
+
+    def leaves(self, tree: Any) -> list[Any]:
+        """The same, with keys as they are."""
         leaves, structure = jax.tree.flatten(tree)
         if structure != self.structure:  # it may be like it nevertheless, with new functions in it
             known = leaf_names(jax.tree.unflatten(self.structure, range(self.structure.num_leaves)))
@@ -50,15 +54,29 @@ class Layout(NamedTuple):
                 )
         for place, _ in reversed(self.settings):
             del leaves[place]
+        return leaves
+
+    def integers(self, leaves: Sequence[Any]) -> list[Any]:
+        """Such arrays, with keys as the integers that they consist of."""
+        arrays = list(leaves)
         for place, _ in self.keys:
-            leaves[place] = jax.random.key_data(leaves[place])
+            arrays[place] = jax.random.key_data(arrays[place])
+        return arrays
+
+    def with_keys(self, arrays: Sequence[Any]) -> list[Any]:
+        """Such arrays, with keys as they are."""
+        leaves = list(arrays)
+        for place, how in self.keys:
+            leaves[place] = jax.random.wrap_key_data(leaves[place], impl=how)
         return leaves
 
     def joined(self, arrays: Sequence[Any]) -> Any:
         """The user's tree, of such arrays."""
-        leaves = list(arrays)
-        for place, how in self.keys:
-            leaves[place] = jax.random.wrap_key_data(leaves[place], impl=how)
+        return self.of_leaves(self.with_keys(arrays))
+
+    def of_leaves(self, leaves: Sequence[Any]) -> Any:
+        """The user's tree, of such arrays with keys as they are."""
+        leaves = list(leaves)
         for place, setting in self.settings:
             leaves.insert(place, setting)
         return jax.tree.unflatten(self.structure, leaves)
