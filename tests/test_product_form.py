@@ -1,5 +1,7 @@
 """Operands as XLA multiplies them on CPUs are those of the step, and give its result."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,6 +49,28 @@ def test_operands_are_kept_bit_by_bit_and_give_the_products_result(product, dtyp
     for one, word in zip(form.operands, words, strict=True):
         tensor = lax.bitcast_convert_type(jnp.asarray(word), dtype)
         assert bits(jax.jit(lambda x, one=one: one.back(one.of(x)))(tensor)).tolist() == word.tolist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("axes", [("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW"), ("CHWN", "IHWO", "HWNC")])
+def test_the_kernel_of_a_convolution_is_kept_as_a_matrix_and_gives_its_result(axes, dtype):
+    random = np.random.default_rng(0)
+    sizes = {"N": 2, "H": 5, "W": 4, "C": 3}, {"H": 3, "W": 2, "I": 3, "O": 6}
+    x, kernel = (
+        jnp.asarray(random.integers(-4, 5, [size[axis] for axis in order]), dtype)
+        for size, order in zip(sizes, axes[:2], strict=True)
+    )
+    convolution = functools.partial(
+        lax.conv_general_dilated, window_strides=(2, 1), padding="SAME", dimension_numbers=axes
+    )
+    form = form_of(jax.make_jaxpr(convolution)(x, kernel).eqns[0], as_written=False)
+    kept = [one.of(tensor) for one, tensor in zip(form.operands, (x, kernel), strict=True)]
+    assert kept[1].shape == (3 * 2 * 3, 6)
+    assert [one.back(tensor).tolist() for one, tensor in zip(form.operands, kept, strict=True)] == [
+        x.tolist(),
+        kernel.tolist(),
+    ]
+    assert form.compute(kept).tolist() == convolution(x, kernel).tolist()
 
 
 @pytest.mark.parametrize("dtype, widened", [("bfloat16", True), ("float16", False), ("float32", False)])

@@ -295,6 +295,16 @@ def multiplied(equation: Any, a: jax.Array, b: jax.Array, dimension_numbers: Any
     )
 
 
+def kernel_axes(params: dict[str, Any]) -> tuple[tuple[int, ...], int]:
+    """The axes of a convolution's kernel that it adds up over, those of space and the input's channels; and the other.
+
+    Args:
+      params: of a `conv_general_dilated`.
+    """
+    outputs, inputs, *space = params["dimension_numbers"].rhs_spec
+    return (*space, inputs), outputs
+
+
 def convolved(params: dict[str, Any]) -> tuple[tuple[str, Any], ...] | None:
     """Keyword arguments of `lax.conv_general_dilated` that make a convolution again; None where it has groups."""
     if params["feature_group_count"] > 1 or params["batch_group_count"] > 1:

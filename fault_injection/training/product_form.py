@@ -1,9 +1,9 @@
 """In what form the operands of a site are kept: as XLA computes with them on CPUs.
 
 A strike reads the operands of its site, also where nothing strikes.  XLA on CPUs multiplies matrices: it flattens the
-axes of a product, and widens bfloat16 to float32, as a part of what computes the operand.  Where a strike reads the
-operand as the user wrote it, XLA computes it twice, once in either form.  So here the operand is made once, in the
-form in which it is multiplied, and a strike that is really made turns it back.
+axes of a product, transposes the kernel of a convolution, and widens bfloat16 to float32, as a part of what computes
+the operand.  Where a strike reads the operand as the user wrote it, XLA computes it twice, once in either form.  So
+here the operand is made once, in the form in which it is multiplied, and a strike that is really made turns it back.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from jax import lax
 from models.fault import bits
 from models.isolation import fence
 
-from .jax_internals import contracted, evaluate, is_widened, multiplied
+from .jax_internals import contracted, evaluate, is_widened, kernel_axes, multiplied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +90,14 @@ def form_of(equation: Any, as_written: bool) -> Form:
     """
     was = [jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in equation.invars]
     as_they_are = tuple(Kept(tuple(range(len(one.shape))), one.shape, one.dtype, one) for one in was)
-    if as_written or equation.primitive.name != "dot_general":
+    if as_written or equation.primitive.name not in ("dot_general", "conv_general_dilated"):
         return Form(equation, as_they_are)
+    if equation.primitive.name == "conv_general_dilated":
+        x, kernel = as_they_are
+        inner, outputs = kernel_axes(equation.params)
+        size = math.prod(kernel.shape[axis] for axis in inner)
+        matrix = dataclasses.replace(kernel, order=(*inner, outputs), shape=(size, kernel.shape[outputs]))
+        return Form(equation, (x, matrix))
     wide, (along, batches) = is_widened(equation), contracted(equation.params)
     if along[0]:  # in one order in both operands
         along = tuple(zip(*sorted(zip(*along, strict=True)), strict=True))
