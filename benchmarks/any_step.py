@@ -32,7 +32,7 @@ def timed(call):
 @functools.cache
 def training_of(name):
     """An example's training."""
-    from fault_injection.training.workloads import find_workload
+    from fault_injection.workloads.registry import find_workload
 
     return find_workload(f"{EXAMPLES / name / 'my_run.py'}:training").started.training
 
@@ -43,7 +43,7 @@ def measure(name, options):
     import jax.numpy as jnp
 
     from fault_injection import instrument
-    from models.fault import inactive_fault
+    from fault_injection.models.fault import inactive_fault
 
     training = training_of(name)
     batch, fault = training.batch(0, 0), inactive_fault()

@@ -29,8 +29,8 @@ def main():
     found = pairs.start(options)
     pairs.show_machine(found)
 
-    from fault_injection.training.mesh import compiler_options
-    from models import formulations
+    from fault_injection.explicit.mesh import compiler_options
+    from fault_injection.models import formulations
 
     random = np.random.default_rng(0)
     claims, everything, options_of_xla = [], {}, compiler_options()

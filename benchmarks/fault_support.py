@@ -20,9 +20,8 @@ import numpy as np
 import ours
 import pairs
 
-import models.isolation
-import models.strike
-from models.layer import Observations
+from fault_injection.models import isolation, strike
+from fault_injection.models.layer import Observations
 
 BOUND = 1.03
 INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (?:\(.*?\)|\S+) ([a-z][\w\-]*)\(", re.MULTILINE)
@@ -33,19 +32,19 @@ KEPT_APART = ("optimization_barrier", "inlineable")  # in a program before compi
 @contextlib.contextmanager
 def without_fault_support():
     """In this context, traced operations run bare: no isolation, no fence, no fault."""
-    shipped = models.strike.perform
+    shipped = strike.perform
 
     def bare(operation, site, a, b, ctx, used=True):
         return operation.compute(a, b) if used else None, Observations()
 
-    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == "models"]
+    modules = [module for name, module in sys.modules.items() if name.startswith("fault_injection.models")]
     holders = [module for module in modules if getattr(module, "perform", None) is shipped]
     with contextlib.ExitStack() as stack:
         for module in holders:
             stack.enter_context(mock.patch.object(module, "perform", bare))
         # The shipped step also keeps the optimizer's update apart.
         nothing = lambda **_: contextlib.nullcontext()  # noqa: E731
-        stack.enter_context(mock.patch.object(models.isolation, "set_xla_metadata", nothing))
+        stack.enter_context(mock.patch.object(isolation, "set_xla_metadata", nothing))
         yield
 
 

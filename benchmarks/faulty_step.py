@@ -13,7 +13,7 @@ import functools
 import ours
 import pairs
 
-from models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault, make_fault
 
 BOUND = 1.25
 SIGN = 0x80000000

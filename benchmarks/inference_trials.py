@@ -32,12 +32,12 @@ def main():
     pairs.show_machine(machine)
     import jax
 
-    from fault_injection.training.workloads import find_workload
     from fault_injection.vulnerability.components import Component, fitting, grouped, parameters
     from fault_injection.vulnerability.criteria import Wanted
     from fault_injection.vulnerability.plan import Cell, Kind, PvfPlan
     from fault_injection.vulnerability.sampling import draw
     from fault_injection.vulnerability.trials import Trials
+    from fault_injection.workloads.registry import find_workload
 
     workload = find_workload(options.workload)
     if options.workload == "resnet18":
@@ -101,8 +101,8 @@ def jax_loop(workload, state, tests, wanted, count):
     import jax
     import jax.numpy as jnp
 
+    from fault_injection.models.layer import Context
     from fault_injection.vulnerability.trials import examples_of
-    from models.layer import Context
 
     inputs, targets = map(jnp.asarray, examples_of(tests, count))
     network, params, stats = workload.make_network(), jax.device_put(state.params), jax.device_put(state.stats)

@@ -19,7 +19,7 @@ import ours
 import pairs
 
 from fault_injection.runs.follow import Address, addresses, follow
-from fault_injection.training.workloads import make_workload
+from fault_injection.workloads.registry import make_workload
 
 BOUND = 0.05
 STEPS = 2  # at a time

@@ -7,8 +7,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from models.networks.effnet import HEAD, STAGES
-from models.networks.nfnet import VARIANCE_KEPT
+from fault_injection.models.networks.effnet import HEAD, STAGES
+from fault_injection.models.networks.nfnet import VARIANCE_KEPT
 
 
 def convolution(name, x, features, size, stride=1, bias=True):

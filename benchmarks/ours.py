@@ -13,13 +13,13 @@ from fault_injection.data import DATASETS
 from fault_injection.data.batches import Batches
 from fault_injection.data.texts import TEXTS
 from fault_injection.data.tokens import TokenBatches
+from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.machine.errors import did_you_mean
-from fault_injection.training.image_workloads import ImageWorkload
-from fault_injection.training.passes import forward_and_backward
-from fault_injection.training.program import Program
-from fault_injection.training.text_workloads import TextWorkload
-from fault_injection.training.workloads import WORKLOADS, make_workload
-from models.layer import Context, Layer, Params
+from fault_injection.models.layer import Context, Layer, Params
+from fault_injection.seam.program import Program
+from fault_injection.workloads.image import ImageWorkload
+from fault_injection.workloads.registry import WORKLOADS, make_workload
+from fault_injection.workloads.text import TextWorkload
 
 Found = tuple[float, dict[str, dict[str, np.ndarray]]]  # loss, gradients by layer and name
 

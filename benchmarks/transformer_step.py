@@ -20,8 +20,8 @@ import optax
 import ours
 import pairs
 
+from fault_injection.explicit.optimizers import clipped_adamw
 from fault_injection.machine.environment import number_of_threads
-from fault_injection.training.optimizers import clipped_adamw
 
 BOUNDS = {
     "value_and_grad of Flax": 1.0,

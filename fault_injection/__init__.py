@@ -5,7 +5,7 @@ From a fault to a verdict, without a file:
 >>> import pathlib, tempfile
 >>> from fault_injection.faults.injection import Injection
 >>> from fault_injection.runs.replay_run import golden_for, replay
->>> from fault_injection.training.workloads import make_workload
+>>> from fault_injection.workloads.registry import make_workload
 >>> small = {"width": 2, "blocks": (1, 1, 1, 1), "batch_size": 128, "workers": 4, "learning_rate": 0.03, "epochs": 1}
 >>> workload = make_workload("resnet18", dataset="digits", **small)
 >>> place = {"stage": "fwrd_inject", "fmodel": "RD", "layer": "fc", "worker": 1, "epoch": 0, "step": 2}
@@ -23,9 +23,9 @@ from typing import Any
 
 # Imported when they are first asked for: commands that compute nothing do without JAX.
 LAZY = {
-    "Training": "fault_injection.training.training",
-    "Measure": "fault_injection.training.program",
-    "instrument": "fault_injection.training.instrument",
+    "Training": "fault_injection.any_step.training",
+    "Measure": "fault_injection.seam.measure",
+    "instrument": "fault_injection.any_step.instrument",
 }
 
 

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from own_steps import by_hand, dot  # noqa: E402
 
 from fault_injection import instrument  # noqa: E402
-from fault_injection.training.program import same_bits  # noqa: E402
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault  # noqa: E402
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault  # noqa: E402
+from fault_injection.seam.trees import same_bits  # noqa: E402
 
 BITS = 0x4B3C614E  # 12345678.0 as a float32
 

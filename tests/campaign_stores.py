@@ -11,7 +11,7 @@ from fault_injection.campaign.plan import Plan
 from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.campaign.store import Store
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW
-from fault_injection.training.program import Measure
+from fault_injection.seam.measure import Measure
 
 TOY = pathlib.Path(__file__).with_name("toy.py")
 KEY = "a plan's key"

@@ -16,16 +16,16 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
-from fault_injection.training.optimizers import keras_sgd
-from fault_injection.training.passes import forward_and_backward
+from fault_injection.explicit.optimizers import keras_sgd
+from fault_injection.explicit.passes import forward_and_backward
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.layer import Context
+from fault_injection.models.loss import binary_cross_entropy, predicted
+from fault_injection.models.networks.dlrm import dlrm
+from fault_injection.models.site import list_sites
 from fault_injection.vulnerability.components import Component
 from fault_injection.vulnerability.criteria import Wanted
 from fault_injection.vulnerability.trials import Flips, Trials
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
-from models.layer import Context
-from models.loss import binary_cross_entropy, predicted
-from models.networks.dlrm import dlrm
-from models.site import list_sites
 
 FORM = "relu_greater"  # the gradient passes where the activation is positive, so not where it is NaN
 FORWARD = 1e-5  # loss, logits, operands, gradients and SGD's parameters, relative to the largest element

@@ -18,26 +18,26 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
-from models.combinators import chain, concatenated, gated, multiplied, residual  # noqa: E402
-from models.layer import Context, Layer  # noqa: E402
-from models.layers.activation import relu, sigmoid, swish  # noqa: E402
-from models.layers.attention import causal_attention  # noqa: E402
-from models.layers.convolution import convolution, depthwise_convolution  # noqa: E402
-from models.layers.dense import dense  # noqa: E402
-from models.layers.dropout import dropout  # noqa: E402
-from models.layers.embedding import embedding, sparse_embedding, tied_head  # noqa: E402
-from models.layers.gain import skip_gain  # noqa: E402
-from models.layers.heads import repeated_heads, split_heads  # noqa: E402
-from models.layers.interaction import columns, dot_interaction  # noqa: E402
-from models.layers.normalisation import batch_norm  # noqa: E402
-from models.layers.pooling import global_average  # noqa: E402
-from models.layers.rms_norm import rms_norm  # noqa: E402
-from models.layers.rotary import rotary  # noqa: E402
-from models.layers.standardisation import standardised_convolution  # noqa: E402
-from models.loss import binary_cross_entropy, cross_entropy  # noqa: E402
-from models.networks import NETWORKS  # noqa: E402
-from models.networks.dlrm import dlrm  # noqa: E402
-from models.networks.transformer import transformer  # noqa: E402
+from fault_injection.models.combinators import chain, concatenated, gated, multiplied, residual  # noqa: E402
+from fault_injection.models.layer import Context, Layer  # noqa: E402
+from fault_injection.models.layers.activation import relu, sigmoid, swish  # noqa: E402
+from fault_injection.models.layers.attention import causal_attention  # noqa: E402
+from fault_injection.models.layers.convolution import convolution, depthwise_convolution  # noqa: E402
+from fault_injection.models.layers.dense import dense  # noqa: E402
+from fault_injection.models.layers.dropout import dropout  # noqa: E402
+from fault_injection.models.layers.embedding import embedding, sparse_embedding, tied_head  # noqa: E402
+from fault_injection.models.layers.gain import skip_gain  # noqa: E402
+from fault_injection.models.layers.heads import repeated_heads, split_heads  # noqa: E402
+from fault_injection.models.layers.interaction import columns, dot_interaction  # noqa: E402
+from fault_injection.models.layers.normalisation import batch_norm  # noqa: E402
+from fault_injection.models.layers.pooling import global_average  # noqa: E402
+from fault_injection.models.layers.rms_norm import rms_norm  # noqa: E402
+from fault_injection.models.layers.rotary import rotary  # noqa: E402
+from fault_injection.models.layers.standardisation import standardised_convolution  # noqa: E402
+from fault_injection.models.loss import binary_cross_entropy, cross_entropy  # noqa: E402
+from fault_injection.models.networks import NETWORKS  # noqa: E402
+from fault_injection.models.networks.dlrm import dlrm  # noqa: E402
+from fault_injection.models.networks.transformer import transformer  # noqa: E402
 
 VOCABULARY = 11  # of layers that take tokens
 

@@ -15,10 +15,10 @@ from fault_injection.faults.injection import ALL, STAGES, Injection
 from fault_injection.faults.new_bits import NewBits, digits_of
 from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.schedule import Schedule
-from fault_injection.training.image_workloads import AUGMENTATIONS
-from fault_injection.training.image_workloads import PUBLISHED as IMAGE_WORKLOADS
-from fault_injection.training.workloads import make_workload
-from models.fault import ALL_ONES, Operand
+from fault_injection.models.fault import ALL_ONES, Operand
+from fault_injection.workloads.image import AUGMENTATIONS
+from fault_injection.workloads.image import PUBLISHED as IMAGE_WORKLOADS
+from fault_injection.workloads.registry import make_workload
 
 PUBLISHED = pathlib.Path(__file__).parent.parent / "injections" / "published"
 

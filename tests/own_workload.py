@@ -9,11 +9,11 @@ import jax
 import jax.numpy as jnp
 
 from fault_injection.machine.reading import whole
-from fault_injection.training.program import Program
-from fault_injection.training.state_faults import STATE
-from fault_injection.training.workload import Contradiction, Option, Workload
-from models.fault import Operand
-from models.site import Site
+from fault_injection.models.fault import Operand
+from fault_injection.models.site import Site
+from fault_injection.seam.program import Program
+from fault_injection.seam.stages import STATE
+from fault_injection.seam.workload import Contradiction, Option, Workload
 
 NAME = f"{pathlib.Path(__file__)}:series"
 

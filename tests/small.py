@@ -2,7 +2,7 @@
 
 import functools
 
-from fault_injection.training.workloads import make_workload
+from fault_injection.workloads.registry import make_workload
 
 # ResNet-18 with two channels and one block per stage: 11 steps per epoch, a step of a few milliseconds.  At this
 # learning rate twins part within four epochs.

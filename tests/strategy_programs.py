@@ -5,16 +5,17 @@ import functools
 import jax
 import numpy as np
 
-from fault_injection.training.explicit import explicit_program
-from fault_injection.training.optimizers import clipped_adamw, keras_adam, keras_sgd
-from fault_injection.training.program import Measure, leaf_names
-from fault_injection.training.strategies import REPLICATED, parse_strategy
-from models.combinators import chain, residual
-from models.layers.activation import relu
-from models.layers.convolution import convolution
-from models.layers.dense import dense
-from models.layers.normalisation import batch_norm
-from models.layers.pooling import global_average
+from fault_injection.explicit.engine import explicit_program
+from fault_injection.explicit.optimizers import clipped_adamw, keras_adam, keras_sgd
+from fault_injection.models.combinators import chain, residual
+from fault_injection.models.layers.activation import relu
+from fault_injection.models.layers.convolution import convolution
+from fault_injection.models.layers.dense import dense
+from fault_injection.models.layers.normalisation import batch_norm
+from fault_injection.models.layers.pooling import global_average
+from fault_injection.seam.measure import Measure
+from fault_injection.seam.strategies import REPLICATED, parse_strategy
+from fault_injection.seam.trees import leaf_names
 
 WORKERS, BATCH, IMAGE, CLASSES = 8, 4, (8, 8, 3), 5
 NETWORK = chain(

@@ -39,7 +39,8 @@ from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
 from fault_injection.runs.records import Recorder, Run, cut, rows_of
 from fault_injection.runs.replay_run import replay
-from fault_injection.training.program import Measure, Role
+from fault_injection.seam.leaves import Role
+from fault_injection.seam.measure import Measure
 
 PLAN = parse_plan("""
 workload = "resnet18"

@@ -13,11 +13,12 @@ from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.campaign.sampling import choose, draw
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.commands.main import main
-from fault_injection.training.beside import faulty_step
-from fault_injection.training.checkpoint_faults import CHECKPOINT, PARTS, checkpoint_sites
-from fault_injection.training.program import same_bits
-from fault_injection.training.state_faults import placed_leaves
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
+from fault_injection.seam.beside import faulty_step
+from fault_injection.seam.checkpoint_faults import PARTS, checkpoint_sites
+from fault_injection.seam.stages import CHECKPOINT
+from fault_injection.seam.state_faults import placed_leaves
+from fault_injection.seam.trees import same_bits
 
 QUICK = ("ddp", "zero", "pipeline 2")  # what their programs compile takes most of the time here
 STRATEGIES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]

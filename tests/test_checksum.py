@@ -11,14 +11,14 @@ from small import SITE
 from small import small as small_resnet
 from test_transformer import small as small_transformer
 
+from fault_injection.any_step import step_checks
 from fault_injection.detection.checksum import Checksum, VarianceChecksum, confirmed
 from fault_injection.detection.detector import STOP
 from fault_injection.detection.signals import SignalReader, reductions_of
-from fault_injection.training import step_checks
-from models.checksum import DEVIATIONS, Performed, bound, deviation, ratio
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
-from models.layer import Context
-from models.operations.convolution import (
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.layer import Context
+from fault_injection.models.observe.checksum import DEVIATIONS, Performed, bound, deviation, ratio
+from fault_injection.models.operations.convolution import (
     Convolution,
     ConvolutionGradIn,
     ConvolutionGradWt,
@@ -26,11 +26,11 @@ from models.operations.convolution import (
     DepthwiseGradIn,
     DepthwiseGradWt,
 )
-from models.operations.dense import Dense, DenseGradIn, DenseGradWt
-from models.operations.lookup import Lookup, LookupGradWt
-from models.operations.operation import Checkable
-from models.operations.product import Product, ProductGradIn, ProductGradWt, ProductOfRows
-from models.strike import perform
+from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
+from fault_injection.models.operations.lookup import Lookup, LookupGradWt
+from fault_injection.models.operations.operation import Checkable
+from fault_injection.models.operations.product import Product, ProductGradIn, ProductGradWt, ProductOfRows
+from fault_injection.models.strike import perform
 
 DETECTORS = (Checksum(), VarianceChecksum())
 KINDS = [kind for detector in DETECTORS for kind in detector.signals]

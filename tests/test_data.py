@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fault_injection.data import DATASETS, Batches, Images
 from fault_injection.data.batches import ORDER, PADDING, augment, permutation, steps_per_epoch
 from fault_injection.data.images import normalisation
-from fault_injection.training.image_workloads import AUGMENTATIONS
+from fault_injection.workloads.image import AUGMENTATIONS
 
 SHIFTS = 2 * PADDING + 1
 AS_IS = np.arange(256, dtype=np.float32)  # a table that leaves pixel values as they are

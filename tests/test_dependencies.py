@@ -15,7 +15,7 @@ from fault_injection.machine.sources import ROOT, closure, source_hash
 from fault_injection.runs import dependencies
 from fault_injection.runs.dependencies import COMPUTING, EXPERIMENT, JUDGING, REPLAY, STRIKING
 from fault_injection.runs.golden_run import Golden
-from fault_injection.training.workloads import WORKLOADS, find_workload, make_workload
+from fault_injection.workloads.registry import WORKLOADS, find_workload, make_workload
 
 ALL = {**WORKLOADS, "resnet18 on digits": make_workload("resnet18", dataset="digits")}
 VERDICTS = {"replays": REPLAY, "campaigns": EXPERIMENT}
@@ -72,10 +72,8 @@ def test_a_new_workload_changes_no_key(copy):
     add(copy, "models/layers/gelu.py", "def gelu(x):\n    return x\n")
     add(copy, "models/networks/other.py", "from ..layers.gelu import gelu\n\nother = gelu\n")
     add(copy, "models/networks/__init__.py", "\nfrom .other import other\nNETWORKS['t'] = other\n")
-    add(
-        copy, "fault_injection/training/image_workloads.py", "\nPUBLISHED['t'] = ImageWorkload(name='t', network='t')\n"
-    )
-    add(copy, "fault_injection/training/workloads.py", "\nWORKLOADS['t'] = PUBLISHED['t']\n")
+    add(copy, "fault_injection/workloads/image.py", "\nPUBLISHED['t'] = ImageWorkload(name='t', network='t')\n")
+    add(copy, "fault_injection/workloads/registry.py", "\nWORKLOADS['t'] = PUBLISHED['t']\n")
     assert changed(copy) == set()
 
 
@@ -95,8 +93,8 @@ EDITS = {
     "models/operations/convolution.py": IMAGES,
     "models/operations/product.py": ONLY_TEXT | ONLY_CLICKS,
     "models/strike.py": set(ALL),
-    "fault_injection/training/explicit.py": set(ALL),
-    "fault_injection/training/optimizers.py": set(ALL),
+    "fault_injection/explicit/engine.py": set(ALL),
+    "fault_injection/explicit/optimizers.py": set(ALL),
     "fault_injection/data/digits.py": ONLY_DIGITS,
     "fault_injection/data/shakespeare.py": ONLY_TEXT,
     "fault_injection/data/token_folder.py": set(),
@@ -104,7 +102,7 @@ EDITS = {
     "fault_injection/faults/fault_models.py": set(VERDICTS),
     "fault_injection/runs/outcome.py": set(VERDICTS),
     "fault_injection/runs/follow.py": set(VERDICTS),
-    "fault_injection/training/state_faults.py": set(VERDICTS),
+    "fault_injection/seam/state_faults.py": set(VERDICTS),
     "fault_injection/faults/schedule.py": set(VERDICTS),
     "fault_injection/runs/exits.py": set(VERDICTS),
     "fault_injection/runs/replay_run.py": set(VERDICTS),  # which checks what an experiment's fault did, too

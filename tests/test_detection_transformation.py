@@ -22,7 +22,7 @@ from fault_injection.detection.gradient_norm import GradientNorm
 from fault_injection.detection.loss_spike import LossSpike
 from fault_injection.detection.nonfinite import NonFinite
 from fault_injection.detection.transformation import WatchState, alarms, watch
-from fault_injection.training.optimizers import keras_adam
+from fault_injection.explicit.optimizers import keras_adam
 
 RANDOM = np.random.default_rng(0)
 PARAMS = {

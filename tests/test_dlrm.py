@@ -22,19 +22,19 @@ from fault_injection.data import criteo
 from fault_injection.data.adult import SIZES, load_adult
 from fault_injection.data.clicks import ClickBatches, Clicks
 from fault_injection.data.criteo_text import converted
+from fault_injection.explicit.engine import explicit_program
+from fault_injection.explicit.optimizers import keras_sgd
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.training.beside import faulty_step
-from fault_injection.training.digest import digest, magnitude
-from fault_injection.training.explicit import explicit_program
-from fault_injection.training.optimizers import keras_sgd
-from fault_injection.training.state_faults import state_sites
-from fault_injection.training.workloads import make_workload, restore_workload
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
-from models.loss import binary_cross_entropy
-from models.networks.dlrm import dlrm
-from models.operations.lookup import coalesced
-from models.reductions import WHOLE
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.loss import binary_cross_entropy
+from fault_injection.models.networks.dlrm import dlrm
+from fault_injection.models.observe.reductions import WHOLE
+from fault_injection.models.operations.lookup import coalesced
+from fault_injection.seam.beside import faulty_step
+from fault_injection.seam.digest import digest, magnitude
+from fault_injection.seam.state_faults import state_sites
+from fault_injection.workloads.registry import make_workload, restore_workload
 
 OPTIONS = {
     "dimension": 4,

@@ -13,23 +13,24 @@ from hypothesis import strategies as st
 from small import small
 
 from fault_injection.commands.main import main
+from fault_injection.explicit.engine import explicit_program
+from fault_injection.explicit.optimizers import keras_adam
+from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection
+from fault_injection.models.combinators import chain
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.layer import Context
+from fault_injection.models.layers.activation import relu
+from fault_injection.models.layers.dense import dense
 from fault_injection.runs.replay_run import check_struck
-from fault_injection.training.beside import faulty_step
-from fault_injection.training.digest import digest
-from fault_injection.training.exchange import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
-from fault_injection.training.explicit import explicit_program
-from fault_injection.training.optimizers import keras_adam
-from fault_injection.training.passes import forward_and_backward
-from fault_injection.training.program import Measure, leaf_names, same_bits
-from fault_injection.training.state_faults import state_sites
-from fault_injection.training.strategies import DDP, REPLICATED
-from models.combinators import chain
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
-from models.layer import Context
-from models.layers.activation import relu
-from models.layers.dense import dense
+from fault_injection.seam.beside import faulty_step
+from fault_injection.seam.digest import digest
+from fault_injection.seam.measure import Measure
+from fault_injection.seam.stages import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
+from fault_injection.seam.state_faults import state_sites
+from fault_injection.seam.strategies import DDP, REPLICATED
+from fault_injection.seam.trees import leaf_names, same_bits
 
 WORKERS, BATCH, INPUTS, CLASSES = 4, 8, 5, 3
 NETWORK, ADAM = chain(dense("hidden", 6), relu(), dense("fc", CLASSES)), keras_adam(0.01)

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.combinators import chain, residual
-from models.fault import INACTIVE, Operand, inactive_fault, make_fault, overwrite, padded_size
-from models.formulations import CPU_OPTIONS
-from models.layer import Context
-from models.layers.activation import relu, swish
-from models.layers.convolution import convolution, depthwise_convolution
-from models.layers.dense import dense
-from models.layers.normalisation import batch_norm
-from models.layers.pooling import global_average
-from models.loss import cross_entropy
-from models.operations.convolution import (
+from fault_injection.models.combinators import chain, residual
+from fault_injection.models.fault import INACTIVE, Operand, inactive_fault, make_fault, overwrite, padded_size
+from fault_injection.models.formulations import CPU_OPTIONS
+from fault_injection.models.layer import Context
+from fault_injection.models.layers.activation import relu, swish
+from fault_injection.models.layers.convolution import convolution, depthwise_convolution
+from fault_injection.models.layers.dense import dense
+from fault_injection.models.layers.normalisation import batch_norm
+from fault_injection.models.layers.pooling import global_average
+from fault_injection.models.loss import cross_entropy
+from fault_injection.models.operations.convolution import (
     Convolution,
     ConvolutionGradIn,
     ConvolutionGradWt,
@@ -28,10 +28,10 @@ from models.operations.convolution import (
     DepthwiseGradIn,
     DepthwiseGradWt,
 )
-from models.operations.dense import Dense, DenseGradIn, DenseGradWt
-from models.operations.operation import Summed
-from models.site import Site, list_sites
-from models.strike import perform
+from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
+from fault_injection.models.operations.operation import Summed
+from fault_injection.models.site import Site, list_sites
+from fault_injection.models.strike import perform
 
 WORDS = st.integers(0, 2**32 - 1)
 TENSORS = arrays.arrays(np.uint32, (3, 5, 2), elements=WORDS).map(lambda words: words.view(np.float32))

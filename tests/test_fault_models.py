@@ -8,7 +8,7 @@ from scipy import stats
 
 from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, bit_flip, histogram, measured, read_histogram
 from fault_injection.machine.errors import InputError
-from models.fault import ALL_ONES, Operand
+from fault_injection.models.fault import ALL_ONES, Operand
 
 DRAWS = 4000
 UNLIKELY = 1e-6  # of a law's test statistic, were the law true

@@ -17,20 +17,20 @@ from test_transformer import injection_file
 from test_transformer import small as small_transformer
 
 from fault_injection.commands.main import main
+from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.faults.fault_models import VALUES
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.translation import translate
 from fault_injection.machine.errors import InputError
-from fault_injection.training.passes import forward_and_backward
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
-from models.layer import Context
-from models.loss import cross_entropy, nats_per_token
-from models.operations.dense import Dense, DenseGradIn, DenseGradWt
-from models.precision import HISTORY, PRECISIONS, remembered, scale
-from models.reductions import CHOICES, LOWEST, reduced, together
-from models.strike import perform
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.layer import Context
+from fault_injection.models.loss import cross_entropy, nats_per_token
+from fault_injection.models.observe.reductions import CHOICES, LOWEST, reduced, together
+from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
+from fault_injection.models.precision import HISTORY, PRECISIONS, remembered, scale
+from fault_injection.models.strike import perform
 
 FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")]
 STRUCK = "layers_0_mlp_up_proj_grad_in"

@@ -18,8 +18,8 @@ from small import flags, small, striking_program
 from fault_injection.runs.follow import Address
 from fault_injection.runs.golden_run import Golden, NotRepeated, noise_floor, nudged
 from fault_injection.runs.run_store import RunStore
-from fault_injection.training.digest import digest
-from fault_injection.training.program import same_bits
+from fault_injection.seam.digest import digest
+from fault_injection.seam.trees import same_bits
 
 EPOCHS = 4
 WORKLOAD = small(epochs=EPOCHS)

@@ -21,8 +21,8 @@ from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, Bits, Patt
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection, write_injection
 from fault_injection.faults.new_bits import NewBits, from_masks
-from fault_injection.training.workloads import WORKLOADS
-from models.fault import ALL_ONES, INACTIVE, Operand, make_fault, site_id
+from fault_injection.models.fault import ALL_ONES, INACTIVE, Operand, make_fault, site_id
+from fault_injection.workloads.registry import WORKLOADS
 
 # ---- The published injections -------------------------------------------------------------
 

@@ -21,8 +21,8 @@ from fault_injection.faults.injection_file import (
     read_injection,
 )
 from fault_injection.machine.errors import InputError
-from fault_injection.training.image_workloads import AUGMENTATIONS, ImageWorkload
-from fault_injection.training.workloads import WORKLOADS
+from fault_injection.workloads.image import AUGMENTATIONS, ImageWorkload
+from fault_injection.workloads.registry import WORKLOADS
 
 REQUIRED = (*FAULT_ROWS, *ImageWorkload.REQUIRED)
 OPTIONAL = (*OWN_ROWS, *ImageWorkload.OPTIONS)

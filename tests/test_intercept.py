@@ -16,8 +16,8 @@ from own_steps import IMAGES, ROWS, SCANNED, SMALL, by_hand, llama_step, plain, 
 
 from fault_injection import instrument
 from fault_injection.machine.errors import InputError
-from fault_injection.training.program import same_bits
-from models.fault import Operand, inactive_fault, make_fault, words_of
+from fault_injection.models.fault import Operand, inactive_fault, make_fault, words_of
+from fault_injection.seam.trees import same_bits
 
 BITS = 0x4B3C614E  # 12345678.0 as a float32
 OPERANDS = ("input", "weight", "output")

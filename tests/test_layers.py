@@ -11,19 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.combinators import chain, concatenated, gated, residual
-from models.fault import inactive_fault
-from models.layer import Context
-from models.layers.activation import relu
-from models.layers.convolution import convolution
-from models.layers.dense import dense
-from models.layers.gain import skip_gain
-from models.layers.normalisation import batch_norm
-from models.layers.pooling import global_average
-from models.layers.standardisation import standardised_convolution
-from models.loss import cross_entropy
-from models.networks import NETWORKS
-from models.site import list_sites
+from fault_injection.models.combinators import chain, concatenated, gated, residual
+from fault_injection.models.fault import inactive_fault
+from fault_injection.models.layer import Context
+from fault_injection.models.layers.activation import relu
+from fault_injection.models.layers.convolution import convolution
+from fault_injection.models.layers.dense import dense
+from fault_injection.models.layers.gain import skip_gain
+from fault_injection.models.layers.normalisation import batch_norm
+from fault_injection.models.layers.pooling import global_average
+from fault_injection.models.layers.standardisation import standardised_convolution
+from fault_injection.models.loss import cross_entropy
+from fault_injection.models.networks import NETWORKS
+from fault_injection.models.site import list_sites
 
 
 def in_float64(repository, *names):
@@ -130,7 +130,7 @@ def test_a_layer_named_as_another_ones_gradient_is_refused():
 
 
 def test_two_sites_of_one_id_are_refused(monkeypatch):
-    monkeypatch.setattr("models.site.site_id", lambda name: len(name))
+    monkeypatch.setattr("fault_injection.models.site.site_id", lambda name: len(name))
     network = chain(dense("a", 6), dense("b", 6))
     with pytest.raises(ValueError, match=r"^sites 'a' and 'b' have the same id; rename one of their layers$"):
         list_sites(network, jax.ShapeDtypeStruct((3, 6), "float32"))

@@ -28,8 +28,10 @@ from fault_injection.runs.outcome import (
     judge,
 )
 from fault_injection.runs.records import Run, StepRow, epoch_record
-from fault_injection.training.program import NONFINITE_RULES, Evaluation, Leaf, Measure, StepReport
-from fault_injection.training.workloads import make_workload
+from fault_injection.seam.leaves import Leaf
+from fault_injection.seam.measure import NONFINITE_RULES, Evaluation, Measure
+from fault_injection.seam.report import StepReport
+from fault_injection.workloads.registry import make_workload
 
 ACCURACY = Measure("accuracy", "higher", chance=0.125, tolerance=0.02, limits=(0.0, 1.0))
 

@@ -6,9 +6,9 @@ import numpy as np
 import optax
 import pytest
 
-from fault_injection.training.image_workloads import OPTIMIZERS
-from fault_injection.training.optimizers import history, keras_adam, keras_sgd
-from fault_injection.training.workloads import WORKLOADS
+from fault_injection.explicit.optimizers import history, keras_adam, keras_sgd
+from fault_injection.workloads.image import OPTIMIZERS
+from fault_injection.workloads.registry import WORKLOADS
 
 STEPS = 20
 RANDOM = np.random.default_rng(0)

@@ -30,7 +30,7 @@ from fault_injection.runs.outcome import (
     judge,
 )
 from fault_injection.runs.records import Run, StepRow, epoch_record
-from fault_injection.training.program import Evaluation, Measure
+from fault_injection.seam.measure import Evaluation, Measure
 
 # As the loss head of a network on ten classes says it.
 ACCURACY = Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0))

@@ -18,15 +18,15 @@ from conftest import FIXTURES
 from dlrm_parity import TestDlrm  # noqa: F401
 from transformer_parity import TestTransformer  # noqa: F401
 
-from fault_injection.training.explicit import ExplicitState, explicit_program
-from fault_injection.training.image_workloads import OPTIMIZERS, PUBLISHED
-from fault_injection.training.passes import forward_and_backward
-from fault_injection.training.program import Measure
-from models.fault import Operand, inactive_fault, make_fault
-from models.layer import Context
-from models.loss import cross_entropy
-from models.networks import NETWORKS
-from models.site import list_sites
+from fault_injection.explicit.engine import ExplicitState, explicit_program
+from fault_injection.explicit.passes import forward_and_backward
+from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.layer import Context
+from fault_injection.models.loss import cross_entropy
+from fault_injection.models.networks import NETWORKS
+from fault_injection.models.site import list_sites
+from fault_injection.seam.measure import Measure
+from fault_injection.workloads.image import OPTIMIZERS, PUBLISHED
 
 STRICT = 1e-4  # forward values, relative to the largest element
 LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with rounding

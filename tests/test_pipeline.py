@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.pipeline import split
+from fault_injection.explicit.pipeline import split
 
 
 @given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=7), stages=st.integers(1, 4))

@@ -19,7 +19,7 @@ from fault_injection.campaign.sampling import choose, draw, injection_of
 from fault_injection.faults.fault_models import PUBLISHED_MODELS
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.errors import InputError
-from models.fault import Operand
+from fault_injection.models.fault import Operand
 
 PLAN = """\
 workload = "resnet18"

@@ -17,7 +17,7 @@ from small import SITE, flags, small
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import write_injection
-from fault_injection.training.image_workloads import ImageWorkload
+from fault_injection.workloads.image import ImageWorkload
 
 WORKLOAD = small(epochs=3)
 # Of worker 3, which process 1 computes.

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from fault_injection.training.product_form import form_of
-from models.fault import bits
+from fault_injection.any_step.product_form import form_of
+from fault_injection.models.fault import bits
 
 
 @st.composite

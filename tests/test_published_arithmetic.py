@@ -12,10 +12,10 @@ import optax
 import pytest
 from conftest import HERE
 
-from fault_injection.training.optimizers import keras_adam
-from fault_injection.training.workloads import make_workload
-from models.layer import Context
-from models.layers.normalisation import batch_norm
+from fault_injection.explicit.optimizers import keras_adam
+from fault_injection.models.layer import Context
+from fault_injection.models.layers.normalisation import batch_norm
+from fault_injection.workloads.registry import make_workload
 
 KERAS = json.loads((HERE / "fixtures" / "keras_numbers.json").read_text())
 GRADIENTS = np.float32(list(KERAS["gradients"].values())).T  # [step, element]

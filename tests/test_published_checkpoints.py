@@ -26,8 +26,8 @@ from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.replay_files import write_replay
 from fault_injection.runs.replay_run import golden_for, replay
 from fault_injection.runs.run_store import RunStore
-from fault_injection.training.program import leaf_names, same_bits
-from fault_injection.training.workloads import WORKLOADS, make_workload
+from fault_injection.seam.trees import leaf_names, same_bits
+from fault_injection.workloads.registry import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]
 STEPS = 49  # of an epoch

@@ -25,7 +25,8 @@ from fault_injection.runs.outcome import (
     Trace,
     classify,
 )
-from fault_injection.training.program import Evaluation, Measure, StepReport
+from fault_injection.seam.measure import Evaluation, Measure
+from fault_injection.seam.report import StepReport
 
 LOGS = json.loads((HERE / "data" / "published_traces.json").read_text())
 ACCURACY = Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0))

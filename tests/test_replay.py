@@ -23,7 +23,7 @@ from fault_injection.runs.golden_run import Golden, NotRepeated
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, UNDECIDED
 from fault_injection.runs.replay_files import write_replay
 from fault_injection.runs.replay_run import FaultNotApplied, check_struck, golden_for, replay
-from fault_injection.training.program import same_bits
+from fault_injection.seam.trees import same_bits
 
 WORKLOAD = small(epochs=3)
 MILD = Injection(WORKLOAD, "bkwd_inject", "RD", 2, SITE, 1, 4, ((5, 2, 1, 3),), (0.05,))

@@ -26,7 +26,7 @@ from fault_injection.machine.errors import InputError
 from fault_injection.runs.curves import draw_curves
 from fault_injection.runs.exits import EXACT, NONFINITE
 from fault_injection.runs.outcome import IMMEDIATE, LOW_TEST, MASKED, OUTCOMES, SHORT_TERM, SLOW, UNDECIDED
-from fault_injection.training.program import Measure
+from fault_injection.seam.measure import Measure
 
 PLAN = parse_plan("""
 workload = "resnet18"

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from fault_injection.machine.sources import ROOT
-from fault_injection.training.workloads import find_workload
-from models.fault import Operand
-from models.reductions import WHOLE
+from fault_injection.models.fault import Operand
+from fault_injection.models.observe.reductions import WHOLE
+from fault_injection.workloads.registry import find_workload
 
 sys.path.insert(0, str(ROOT / "examples" / "resnet18_flax"))
 pytestmark = pytest.mark.slow

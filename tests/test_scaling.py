@@ -22,7 +22,7 @@ from fault_injection.faults.injection_file import format_injection, parse_inject
 from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.scaling import scale, scale_options, scaled_name
 from fault_injection.machine.errors import InputError
-from models.fault import ALL_ONES
+from fault_injection.models.fault import ALL_ONES
 
 SMALL = {"width": 8, "epochs": 20, "batch_size": 128}
 RUN = read_injection(PUBLISHED / "resnet18_nobn-short_term_infs_nans.csv")  # 64 elements of 128/6/6/256

@@ -8,10 +8,10 @@ import sys
 import pytest
 
 from fault_injection.faults.injection_file import read_injection
+from fault_injection.models.fault import inactive_fault
+from fault_injection.models.networks import NETWORKS
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SHORT_TERM, SLOW
-from fault_injection.training.workloads import make_workload
-from models.fault import inactive_fault
-from models.networks import NETWORKS
+from fault_injection.workloads.registry import make_workload
 
 
 @pytest.fixture(scope="module")

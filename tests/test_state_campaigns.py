@@ -17,8 +17,8 @@ from fault_injection.faults.injection import ALL
 from fault_injection.machine.errors import InputError
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.replay_run import replay
-from fault_injection.training.program import Role
-from fault_injection.training.state_faults import STATE
+from fault_injection.seam.leaves import Role
+from fault_injection.seam.stages import STATE
 
 PLAN = """\
 workload = "resnet18"

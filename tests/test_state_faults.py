@@ -17,15 +17,16 @@ from fault_injection.faults.injection import ALL, Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.schedule import SCHEDULE, Schedule
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
 from fault_injection.runs.follow import Address, Back, Observer, addresses, follow
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED
 from fault_injection.runs.replay_files import write_replay
 from fault_injection.runs.replay_run import replay, strikes
-from fault_injection.training.program import same_bits
-from fault_injection.training.state_faults import STATE, state_sites
-from fault_injection.training.workloads import find_workload
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
+from fault_injection.seam.stages import STATE
+from fault_injection.seam.state_faults import state_sites
+from fault_injection.seam.trees import same_bits
+from fault_injection.workloads.registry import find_workload
 
 TOY = find_workload(f"{toy.__file__}:linear")
 PROGRAM = TOY.program(frozenset())

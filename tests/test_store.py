@@ -19,7 +19,7 @@ from fault_injection.campaign.schema import DIGEST, TABLES, digest_of
 from fault_injection.campaign.store import NAME, Store
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
-from fault_injection.training.program import Measure
+from fault_injection.seam.measure import Measure
 
 FLIPS = [400, pytest.param(8_000, marks=pytest.mark.slow)]
 

@@ -26,22 +26,22 @@ from strategy_programs import (
 
 from fault_injection.commands.main import main
 from fault_injection.detection.replicas import replicas
+from fault_injection.explicit.exchange import exchanged_sites
+from fault_injection.explicit.mesh import AXIS, SPLIT, WHOLE, mesh_of
+from fault_injection.explicit.pipeline import staged
+from fault_injection.explicit.start import owned
+from fault_injection.explicit.sums import ring_sum
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import parse_injection
 from fault_injection.machine.errors import InputError
+from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.observe.reductions import WHOLE as WHOLE_GRADIENTS
+from fault_injection.models.site import list_sites
 from fault_injection.runs.replay_run import check_struck
-from fault_injection.training.beside import faulty_step
-from fault_injection.training.exchange import exchanged_sites
-from fault_injection.training.mesh import AXIS, SPLIT, WHOLE, mesh_of
-from fault_injection.training.program import leaf_names, same_bits
-from fault_injection.training.start import owned
-from fault_injection.training.state_faults import state_sites
-from fault_injection.training.strategies import Start, parse_strategy
-from fault_injection.training.sums import ring_sum
-from models.fault import ALL_ONES, Operand, inactive_fault, make_fault
-from models.pipeline import staged
-from models.reductions import WHOLE as WHOLE_GRADIENTS
-from models.site import list_sites
+from fault_injection.seam.beside import faulty_step
+from fault_injection.seam.state_faults import state_sites
+from fault_injection.seam.strategies import Start, parse_strategy
+from fault_injection.seam.trees import leaf_names, same_bits
 
 STEPS = 20
 several_devices = pytest.mark.skipif("jax.device_count() < 2", reason="one device holds everything")

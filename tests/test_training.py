@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from test_transformer import OPTIONS as SMALL_TRANSFORMER
 
-from fault_injection.training.digest import digest, magnitude
-from fault_injection.training.image_workloads import PUBLISHED
-from fault_injection.training.workloads import WORKLOADS, make_workload
-from models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.seam.digest import digest, magnitude
+from fault_injection.workloads.image import PUBLISHED
+from fault_injection.workloads.registry import WORKLOADS, make_workload
 
 SMALL = {"dataset": "digits", "width": 4, "batch_size": 32, "workers": 4}
 # One block per stage has every kind of operation and compiles in half the time.
@@ -152,7 +152,7 @@ import jax
 import numpy as np
 from fault_injection.machine.environment import prepare
 prepare()
-from fault_injection.training.workloads import make_workload
+from fault_injection.workloads.registry import make_workload
 program = make_workload({workload!r}, **{options}).program(devices={devices})
 state = program.place(program.init())
 for step in range({steps}):

@@ -15,14 +15,15 @@ import own_training
 import pytest
 
 from fault_injection import Measure, Training, instrument
+from fault_injection.any_step.training_program import training_program
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.sources import ROOT
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES
-from fault_injection.training.program import Role, same_bits
-from fault_injection.training.training_program import training_program
-from fault_injection.training.workloads import find_workload, restore_workload
-from models.fault import Operand, inactive_fault
+from fault_injection.seam.leaves import Role
+from fault_injection.seam.trees import same_bits
+from fault_injection.workloads.registry import find_workload, restore_workload
 
 WORKLOAD = f"{pathlib.Path(own_training.__file__)}:training"
 INJECTION = """\
@@ -375,8 +376,8 @@ def test_workers_of_a_shard_map_are_struck_one_by_one():
 EXAMPLES = ("llama", "flax_linen", "flax_nnx", "equinox", "diffusion", "easydel", "shard_map")
 PROVE = """
 import sys, jax, numpy as np
-from fault_injection.training.workloads import find_workload
-from models.fault import Operand, inactive_fault, make_fault
+from fault_injection.workloads.registry import find_workload
+from fault_injection.models.fault import Operand, inactive_fault, make_fault
 workload = find_workload(sys.argv[1])
 program = workload.program()
 sites, state = workload.sites(), program.place(program.init())

@@ -20,8 +20,8 @@ from fault_injection.published import checkpoints as upstream
 from fault_injection.published import google_drive as drive
 from fault_injection.published.tensorflow_format import state_name
 from fault_injection.runs.run_store import RunStore
-from fault_injection.training.program import leaf_names
-from fault_injection.training.workloads import WORKLOADS, make_workload
+from fault_injection.seam.trees import leaf_names
+from fault_injection.workloads.registry import WORKLOADS, make_workload
 
 LAYOUT = json.loads((HERE / "fixtures" / "published_checkpoint_layout.json").read_text())["workloads"]
 STEPS = 49  # of an epoch

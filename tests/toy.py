@@ -8,13 +8,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fault_injection.training.program import Evaluation, Leaf, Measure, Program, Role, abstract, report
-from fault_injection.training.workload import Workload
-from models.fault import Operand
-from models.layer import Context, merge
-from models.operations.dense import Dense, DenseGradWt
-from models.site import Site
-from models.strike import perform
+from fault_injection.models.fault import Operand
+from fault_injection.models.layer import Context, merge
+from fault_injection.models.operations.dense import Dense, DenseGradWt
+from fault_injection.models.site import Site
+from fault_injection.models.strike import perform
+from fault_injection.seam.leaves import Leaf, Role
+from fault_injection.seam.measure import Evaluation, Measure
+from fault_injection.seam.program import Program
+from fault_injection.seam.report import report
+from fault_injection.seam.trees import abstract
+from fault_injection.seam.workload import Workload
 
 BATCH, FEATURES, STEPS = 16, 3, 8
 SLOPES, OFFSET, NOISE = np.float32([1.0, -2.0, 0.5]), np.float32(0.3), 0.1

@@ -12,15 +12,15 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from fault_injection.models.fault import Operand, make_fault
 from fault_injection.runs.exits import FirstNonFinite
 from fault_injection.runs.follow import Address, Observer, addresses, follow, numbered
 from fault_injection.runs.golden_run import final_metrics, nudged
 from fault_injection.runs.outcome import Noise, Outcome, judge
 from fault_injection.runs.records import Recorder, Run
-from fault_injection.training.program import Program
-from fault_injection.training.workload import Workload
-from fault_injection.training.workloads import find_workload
-from models.fault import Operand, make_fault
+from fault_injection.seam.program import Program
+from fault_injection.seam.workload import Workload
+from fault_injection.workloads.registry import find_workload
 
 EPOCHS, TWINS = 5, 3
 VALUES = (0.0, 1e2, 1e4, 1e6, 1e9, 1e14, 1e19, 1e25, 1e30)

@@ -11,8 +11,8 @@ from flax.training import train_state
 
 from fault_injection.data.batches import Batches
 from fault_injection.data.digits import load_digits
-from fault_injection.training.optimizers import keras_adam
-from models.networks.resnet import resnet18
+from fault_injection.explicit.optimizers import keras_adam
+from fault_injection.models.networks.resnet import resnet18
 
 WIDTH, BATCH, STEPS, EPOCHS = 8, 128, 11, 5
 AXES, EPSILON, KEEPS = (0, 1, 2), 1e-3, 0.9

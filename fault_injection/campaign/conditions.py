@@ -17,7 +17,9 @@ import numpy as np
 from ..runs.follow import Address, Observer
 from ..runs.golden_run import Golden
 from ..runs.records import Epoch
-from ..training.program import Role, State, StepReport
+from ..seam.leaves import Role
+from ..seam.report import StepReport
+from ..seam.trees import State
 
 CONDITIONS = "conditions"  # the reason to end a run early
 

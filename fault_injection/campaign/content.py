@@ -6,12 +6,11 @@ import typing
 from collections.abc import Callable, Collection
 from typing import Any
 
-from models.fault import Operand
-
 from ..faults.injection import ALL
 from ..machine.reading import fits
+from ..models.fault import Operand
 from ..runs.outcome import OUTCOMES
-from ..training.program import Measure
+from ..seam.measure import Measure
 from .conditions import Conditions
 from .plan import Plan
 from .schema import TABLES

@@ -11,18 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.fault import Fault, Struck, inactive_fault
-
+from ..models.fault import Fault, Struck, inactive_fault
 from ..runs.exits import EXACT, ExactlyMasked, FirstNonFinite
 from ..runs.follow import Address, addresses, follow, numbered
 from ..runs.golden_run import Golden, Repeats, noise_floor
 from ..runs.outcome import MASKED, Outcome, Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
-from ..training.beside import BESIDE
-from ..training.checkpoint_faults import CHECKPOINT, elements_of
-from ..training.program import Program, Role, State
-from ..training.state_faults import STATE
+from ..seam.checkpoint_faults import elements_of
+from ..seam.leaves import Role
+from ..seam.program import Program
+from ..seam.stages import BESIDE, CHECKPOINT, STATE
+from ..seam.trees import State
 from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
 from .plan import Plan
 from .projection import Projection

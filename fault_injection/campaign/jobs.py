@@ -24,7 +24,7 @@ from ..machine.processes import say
 from ..machine.termination import heed, raise_at
 from ..runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
 from ..runs.golden_run import Golden, kept_epochs
-from ..training.program import Measure
+from ..seam.measure import Measure
 from .conditions import Conditions
 from .experiment import Laboratory, Result, run_experiment
 from .plan import Plan

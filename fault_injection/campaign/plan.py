@@ -8,20 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from models.fault import ALL_ONES, Operand
-from models.site import Site
-
 from ..faults.fault_models import FAULT_MODELS, VALUES, Bits, Pattern
 from ..faults.injection import STAGES
 from ..faults.number_formats import Format
 from ..faults.schedule import ONCE, Schedule
 from ..machine.reading import fits
+from ..models.fault import ALL_ONES, Operand
+from ..models.site import Site
 from ..runs.follow import Address, horizon_or_end, numbered
-from ..training.beside import BESIDE
-from ..training.checkpoint_faults import CHECKPOINT
-from ..training.program import NONFINITE_RULES
-from ..training.workload import Workload, format_option
-from ..training.workloads import find_workload, restore_workload
+from ..seam.measure import NONFINITE_RULES
+from ..seam.stages import BESIDE, CHECKPOINT
+from ..seam.workload import Workload, format_option
+from ..workloads.registry import find_workload, restore_workload
 
 # How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")

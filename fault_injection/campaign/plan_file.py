@@ -6,20 +6,18 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from models.fault import Operand
-from models.site import Site
-
 from ..faults.fault_models import FAULT_MODELS, FLIPS, PUBLISHED_MODELS, VALUES, read_histogram
 from ..faults.injection import STAGES, too_large
 from ..faults.number_formats import Format, format_of
 from ..faults.schedule import ONCE, SCHEDULE, Schedule
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text
-from ..training.beside import BESIDE
-from ..training.exchange import EXCHANGED
-from ..training.program import NONFINITE_RULES
-from ..training.workload import Workload
-from ..training.workloads import find_workload
+from ..models.fault import Operand
+from ..models.site import Site
+from ..seam.measure import NONFINITE_RULES
+from ..seam.stages import BESIDE, EXCHANGED
+from ..seam.workload import Workload
+from ..workloads.registry import find_workload
 from .plan import EXITS, LARGEST, Model, Plan, sample_size
 from .plan_reader import LONGEST, Reader, as_text, read_document, shown
 from .plan_start import START, read_start

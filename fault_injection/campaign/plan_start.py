@@ -8,8 +8,8 @@ from ..checkpoints.flips import Flips, flips_between, flips_of_log, loader_count
 from ..checkpoints.formats import open_checkpoint
 from ..checkpoints.log import read_mapping
 from ..machine.errors import InputError
-from ..training.program import Program
-from ..training.workload import Workload
+from ..seam.program import Program
+from ..seam.workload import Workload
 from .plan import ALTERED, Model
 from .plan_reader import LONGEST, Reader, shown
 

@@ -16,7 +16,10 @@ from ..runs.exits import FirstNonFinite
 from ..runs.follow import Address, Observer, addresses, follow
 from ..runs.golden_run import Golden
 from ..runs.records import Epoch, Recorder, Run, rows_of
-from ..training.program import Batch, Evaluation, Role, State, StepReport
+from ..seam.leaves import Role
+from ..seam.measure import Evaluation
+from ..seam.report import StepReport
+from ..seam.trees import Batch, State
 
 ALIKE = 1e-3  # by how much the factors of the elements may differ
 NOTICEABLE = 1e-2  # an excess of this share of a golden array's largest value is measured to far better than that

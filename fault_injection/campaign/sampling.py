@@ -6,16 +6,15 @@ import math
 
 import numpy as np
 
-from models.fault import ALL_ONES, Fault, Operand, make_fault
-from models.site import Site
-
 from ..faults.fault_models import Bits
 from ..faults.injection import ALL, Injection
 from ..faults.number_formats import format_of
 from ..faults.schedule import ONCE
 from ..machine.errors import InputError
+from ..models.fault import ALL_ONES, Fault, Operand, make_fault
+from ..models.site import Site
 from ..runs.follow import Address, addresses
-from ..training.checkpoint_faults import CHECKPOINT
+from ..seam.stages import CHECKPOINT
 from .plan import Model, Plan
 
 WHERE, WHAT = 0, 1  # tell an experiment's two random streams apart

@@ -20,8 +20,8 @@ from ..machine.errors import InputError, printable
 from ..machine.reading import fits
 from ..machine.termination import unbroken
 from ..runs.dependencies import content_hash
-from ..training.checkpoint_faults import CHECKPOINT
-from ..training.program import Measure
+from ..seam.measure import Measure
+from ..seam.stages import CHECKPOINT
 from .conditions import Conditions
 from .content import NOT_JSON, describes, parsed, wrong_column
 from .experiment import Result

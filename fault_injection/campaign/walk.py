@@ -8,7 +8,8 @@ from ..machine.files import DamagedFile
 from ..runs.follow import Address, Observer, addresses, follow
 from ..runs.golden_run import Golden, Repeats
 from ..runs.run_store import RunStore
-from ..training.program import State, StepReport
+from ..seam.report import StepReport
+from ..seam.trees import State
 
 
 def walk_folder(walks: pathlib.Path, epoch: int) -> pathlib.Path:

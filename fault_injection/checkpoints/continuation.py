@@ -6,16 +6,17 @@ from collections.abc import Callable, Collection
 import jax
 import numpy as np
 
-from models.fault import Operand
-
 from ..faults.injection import ALL, Injection
 from ..faults.new_bits import NewBits, unravel
 from ..machine.files import write_arrays
 from ..machine.processes import from_leader
+from ..models.fault import Operand
 from ..runs.follow import Observer
 from ..runs.golden_run import Golden
-from ..training.checkpoint_faults import CHECKPOINT
-from ..training.program import Evaluation, Program, State, fetched
+from ..seam.measure import Evaluation
+from ..seam.program import Program
+from ..seam.stages import CHECKPOINT
+from ..seam.trees import State, fetched
 from .flips import flips_between, restart_site
 from .formats import open_checkpoint
 

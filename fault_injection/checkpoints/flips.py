@@ -7,10 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
-from ..training.checkpoint_faults import CHECKPOINT, saved_leaves
-from ..training.program import Program
-from ..training.state_faults import Placed
-from ..training.workload import Workload
+from ..seam.checkpoint_faults import saved_leaves
+from ..seam.program import Program
+from ..seam.stages import CHECKPOINT
+from ..seam.state_faults import Placed
+from ..seam.workload import Workload
 from .checkpoint import Checkpoint, Described
 from .log import Mapped, located, read_log
 

@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 
 from ..runs.golden_run import Golden
-from ..training.workload import Workload, format_option
+from ..seam.workload import Workload, format_option
 
 
 def shown(workload: Workload) -> str:

@@ -5,7 +5,7 @@ import pathlib
 
 from ..machine.environment import cache_folder
 from ..published.checkpoints import DRIVE, fetch
-from ..training.workloads import find_workload
+from ..workloads.registry import find_workload
 from .arguments import CommandLine, natural, tell
 
 

@@ -4,9 +4,6 @@ import argparse
 import pathlib
 from typing import Any
 
-from models.fault import ALL_ONES
-from models.precision import PRECISIONS
-
 from ..faults.injection import Injection
 from ..faults.injection_file import read_injection, write_injection
 from ..faults.new_bits import format_new_bits
@@ -15,6 +12,8 @@ from ..faults.translation import translations
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import write_json
 from ..machine.processes import from_leader
+from ..models.fault import ALL_ONES
+from ..models.precision import PRECISIONS
 from ..runs.records import columns
 from ..runs.replay_files import struck_values, write_replay
 from ..runs.replay_run import Replay, golden_for, replay

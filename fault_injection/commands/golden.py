@@ -9,16 +9,7 @@ from ..machine.files import write_arrays
 from ..machine.processes import from_leader, say
 from ..runs.golden_run import Golden, final_metrics, noise_floor
 from ..runs.outcome import Thresholds
-from .arguments import (
-    CommandLine,
-    epoch_list,
-    json_option,
-    machine_options,
-    natural,
-    positive,
-    tell,
-    tell_json,
-)
+from .arguments import CommandLine, epoch_list, json_option, machine_options, natural, positive, tell, tell_json
 from .estimates import shown
 from .workload_arguments import chosen_workload, workload_options
 

@@ -3,13 +3,12 @@
 import argparse
 import importlib
 import os
-import pathlib
 import re
 import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..machine.environment import ROOT, prepare, use_huge_pages
+from ..machine.environment import prepare, use_huge_pages
 from ..machine.errors import InputError, Untrustworthy, printable
 from ..machine.processes import broke_off, join, leave
 from ..machine.termination import Terminated, answer_termination
@@ -45,7 +44,6 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        _check_models()
         options = _parser(program, arguments).parse_args(arguments)
         options.arguments = arguments
         _set_up(options)
@@ -83,15 +81,6 @@ def run(arguments: list[str] | None = None, program: str = "python -m fault_inje
     answer_termination()
     use_huge_pages()
     leave(main(arguments, program))
-
-
-def _check_models() -> None:
-    """`models` is a common name: make sure that it is the folder beside this one."""
-    import models
-
-    found = pathlib.Path(models.__file__ or "").resolve().parent
-    if found != ROOT / "models":
-        raise InputError(f"'models' is imported from {found}, expected {ROOT / 'models'}; remove it from PYTHONPATH")
 
 
 class _Parser(argparse.ArgumentParser):

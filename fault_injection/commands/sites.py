@@ -3,12 +3,10 @@
 import argparse
 import json
 
-from models.fault import Operand
-
-from ..training.beside import BESIDE
-from ..training.exchange import EXCHANGED
-from ..training.step_site import StepSite
-from ..training.training import OwnTraining
+from ..any_step.step_site import StepSite
+from ..models.fault import Operand
+from ..seam.stages import BESIDE, EXCHANGED
+from ..workloads.own import OwnTraining
 from .arguments import CommandLine, aligned, tell
 from .workload_arguments import chosen_workload, workload_options
 

@@ -4,8 +4,8 @@ import argparse
 from typing import Any
 
 from ..machine.errors import InputError
-from ..training.workload import Workload
-from ..training.workloads import WORKLOADS, find_workload
+from ..seam.workload import Workload
+from ..workloads.registry import WORKLOADS, find_workload
 from .arguments import flag
 
 

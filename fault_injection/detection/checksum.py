@@ -13,7 +13,7 @@ from .detector import STOP, Alarms, Array, Memory, namespace
 class Checksum:
     """Raises an alarm for a product whose sums differ by more than the worst rounding; without memory.
 
-    The values are those of `models.checksum`: differences in units of their tolerance.
+    The values are those of `models.observe.checksum`: differences in units of their tolerance.
 
     >>> Checksum().update((), np.array([0.9, 1.5, np.inf]))[1].level
     array([0, 1, 1], dtype=int32)

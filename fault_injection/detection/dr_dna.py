@@ -8,13 +8,14 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from models.dr_dna import BINS, NAME, PLACES, SAMPLES, Histograms, Profile, bins_of, layer_scores
-from models.fault import site_id
-
 from ..machine.errors import InputError
 from ..machine.files import DamagedFile, read_arrays, write_arrays
+from ..models.fault import site_id
+from ..models.observe.dr_dna import BINS, NAME, PLACES, SAMPLES, Histograms, Profile, bins_of, layer_scores
 from ..runs.follow import Address, Observer, follow
-from ..training.program import Batch, Program, State, StepReport
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import Batch, State
 from .detector import STOP, Alarm, Alarms, Array, Memory, namespace
 
 FEWEST = 32  # examples that a profile is made of, at least: with fewer, what is rare says nothing

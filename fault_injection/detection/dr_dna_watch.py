@@ -5,11 +5,12 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from models.dr_dna import SAMPLES, Profile, largest_excess
-
 from ..machine.errors import InputError
+from ..models.observe.dr_dna import SAMPLES, Profile, largest_excess
 from ..runs.follow import Address
-from ..training.program import Program, State, StepReport
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import State
 from .detector import Alarm, told
 from .dr_dna import MARGIN, DrDna, places, profile_of
 from .watch import Watcher

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..training.program import Program, Role
+from ..seam.leaves import Role
+from ..seam.program import Program
 from .detector import STOP, Alarms, Array, in_units, namespace
 
 DEVIATIONS = 20.0  # a fault-free sum beyond has a probability of 3e-89
@@ -40,7 +41,7 @@ class HistoryBound:
       of: `history`, or `gradients_of_parameters` of an optimizer without history.
       margin: of running variances (ours).
 
-    >>> from fault_injection.training.workloads import make_workload
+    >>> from fault_injection.workloads.registry import make_workload
     >>> resnet = make_workload("resnet18", dataset="cifar10", width=64, batch_size=1024)
     >>> bounds = dict(history_bound(resnet.program()).bounds)
     >>> bounds["opt_state/m/basicblock_1_basic_0_conv1/kernel"]  # at 16x16 positions; 20 at 32x32

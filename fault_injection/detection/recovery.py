@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
-from models.reductions import WHOLE
-
 from ..machine.errors import InputError
+from ..models.observe.reductions import WHOLE
 from ..runs.follow import Back
-from ..training.program import Program, State, StepReport
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import State
 
 INVERSE = "inverse"
 RECOVERIES = {
@@ -18,7 +19,7 @@ RECOVERIES = {
 
 
 def needed(recovery: str | None) -> frozenset[str]:
-    """What steps have to report for a recovery, of `models.reductions.CHOICES`."""
+    """What steps have to report for a recovery, of `models.observe.reductions.CHOICES`."""
     return frozenset({WHOLE}) if recovery == INVERSE else frozenset()
 
 

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
 from ..runs.follow import Back
-from ..training.program import Program, State
+from ..seam.program import Program
+from ..seam.trees import State
 from .asd_environment import read_config, read_thresholds
 from .checksum import Checksum, VarianceChecksum
 from .detector import Detector, Memory

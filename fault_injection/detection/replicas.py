@@ -9,8 +9,11 @@ import numpy as np
 
 from ..machine.errors import InputError
 from ..runs.follow import Address
-from ..training.digest import digest
-from ..training.program import Program, Role, State, StepReport
+from ..seam.digest import digest
+from ..seam.leaves import Role
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import State
 from .detector import STOP, Alarm
 from .watch import Watcher
 

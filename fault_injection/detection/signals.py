@@ -5,14 +5,16 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..training.program import Program, Role, StepReport
+from ..seam.leaves import Role
+from ..seam.program import Program
+from ..seam.report import StepReport
 
 
 class SignalKind(NamedTuple):
     """One kind of signals.
 
     Attributes:
-      reductions: what steps have to report for it, of `models.reductions.CHOICES`.
+      reductions: what steps have to report for it, of `models.observe.reductions.CHOICES`.
       roles: of the arrays whose largest absolute values it is made of, which every step reports.
     """
 

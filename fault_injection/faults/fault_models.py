@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from models.fault import ALL_ONES, Operand
-
 from ..machine.errors import InputError
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
+from ..models.fault import ALL_ONES, Operand
 from .number_formats import FLOAT32, Format
 
 Indices = np.ndarray

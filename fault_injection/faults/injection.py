@@ -7,14 +7,11 @@ from typing import Self
 import jax
 import numpy as np
 
-from models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, make_fault
-from models.site import Site
-
-from ..training.checkpoint_faults import CHECKPOINT
-from ..training.exchange import GRADIENT, UPDATE, WORKER_GRADIENT
-from ..training.program import NONFINITE_RULES
-from ..training.state_faults import STATE
-from ..training.workload import Workload
+from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, make_fault
+from ..models.site import Site
+from ..seam.measure import NONFINITE_RULES
+from ..seam.stages import CHECKPOINT, GRADIENT, STATE, UPDATE, WORKER_GRADIENT
+from ..seam.workload import Workload
 from .fault_models import FAULT_MODELS, Bits, Indices
 from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 from .number_formats import format_of
@@ -42,7 +39,7 @@ class Injection:
     gradient, or of the update.  What the elements become is said by their values or by their bits,
     never by both.
 
-    >>> from fault_injection.training.workloads import make_workload
+    >>> from fault_injection.workloads.registry import make_workload
     >>> injection = Injection(
     ...     workload=make_workload("resnet18_nobn"),
     ...     stage="fwrd_inject", fmodel="RD", worker=1, layer="fc", epoch=2, step=0, positions=((0, 3),), values=(1e9,)

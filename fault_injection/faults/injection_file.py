@@ -20,17 +20,15 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from models.fault import Operand
-from models.site import Site
-
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text, write_text
 from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
-from ..training.checkpoint_faults import CHECKPOINT
-from ..training.program import NONFINITE_RULES
-from ..training.state_faults import STATE
-from ..training.workload import Workload, format_option
-from ..training.workloads import find_workload
+from ..models.fault import Operand
+from ..models.site import Site
+from ..seam.measure import NONFINITE_RULES
+from ..seam.stages import CHECKPOINT, STATE
+from ..seam.workload import Workload, format_option
+from ..workloads.registry import find_workload
 from .fault_models import FAULT_MODELS
 from .injection import ALL, STAGES, Injection, too_large
 from .lanes import LANE, lane_of, positions_of

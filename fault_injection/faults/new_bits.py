@@ -14,9 +14,8 @@ from typing import Self
 import jax
 import numpy as np
 
-from models.fault import ALL_ONES
-
 from ..machine.reading import Kind, counts
+from ..models.fault import ALL_ONES
 from .fault_models import Bits, Indices
 
 Position = tuple[int, ...]

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..machine.errors import InputError
 from ..machine.reading import SHOWN, Kind, Value
-from ..training.workload import Workload, format_option
-from ..training.workloads import WORKLOADS
+from ..seam.workload import Workload, format_option
+from ..workloads.registry import WORKLOADS
 
 LONGEST = 300  # characters of a message that is not ours
 

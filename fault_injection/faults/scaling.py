@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
-from ..training.workload import Workload, format_option
+from ..seam.workload import Workload, format_option
 from .fault_models import FAULT_MODELS
 from .injection import ALL, Injection, too_large
 from .injection_file import format_injection, parse_injection
@@ -21,7 +21,7 @@ from .new_bits import Position, format_position, ravel, unravel
 def scale_options(workload: Workload) -> tuple[str, ...]:
     """The options that a fault's place scales with.
 
-    >>> from fault_injection.training.workloads import find_workload
+    >>> from fault_injection.workloads.registry import find_workload
     >>> scale_options(find_workload("resnet18"))
     ('dataset', 'width', 'blocks', 'epochs', 'batch_size', 'workers')
     """
@@ -105,7 +105,7 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
 def scaled_name(stem: str, workload: Workload, options: Mapping[str, object]) -> str:
     """The default name of a scaled file: names stand alone, numbers follow what they are.
 
-    >>> from fault_injection.training.workloads import find_workload
+    >>> from fault_injection.workloads.registry import find_workload
     >>> scaled_name("masked", find_workload("resnet18"), {"dataset": "digits", "width": 8, "batch_size": 128})
     'masked_digits_width8_batch128.csv'
     """

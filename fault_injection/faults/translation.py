@@ -3,9 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from models.fault import ALL_ONES
-
 from ..machine.errors import InputError
+from ..models.fault import ALL_ONES
 from .injection import Injection
 from .new_bits import NewBits
 from .number_formats import Format, format_of

@@ -37,9 +37,9 @@ def closure(
     Raises:
       RuntimeError: a root does not exist or is not Python, or no Python file lies in a room.
 
-    >>> found = closure(["models/fault.py"], ["models"])
-    >>> ROOT / "models/fault.py" in found, ROOT / "models/networks/resnet.py" in found
-    (True, False)
+    >>> found = closure(["fault_injection/models/fault.py"], ["fault_injection/models"])
+    >>> [ROOT / "fault_injection/models" / name in found for name in ("fault.py", "networks/resnet.py")]
+    [True, False]
     """
     checkout = checkout.resolve()
     places = []
@@ -79,7 +79,7 @@ def source_hash(paths: Iterable[pathlib.Path], checkout: pathlib.Path = ROOT) ->
     Raises:
       RuntimeError: a file is not Python.
 
-    >>> len(source_hash(closure(["models/fault.py"], ["models"])))
+    >>> len(source_hash(closure(["fault_injection/models/fault.py"], ["fault_injection/models"])))
     16
     """
     checkout = checkout.resolve()

@@ -18,8 +18,9 @@ from ..machine.files import DamagedFile, write_json
 from ..machine.processes import from_leader, say
 from ..runs.golden_run import Golden, Start
 from ..runs.run_store import RunStore
-from ..training.program import Program, same_bits
-from ..training.workloads import WORKLOADS
+from ..seam.program import Program
+from ..seam.trees import same_bits
+from ..workloads.registry import WORKLOADS
 from .google_drive import SUMS, check_sums, fetch_folder, sha256
 from .tensorflow_format import ITERATIONS, Named, mismatches, name_variables, read_tensorflow, to_state
 

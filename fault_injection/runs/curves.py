@@ -12,7 +12,7 @@ from matplotlib.ticker import LogFormatter, MaxNLocator
 from numpy.typing import ArrayLike
 
 from ..machine.files import write_atomically
-from ..training.program import Measure
+from ..seam.measure import Measure
 
 Columns = Mapping[str, np.ndarray]  # columns of a run: `steps/…` with one row per step, `epochs/…` with one per epoch
 

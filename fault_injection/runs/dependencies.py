@@ -13,10 +13,10 @@ from typing import Any
 
 from ..machine.environment import ROOT
 from ..machine.sources import closure, source_hash
-from ..training.workload import Workload
+from ..seam.workload import Workload
 
-COMPUTING = ("models", "fault_injection/training", "fault_injection/data")
-STRIKING = ("fault_injection/faults", "fault_injection/training/state_faults.py")
+COMPUTING = tuple(f"fault_injection/{room}" for room in ("models", "seam", "explicit", "any_step", "workloads", "data"))
+STRIKING = ("fault_injection/faults", "fault_injection/seam/state_faults.py")
 JUDGING = ("fault_injection/runs", "fault_injection/campaign")
 
 REPLAY = "fault_injection/runs/replay_run.py"

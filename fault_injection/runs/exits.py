@@ -4,7 +4,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ..training.program import Evaluation, State, StepReport, finite, same_bits
+from ..seam.measure import Evaluation
+from ..seam.report import StepReport, finite
+from ..seam.trees import State, same_bits
 from .follow import Address, Observer
 from .records import Epoch
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..machine.errors import InputError
 from ..machine.files import DamagedFile, read_arrays, read_bounded
-from ..training.program import Measure
+from ..seam.measure import Measure
 
 MOST_CURVES = 8  # that a picture can show apart
 LARGEST = 2**30  # bytes of a provenance, which has all elements that a fault struck

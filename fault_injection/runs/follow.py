@@ -10,11 +10,13 @@ from typing import NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from models.fault import Fault
-
 from ..machine.termination import heed
-from ..training.beside import faulty_step
-from ..training.program import Evaluation, Program, State, StepReport
+from ..models.fault import Fault
+from ..seam.beside import faulty_step
+from ..seam.measure import Evaluation
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import State
 
 
 class Address(NamedTuple):

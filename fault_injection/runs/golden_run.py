@@ -18,8 +18,12 @@ from ..machine.environment import arithmetic, cache_folder
 from ..machine.errors import InputError, Untrustworthy
 from ..machine.files import DamagedFile, read_bounded, write_json
 from ..machine.processes import from_leader, say
-from ..training.program import Array, Evaluation, Program, Role, State, StepReport, fetched, leaf_names
-from ..training.workload import Workload
+from ..seam.leaves import Role
+from ..seam.measure import Evaluation
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import Array, State, fetched, leaf_names
+from ..seam.workload import Workload
 from .dependencies import content_hash, source_of_bits
 from .follow import Address, Observer, addresses, follow
 from .outcome import Noise

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..training.program import NONFINITE_RULES, Leaf, Measure
+from ..seam.leaves import Leaf
+from ..seam.measure import NONFINITE_RULES, Measure
 from .follow import Address
 from .records import Epoch, Run, cut
 

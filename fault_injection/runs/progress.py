@@ -7,7 +7,8 @@ from typing import Self
 from tqdm import tqdm
 
 from ..machine.processes import leading
-from ..training.program import State, StepReport
+from ..seam.report import StepReport
+from ..seam.trees import State
 from .follow import Address, Observer
 from .records import Epoch
 

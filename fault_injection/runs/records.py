@@ -6,7 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..training.program import Evaluation, Program, Role, State, StepReport
+from ..seam.leaves import Role
+from ..seam.measure import Evaluation
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import State
 from .follow import Address, Observer
 
 Epoch = dict[str, np.ndarray]

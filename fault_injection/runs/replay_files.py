@@ -8,14 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from models.fault import Struck
-
 from ..faults.injection import ALL, Injection
 from ..faults.injection_file import format_injection
 from ..faults.number_formats import format_of
 from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
+from ..models.fault import Struck
 from .follow import Address
 from .records import columns
 from .replay_run import Replay, left_out

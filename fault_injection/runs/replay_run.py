@@ -14,16 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.fault import Fault, Operand, Struck, inactive_fault
-from models.site import Site
-
 from ..faults.injection import Injection
 from ..faults.injection_file import format_injection
 from ..machine.errors import Untrustworthy
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
-from ..training.beside import BESIDE
-from ..training.program import Evaluation, State, StepReport, fetched
+from ..models.fault import Fault, Operand, Struck, inactive_fault
+from ..models.site import Site
+from ..seam.measure import Evaluation
+from ..seam.report import StepReport
+from ..seam.stages import BESIDE
+from ..seam.trees import State, fetched
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
 from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered

@@ -11,7 +11,7 @@ from ..campaign.plan_reader import plan_tables
 from ..detection.re_execution import ReExecutionSettings
 from ..detection.recovery import RECOVERIES
 from ..detection.registry import AnyDetector, beside_a_run, of_one_device
-from ..training.program import Program
+from ..seam.program import Program
 
 KEYS = ("detectors", "window", "masked", "fault_free_seeds", "recovered", "recovering", "replay_every")
 

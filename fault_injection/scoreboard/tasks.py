@@ -27,7 +27,9 @@ from ..runs.golden_run import Repeats, nudged
 from ..runs.outcome import Thresholds, judge
 from ..runs.records import Recorder, Run, rows_of
 from ..runs.replay_run import Witness
-from ..training.program import Program, State, StepReport
+from ..seam.program import Program
+from ..seam.report import StepReport
+from ..seam.trees import State
 from .settings import Settings, chosen_detectors
 
 # Numbers that excesses are compared with, where a threshold is swept; 1 is the detector's own.

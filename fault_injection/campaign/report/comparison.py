@@ -12,7 +12,7 @@ import numpy as np
 from ...machine.errors import InputError
 from ...machine.files import write_text
 from ...runs.outcome import MASKED
-from ...training.workload import format_option
+from ...seam.workload import format_option
 from ..store import Store
 from . import figures
 from .facts import Facts, Group, place_of_role

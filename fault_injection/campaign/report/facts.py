@@ -8,14 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from models.fault import Operand
-
 from ...faults.injection import STAGES
 from ...faults.number_formats import Format, format_of
 from ...machine.errors import InputError
+from ...models.fault import Operand
 from ...runs.outcome import MASKED, UNDECIDED
-from ...training.program import Measure
-from ...training.state_faults import part_of
+from ...seam.measure import Measure
+from ...seam.state_faults import part_of
 from ..rates import Rate, stratified, wilson
 from ..store import Store
 from .queries import QUERIES

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from ...machine.files import write_atomically
 from ...runs.curves import FAULTY
 from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
-from ...training.program import Measure
+from ...seam.measure import Measure
 from ..rates import Rate
 from .facts import Group
 from .page import Picture, Section

@@ -1,0 +1,371 @@
+"""Strike a step of one's own, in a loop of one's own."""
+
+import dataclasses
+import fnmatch
+import functools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..machine.errors import InputError, did_you_mean
+from ..models.fault import (
+    ALL_ONES,
+    LARGEST_OPERAND,
+    Fault,
+    Fetched,
+    Operand,
+    Struck,
+    fault_of,
+    is_fixed,
+    make_fault,
+    site_id,
+    words_of,
+)
+from .intercept import Interpreter, Layouts, Told
+from .jax_internals import PRODUCTS, is_explicit, meshes_of, opened, typed_by
+from .jaxpr_sites import Follower, names, roles
+from .step_checks import REPORTED
+from .step_site import StepSite
+from .struck_site import NOWHERE, aimed
+from .traced_step import Step, Traced, trace
+
+ALL = "all"
+Position = int | tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Instrumented:
+    """A step that a fault can strike.  `instrument` makes it.
+
+    Attributes:
+      traced: the user's step.
+      sites: what can be struck, by name, in the order in which a step runs it; those that were chosen.
+      all_sites: the same of the whole step.
+      not_covered: what computes products and cannot be struck, one text each.
+      meshes: over which parts of it run.
+      interpreter: evaluates its jaxpr; what it has traced once serves every choice of sites.
+    """
+
+    traced: Traced
+    sites: Mapping[str, StepSite]
+    all_sites: Mapping[str, StepSite]
+    not_covered: tuple[str, ...]
+    meshes: tuple[Any, ...]
+    interpreter: Interpreter
+
+    def __repr__(self) -> str:
+        return f"<step that a fault can strike at {len(self.sites)} of its {len(self.all_sites)} sites>"
+
+    def supporting(self, chosen: frozenset[str]) -> "Instrumented":
+        """The same step, of which these sites can be struck."""
+        sites = {name: site for name, site in self.all_sites.items() if name in chosen}
+        return dataclasses.replace(self, sites=sites)
+
+    def telling(self, reductions: frozenset[str]) -> "Instrumented":
+        """The same step, which tells these reductions of its products, of `step_checks.REPORTED`."""
+        wanted, now = tuple(sorted(name.partition("/")[0] for name in reductions & REPORTED)), self.interpreter
+        if wanted == now.wanted:
+            return self
+        return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
+
+    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+        """The step's results, as leaves of the new state and of the metrics, and what it says of itself.
+
+        Args:
+          words: of the fault; None gives the reference.
+          leaves: of the state, then of the batch.
+
+        Raises:
+          InputError: when it is traced, and the leaves are not as those that `instrument` was given.
+        """
+        self.traced.check(leaves)
+        with typed_by(self.meshes):
+            return self._flat(words, leaves)
+
+    def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
+        body, order = opened(self.traced.jaxpr), list(self.all_sites)
+        run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
+        if words is None or not self.sites:
+            results, told = run(frozenset(), None)
+            return results, told._replace(words=words)
+        numbers = np.array([order.index(name) for name in self.sites], np.int32)
+        here = np.array([site_id(name) for name in self.sites], np.int32) == fault_of(words).site
+        site = jnp.max(jnp.where(here, numbers, NOWHERE))
+        return run(frozenset(numbers.tolist()), aimed(words, site))
+
+    def named(self, told: Told) -> dict[str, jax.Array]:
+        """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
+        return {
+            f"{reduction}/products/{name}": told.checks[place, column]
+            for column, reduction in enumerate(self.interpreter.wanted)
+            for place, (name, site) in enumerate(self.all_sites.items())
+            if told.checks is not None and site.checked
+        }
+
+    def _with_keys(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+        """`flat` of leaves with keys as they are: to turn them into integers outside of what is compiled costs time."""
+        state, batch, count = self.traced.state, self.traced.batch, len(self.traced.names)
+        results, told = self.flat(words, *state.integers(leaves[:count]), *batch.integers(leaves[count:]))
+        return [*state.with_keys(results[:count]), *results[count:]], told
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        """The step with the words of a fault, compiled at its first call."""
+        return jax.jit(self._with_keys, donate_argnums=tuple(1 + place for place in self.traced.donates))
+
+    @functools.cached_property
+    def reference_compiled(self) -> Any:
+        """The step without a fault, compiled at its first call."""
+        donated = tuple(1 + place for place in self.traced.donates)
+        return jax.jit(lambda _, *leaves: self._with_keys(None, *leaves)[0], donate_argnums=donated)
+
+    def words(self, fault: Fault) -> jax.Array:
+        """A fault as `compiled` takes it, where the step runs.  A loop gives many steps the same fault."""
+        last, known, placed = self._last[0]
+        if fault is last:
+            return placed
+        words = words_of(fault)
+        if not isinstance(words, np.ndarray):
+            return words
+        told = words.tobytes()
+        if told != known:
+            meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
+            with jax.ensure_compile_time_eval():  # also where the loop itself is traced
+                placed = jax.device_put(words, NamedSharding(meshes[0], PartitionSpec()) if meshes else None)
+        self._last[0] = fault if is_fixed(fault) else None, told, placed
+        return placed
+
+    @functools.cached_property
+    def _last(self) -> list[tuple[Fault | None, bytes, Any]]:
+        """The last fault, None if it can change; its bytes; and its words, placed."""
+        return [(None, b"", None)]
+
+    def __call__(self, fault: Fault, state: Any, batch: Any) -> tuple[tuple[Any, Any], Struck]:
+        """One step with a fault, as `(state, metrics), struck`.
+
+        One executable serves every site, operand, position, value, iteration and worker; only the padded number of
+        elements is a shape (`models.fault.padded_size`).
+        """
+        results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
+        return self._joined(results), Fetched.later(told.words)
+
+    def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
+        """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.
+
+        An inactive fault gives just these bits.  The user's own step may round differently, where the compiler
+        fuses across a site.
+        """
+        return self._joined(self.reference_compiled(None, *self._leaves(state, batch)))
+
+    def fault(
+        self,
+        site: str,
+        operand: Operand | str,
+        index: Position | Sequence[Position],
+        *,
+        values: Any = None,
+        flip: Any = None,
+        worker: int = 0,
+        iteration: int | Sequence[int] = (),
+    ) -> Fault:
+        """A fault at one operand of one site, checked against the list of sites.
+
+        Args:
+          site: a name in `sites`.
+          operand: `input` (the first), `weight` (the second) or `output`.
+          index: the coordinates of one element, or a list of such; an integer is a row-major position.
+          values: what each element becomes, in the operand's dtype.
+          flip: a mask of the bits of each element that are inverted, instead of `values`.
+          worker: of a site that every device runs with operands of its own, whose.
+          iteration: of a site in loops, which turn of each, the outermost first.
+
+        Raises:
+          InputError: there is no such site, operand, element, turn or worker, or no value for it.
+        """
+        if site not in self.sites:
+            known = " (this program was made for other sites)" if site in self.all_sites else ""
+            raise InputError(f"{site!r} is not a site of this program{known}{did_you_mean(site, self.sites)}")
+        place = self.sites[site]
+        if isinstance(operand, str):
+            valid = [one.name.lower() for one in Operand]
+            if operand not in valid:
+                raise InputError(f"operand {operand!r}{did_you_mean(operand, valid)}")
+            operand = Operand[operand.upper()]
+        turn = (iteration,) if isinstance(iteration, int) else tuple(iteration)
+        if len(turn) != len(place.iterations) or not all(
+            0 <= i < n for i, n in zip(turn, place.iterations, strict=True)
+        ):
+            expected = f"one turn for each of the loops {list(place.iterations)}" if place.iterations else "none"
+            raise InputError(
+                f"iteration {turn} of {site}, in loops of {list(place.iterations)} turns; expected {expected}"
+            )
+        if not 0 <= worker < place.workers:
+            raise InputError(f"worker {worker} of {site}; expected 0 to {place.workers - 1}")
+        tensor = place.operands[operand]
+        shape = tensor.shape[len(turn) :]
+        listed: list[Position] = index if isinstance(index, list) else [index]  # type: ignore[list-item]
+        before = int(np.ravel_multi_index(turn, place.iterations)) * math.prod(shape) if turn else 0
+        at = [before + _position(one, shape, place.named(operand)) for one in listed]
+        if (values is None) == (flip is None):
+            raise InputError("a fault either sets values or flips bits; give values=… or flip=…")
+        word = np.dtype(f"uint{8 * tensor.dtype.itemsize}")
+        keep, masks = 0, np.broadcast_to(np.asarray(0 if flip is None else flip, np.uint32), len(at))
+        if flip is None:
+            given = np.broadcast_to(np.asarray(values), len(at))
+            masks = np.ascontiguousarray(given.astype(tensor.dtype)).view(word).astype(np.uint32)
+        else:
+            keep = ALL_ONES
+        try:
+            return make_fault(place, operand, worker, at, keep=keep, flip=masks)
+        except ValueError as error:
+            raise InputError(str(error)) from None
+
+    def _leaves(self, state: Any, batch: Any) -> list[Any]:
+        return [*self.traced.state.leaves(state), *self.traced.batch.leaves(batch)]
+
+    def _joined(self, leaves: Sequence[Any]) -> tuple[Any, Any]:
+        count = len(self.traced.names)
+        return self.traced.state.of_leaves(leaves[:count]), jax.tree.unflatten(self.traced.metrics, leaves[count:])
+
+
+def instrument(
+    step: Step,
+    state: Any,
+    batch: Any,
+    sites: str | Sequence[str] = ALL,
+    primitives: Sequence[str] = (),
+    turns: int = 1,
+) -> Instrumented:
+    """A step of one's own that faults can strike; nothing of its code changes.
+
+    >>> import jax, jax.numpy as jnp
+    >>> def step(state, batch):
+    ...     loss, grads = jax.value_and_grad(lambda w: jnp.mean((batch @ w) ** 2))(state["w"])
+    ...     return {"w": state["w"] - 0.1 * grads}, {"loss": loss}
+    >>> state, batch = {"w": jnp.ones((3, 2))}, jnp.ones((4, 3))
+    >>> program = instrument(step, state, batch)
+    >>> program
+    <step that a fault can strike at 2 of its 2 sites>
+    >>> list(program.sites)
+    ['forward:w', 'grad_wt:w']
+    >>> fault = program.fault("forward:w", "output", (0, 1), values=[100.0])
+    >>> (state, metrics), struck = program(fault, state, batch)
+    >>> float(metrics["loss"]), struck.old.view("float32").tolist(), struck.new.view("float32").tolist()
+    (1257.875, [3.0], [100.0])
+
+    Args:
+      step: `(state, batch) -> state, metrics`: plain JAX, or of any library on top of it, compiled or not.
+      state, batch: as the step takes them.  Leaves that are no arrays stay as they are.
+      sites: which sites can be struck: all, or patterns of their names such as `grad_wt:*`.
+      primitives: names of further primitives that are sites: two operands at least, and one result.
+      turns: of a while loop whose number of turns only shows when it runs, in how many first turns a fault can
+        strike.
+
+    Raises:
+      InputError: the step is impure, changes the form of its state, or has no such site.
+    """
+    program = _instrumented(trace(step, state, batch), PRODUCTS | frozenset(primitives), turns)
+    leaves = program._leaves(state, batch)
+    placed = meshes_of([getattr(leaf, "sharding", None) for leaf in leaves])
+    program = dataclasses.replace(program, meshes=tuple(dict.fromkeys([*program.meshes, *placed])))
+    left_to_compiler = program.meshes and not any(map(is_explicit, program.meshes))
+    if left_to_compiler and any(not site.axes for site in program.all_sites.values()):
+        program = _laid_out(program, leaves)
+    return chosen(program, sites)
+
+
+def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
+    """The same step, whose sites are shared out among devices as the compiler does it where nothing can strike."""
+    now = program.interpreter
+
+    def abstract(leaf: Any, kind: Any) -> jax.ShapeDtypeStruct:
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(
+            kind.shape, kind.dtype, sharding=sharding if isinstance(sharding, NamedSharding) else None
+        )
+
+    given = [abstract(*pair) for pair in zip(leaves, program.traced.jaxpr.in_avals, strict=True)]
+
+    @functools.cache  # when a site is first traced
+    def layouts() -> Layouts:
+        found: Layouts = {}
+        looking = Interpreter(now.kinds, now.turns, layouts=lambda: found, looking=True)
+        reference = dataclasses.replace(program, interpreter=looking)
+        jax.jit(lambda *leaves: reference.flat(None, *leaves)[0]).lower(*given).compile()
+        return found
+
+    return dataclasses.replace(program, interpreter=Interpreter(now.kinds, now.turns, layouts=layouts))
+
+
+def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrumented:
+    """A traced step with all its sites; raises InputError where it has none."""
+    body, follower, count = opened(traced.jaxpr), Follower(kinds, turns), len(traced.names)
+    arguments = [follower.fresh(name, fed=place >= count) for place, name in enumerate(traced.inputs)]
+    follower.follow(body, arguments)
+    products = follower.products
+    found = roles(products)
+    sites = {
+        name: StepSite(
+            name=name,
+            layer=name.partition(":")[2],
+            stage="forward" if role == "forward" else "backward",
+            operands={
+                operand: jax.ShapeDtypeStruct((*product.turns, *tensor.shape), tensor.dtype)
+                for operand, tensor in zip(Operand, product.shapes, strict=True)
+            },
+            role=role,
+            kind=product.kind,
+            parameter=None if product.weight is None else Operand(product.weight),
+            iterations=product.turns,
+            axes=product.axes,
+            workers=product.workers,
+            conditional=product.conditional,
+            checked=product.checked,
+            layout=product.layout,
+            line=product.line,
+        )
+        for name, (role, _), product in zip(names(found), found, products, strict=True)
+    }
+    if not sites:
+        raise InputError(f"the step has no site: no {', no '.join(sorted(kinds))} is in it")
+    ids: dict[int, str] = {}
+    for name in sites:
+        if (other := ids.setdefault(site_id(name), name)) != name:
+            raise InputError(f"sites {other!r} and {name!r} have the same id; rename a leaf of the state")
+    interpreter = Interpreter(kinds, turns)
+    assert interpreter.count(body.jaxpr) == len(sites)  # both number them alike
+    return Instrumented(traced, sites, sites, tuple(follower.closed), tuple(follower.meshes), interpreter)
+
+
+def chosen(program: Instrumented, sites: str | Sequence[str]) -> Instrumented:
+    """The same step, of which sites that fit patterns can be struck; raises InputError where a pattern fits none."""
+    if sites == ALL:
+        return program
+    found: set[str] = set()
+    for pattern in [sites] if isinstance(sites, str) else sites:
+        fitting = fnmatch.filter(program.all_sites, pattern)
+        if not fitting:
+            raise InputError(f"no site of the step fits {pattern!r}{did_you_mean(pattern, program.all_sites)}")
+        found |= set(fitting)
+    return program.supporting(frozenset(found))
+
+
+def _inside(at: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(at) == len(shape) and all(0 <= i < n for i, n in zip(at, shape, strict=True))
+
+
+def _position(index: Position, shape: tuple[int, ...], of: str) -> int:
+    """The row-major position of an element; raises InputError where there is none."""
+    if isinstance(index, tuple):
+        if not _inside(index, shape):
+            raise InputError(f"index {index} lies outside {of}, which is {list(shape)}")
+        return int(np.ravel_multi_index(index, shape)) if shape else 0
+    size = math.prod(shape)
+    if not 0 <= index < min(size, LARGEST_OPERAND):
+        raise InputError(f"position {index} lies outside {of}, which is {list(shape)}; expected 0 to {size - 1}")
+    return int(index)

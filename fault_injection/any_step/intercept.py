@@ -1,0 +1,366 @@
+"""A step whose products and convolutions a fault can strike, made of the jaxpr of the step as it is.
+
+The jaxpr of a training step contains its backward pass.  It is interpreted equation by equation: at every site the
+strike is inserted, and everything else is emitted as it was.  Sites are numbered in the order of the jaxpr.  A body
+is rewritten once, however often it is called: it is told the struck site as counted from its own first.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec, Sharding
+
+from ..models.isolation import fence, on_cpus
+from .jax_internals import (
+    UNTYPED,
+    bind_checkpoint,
+    bodies,
+    evaluate,
+    is_explicit,
+    is_literal,
+    jit_options,
+    manual_axes,
+    opened,
+    scan_operands,
+    strikable,
+)
+from .product_form import Form, Kept, form_of
+from .step_checks import checks
+from .struck_site import NOWHERE, Aim, strike_site
+
+HERE = PartitionSpec()
+Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
+
+
+class Told(NamedTuple):
+    """What a body says of itself.
+
+    Attributes:
+      words: the aim's, with what the fault did here added; None without an aim.
+      checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
+    """
+
+    words: jax.Array | None
+    checks: jax.Array | None
+
+    def after(self, earlier: "Told") -> "Told":
+        """The same of all turns of a loop so far."""
+        return self._replace(checks=jax.tree.map(jnp.maximum, earlier.checks, self.checks))
+
+
+class Interpreter:
+    """Evaluates a jaxpr with a barrier around every site, and a strike at those that are supported.
+
+    The barriers alone are the reference.  An inactive fault leaves its bits as they are, whichever sites are
+    supported.
+
+    Args:
+      kinds: names of the primitives that are sites; each has two operands at least, and one result.
+      turns: of a while loop, in how many first turns a site can be struck.
+      wanted: reductions of products that are told of every site, of `models.observe.reductions.OF_PRODUCTS`.
+      layouts: gives how the operands and the result of each equation are shared out among devices, by its `id`.
+        Without that, the compiler would share out otherwise where there is a strike, and add up in another order.
+      looking: whether layouts are found, as the compiler chooses them, when what this evaluates is compiled.
+
+    >>> jaxpr = jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(jnp.ones((1, 2)), jnp.ones((2, 3)))
+    >>> interpreter = Interpreter(frozenset({"dot_general"}), turns=1)
+    >>> interpreter.count(jaxpr.jaxpr)
+    1
+    >>> results, _ = interpreter.run(jaxpr.jaxpr, (), [jnp.ones((1, 2)), jnp.zeros((2, 3))], frozenset(), None)
+    >>> results[0].tolist()
+    [[0.0, 0.0, 0.0]]
+    """
+
+    def __init__(
+        self,
+        kinds: frozenset[str],
+        turns: int,
+        wanted: tuple[str, ...] = (),
+        layouts: Callable[[], Layouts] = dict,
+        looking: bool = False,
+    ):
+        self.kinds, self.turns, self.wanted = kinds, turns, wanted
+        self.layouts, self.looking = layouts, looking
+        self._counts: dict[int, tuple[Any, int]] = {}  # a body is kept with its number, so that no other has its id
+        self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def count(self, jaxpr: Any) -> int:
+        """How many sites a body has, those of a body that is called twice counted twice."""
+        if id(jaxpr) not in self._counts:
+            self._counts[id(jaxpr)] = (jaxpr, sum(map(self.sites, jaxpr.eqns)))
+        return self._counts[id(jaxpr)][1]
+
+    def sites(self, equation: Any) -> int:
+        """How many sites an equation has."""
+        if strikable(equation, self.kinds):
+            return 1
+        return sum(self.count(body.jaxpr) for body in bodies(equation))
+
+    def _typed(self, equation: Any) -> bool:
+        """Whether an equation has types of `shard_map` in it."""
+        inside = (one for body in bodies(equation) for one in body.jaxpr.eqns)
+        return equation.primitive.name in UNTYPED or any(map(self._typed, inside))
+
+    def run(
+        self,
+        jaxpr: Any,
+        consts: Sequence[Any],
+        values: Sequence[Any],
+        supported: frozenset[int],
+        aim: Aim | None,
+        untyped: bool = False,
+    ) -> tuple[list[Any], Told]:
+        """A body with the strike at its supported sites.
+
+        Args:
+          consts, values: of the body's constants and arguments.
+          supported: numbers of sites, counted from the body's first.
+          aim: None where nothing is supported.
+          untyped: whether it stands in a `shard_map` that has been rewritten.
+
+        Returns:
+          The body's results, and what it says of itself.
+        """
+        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+        fences: dict[tuple[Any, Kept], jax.Array] = {}
+
+        def value(atom: Any) -> Any:
+            return atom.val if is_literal(atom) else known[atom]
+
+        def fenced(atom: Any, kept: Kept) -> jax.Array:
+            """One fence of a tensor serves all sites that read it: the compiler may make a copy for each fence."""
+            if is_literal(atom):
+                return fence(kept.of(jnp.asarray(atom.val)))
+            if (atom, kept) not in fences:
+                fences[atom, kept] = fence(kept.of(known[atom]))
+            return fences[atom, kept]
+
+        first, begun = 0, None if aim is None else aim.words
+        words = begun
+        checked = [self._unchecked(0)]
+        for equation in jaxpr.eqns:
+            if strikable(equation, self.kinds):
+                given = [*map(fenced, equation.invars, self._form(equation, untyped).operands)]
+            else:
+                given = [*map(value, equation.invars)]
+            count = self.sites(equation)
+            if count or (untyped and self._typed(equation)):
+                inside = frozenset(number - first for number in supported if first <= number < first + count)
+                there = aim._replace(site=aim.site - first) if aim is not None and inside else None
+                if there is not None and words is not None and untyped:
+                    # Each site waits for the one before: devices that share a host's processors wake each other the
+                    # more, the more of their sites are ready at once.  Elsewhere, sites need not wait.
+                    there = there._replace(words=words)
+                results, told = self._enter(equation, given, inside, there, untyped)
+                if words is not None and told.words is not None:  # a strike only adds to them
+                    words = told.words if untyped or words is begun else jnp.maximum(words, told.words)
+                checked.append(told.checks)
+                first += count
+            else:
+                results = evaluate(equation, given, untyped)
+            known.update(zip(equation.outvars, results, strict=True))
+        all_checks = [one for one in checked if one is not None]
+        told = Told(words, jnp.concatenate(all_checks) if all_checks else None)
+        return [value(atom) for atom in jaxpr.outvars], told
+
+    def _unchecked(self, sites: int) -> jax.Array | None:
+        """The checks of so many sites where nothing of them runs."""
+        return jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None
+
+    def _enter(
+        self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
+    ) -> tuple[list[Any], Told]:
+        """An equation that is a site, or has sites in its body."""
+        name, params = equation.primitive.name, equation.params
+        if strikable(equation, self.kinds):
+            result, words = self._site(equation, values, aim, untyped)
+            return [result], Told(words, self._checks(equation, values, result, untyped))
+        if not bodies(equation):
+            return evaluate(equation, values, untyped), Told(None, self._unchecked(0))
+        body = bodies(equation)[0]
+        run = functools.partial(self.run, body.jaxpr, body.consts, supported=supported, untyped=untyped)
+        if name == "jit":
+            return self._call(equation, body, values, supported, aim, untyped)
+        if name in ("checkpoint", "remat2"):
+            new, tree = jax.tree.flatten(aim)
+            shape: list[Any] = []
+
+            def flat(*all_values: Any) -> list[Any]:
+                results = run(all_values[len(new) :], aim=jax.tree.unflatten(tree, all_values[: len(new)]))
+                leaves, of_results = jax.tree.flatten(results)
+                shape.append(of_results)
+                return leaves
+
+            rewritten = jax.make_jaxpr(flat)(*new, *values)
+            return jax.tree.unflatten(shape[0], bind_checkpoint(equation, rewritten, new, values))
+        begin = Told(None if aim is None else aim.words, self._unchecked(self.count(body.jaxpr)))
+        if name == "scan":
+            return self._scan(params, run, values, aim, begin)
+        if name == "while":
+            return self._while(params, run, values, aim, begin)
+        if name == "cond":
+            return self._branches(equation, values, supported, aim, untyped)
+        if name == "shard_map":
+            return self._workers(params, body, values, supported, aim)
+        return run(values, aim=aim)  # calls, and custom derivatives: the differentiation is over
+
+    def _form(self, equation: Any, untyped: bool) -> Form:
+        """In what form a site's operands are kept; as the step has them, unless each device of CPUs has its own."""
+        shared = self.looking or self.layouts() or is_explicit(equation.invars[0].aval.sharding.mesh)
+        return form_of(equation, as_written=not on_cpus() or bool(shared and not untyped))
+
+    def _checks(self, equation: Any, values: list[Any], result: jax.Array, untyped: bool) -> jax.Array | None:
+        """The reductions of a site's product that are wanted; None where none is."""
+        if not self.wanted:
+            return None
+        kept = self._form(equation, untyped).operands
+        given = [one.back(value) for one, value in zip(kept, values, strict=True)]
+        return checks(equation, given, result, self.wanted)
+
+    def _site(
+        self, equation: Any, values: list[Any], aim: Aim | None, untyped: bool
+    ) -> tuple[jax.Array, jax.Array | None]:
+        """One operation, laid out among devices as it was found."""
+        layouts = self.layouts()
+        layout = layouts.setdefault(id(equation), {}) if self.looking else layouts.get(id(equation), {})
+
+        def laid_out(place: int, tensor: jax.Array) -> jax.Array:
+            if untyped:  # inside of `shard_map`, a device has operands of its own
+                return tensor
+            typed = jax.typeof(tensor).sharding
+            if is_explicit(typed.mesh):  # the compiler keeps to what a type says where it is told to
+                return jax.sharding.reshard(tensor, typed)
+            if self.looking:
+                jax.debug.inspect_array_sharding(tensor, callback=lambda found: layout.update({place: found}))
+                return tensor
+            return lax.with_sharding_constraint(tensor, layout[place]) if place in layout else tensor
+
+        return strike_site(self._form(equation, untyped), values, aim, laid_out)
+
+    def _call(
+        self,
+        equation: Any,
+        body: Any,
+        values: list[Any],
+        supported: frozenset[int],
+        aim: Aim | None,
+        untyped: bool,
+    ) -> tuple[list[Any], Told]:
+        """A nested call, traced once for all that call it alike; it keeps its shardings."""
+        options = jit_options(equation.params)
+        key = (id(body.jaxpr), supported, aim is None, untyped, repr(options))
+        if key not in self._calls:
+
+            def inner(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
+                return self.run(body.jaxpr, body.consts, values, supported, aim, untyped)
+
+            inner.__name__ = equation.params["name"]
+            self.count(body.jaxpr)  # which keeps the body, and its id with it
+            self._calls[key] = jax.jit(inner, **options)
+        return self._calls[key](aim, *values)
+
+    def _scan(
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, begin: Told
+    ) -> tuple[list[Any], Told]:
+        (constant, carried), length = scan_operands(dict(params)), params["length"]
+        consts, init, sliced = (
+            values[:constant],
+            values[constant : constant + carried],
+            values[constant + carried :],
+        )
+        options = {"length": length, "reverse": params["reverse"], "unroll": params["unroll"]}
+
+        def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
+            number, seen, values = carry
+            inside = aim
+            if aim is not None and seen.words is not None:
+                inside = aim.inside(length, number)._replace(words=seen.words)
+            results, told = run([*consts, *values, *x], aim=inside)
+            on = number + (-1 if params["reverse"] else 1)
+            return (on, told.after(seen), results[:carried]), results[carried:]
+
+        number = np.int32(length - 1 if params["reverse"] else 0)
+        (_, seen, last), stacked = lax.scan(turn, (number, begin, init), sliced, **options)
+        return [*last, *stacked], seen
+
+    def _while(
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, begin: Told
+    ) -> tuple[list[Any], Told]:
+        of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
+        looked_at, consts = values[:of_condition], values[of_condition : of_condition + of_body]
+        init, condition = values[of_condition + of_body :], opened(params["cond_jaxpr"])
+
+        def goes_on(carry: tuple[Any, Told, list[Any]]) -> Any:
+            return jax.core.eval_jaxpr(condition.jaxpr, condition.consts, *looked_at, *carry[2])[0]
+
+        def turn(carry: tuple[Any, Told, list[Any]]) -> tuple[Any, Told, list[Any]]:
+            number, seen, values = carry
+            inside = aim
+            if aim is not None and seen.words is not None:
+                site = jnp.where(number < self.turns, aim.site, NOWHERE)
+                turn = jnp.minimum(number, self.turns - 1)
+                inside = aim.inside(self.turns, turn)._replace(site=site, words=seen.words)
+            results, told = run([*consts, *values], aim=inside)
+            return number + 1, told.after(seen), results
+
+        _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), begin, init))
+        return last, seen
+
+    def _branches(
+        self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
+    ) -> tuple[list[Any], Told]:
+        branches, first, sites = [], 0, self.sites(equation)
+        for body in bodies(equation):
+            count = self.count(body.jaxpr)
+            inside = frozenset(number - first for number in supported if first <= number < first + count)
+
+            def branch(
+                *operands: Any, body: Any = body, first: int = first, count: int = count, inside: Any = inside
+            ) -> Any:
+                there = aim._replace(site=aim.site - first) if aim is not None and inside else None
+                results, told = self.run(body.jaxpr, body.consts, operands, inside, there, untyped)
+                words = aim.words if aim is not None and there is None else told.words
+                put = jax.tree.map(
+                    lambda all, mine: all.at[first : first + count].set(mine), self._unchecked(sites), told.checks
+                )
+                return results, Told(words, put)
+
+            branches.append(branch)
+            first += count
+        return lax.switch(values[0], branches, *values[1:])
+
+    def _workers(
+        self, params: Mapping[str, Any], body: Any, values: list[Any], supported: frozenset[int], aim: Aim | None
+    ) -> tuple[list[Any], Told]:
+        """The body of each device of a mesh.  It is rebuilt without types, because a struck worker differs."""
+        axes = manual_axes(dict(params))
+        count = math.prod(params["mesh"].shape[axis] for axis in axes)
+        sites = self.count(body.jaxpr)
+        options = {"mesh": params["mesh"], "check_vma": False, "axis_names": set(axes)}
+
+        def worker(aim: Aim | None, number: jax.Array | None, *values: Any) -> tuple[list[Any], Told]:
+            mine = aim
+            if aim is not None and number is not None:
+                outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
+                mine = aim._replace(worker=outer * count + number[0])
+            found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
+            checks = None if told.checks is None else lax.pmax(told.checks, axes)
+            if aim is None or told.words is None:
+                return found, Told(None, checks)
+            # A strike only adds to the words.  Devices wait for each other to compare theirs, so they only do where one
+            # of them may have been struck.
+            aimed = (aim.site >= 0) & (aim.site < sites)
+            words = lax.cond(aimed, lambda mine: lax.pmax(mine, axes), lambda mine: mine, told.words)
+            return found, Told(words, checks)
+
+        # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
+        numbers = None if aim is None else jnp.arange(count)
+        in_specs = (jax.tree.map(lambda _: HERE, aim), PartitionSpec(axes), *params["in_specs"])
+        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), HERE), **options)
+        return mapped(aim, numbers, *values)

@@ -1,0 +1,117 @@
+"""The gradient that a user's optimizer was given, recovered from a first moment before and after a step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..machine.errors import InputError
+from ..models.observe.reductions import reduced, together
+from ..seam.leaves import Leaf, Role
+
+AVERAGES, SUMS = ("m", "mu"), ("trace",)  # first moments: means of gradients, and sums
+REPORTED = frozenset(
+    f"{reduction}/{kind}" for reduction in ("norm", "largest") for kind in ("gradients", "parameter_gradients")
+)
+UNEVEN = 2.0**-6  # what rounding to bfloat16 can make of one decay
+
+
+class Recovered(NamedTuple):
+    """How a gradient follows from a moment: m′ = decay · m + weight · g.
+
+    Attributes:
+      name: of the parameter.
+      place: of the moment among the leaves of the state.
+      decay, weight: of the moment and of the gradient.
+    """
+
+    name: str
+    place: int
+    decay: float
+    weight: float
+
+    def gradient(self, before: jax.Array, after: jax.Array) -> jax.Array:
+        """The gradient, float32, as the optimizer was given it: after a clip, and with an L2 term.
+
+        >>> Recovered("w", 0, decay=0.5, weight=0.5).gradient(jnp.float32(4.0), jnp.float32(3.0)).item()
+        2.0
+        """
+        return (after.astype(jnp.float32) - self.decay * before.astype(jnp.float32)) / self.weight
+
+
+def first_moments(leaves: Sequence[Leaf]) -> list[int]:
+    """Places of the first moments in a state.
+
+    >>> first_moments([Leaf("params/w", Role.PARAMETER), Leaf("opt/0/mu/w", Role.HISTORY, "mu")])
+    [1]
+    """
+    return [
+        place
+        for place, leaf in enumerate(leaves)
+        if leaf.role == Role.HISTORY and leaf.moment.rpartition(".")[2] in AVERAGES + SUMS
+    ]
+
+
+def recovered(leaves: Sequence[Leaf], state: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Recovered]:
+    """How each gradient follows from its moment.
+
+    The decay is measured: with moments of 0 and of 1, the same step gives moments that differ by it.  The weight of
+    the gradient is 1 − decay in a mean and 1 in a sum, as Optax's `scale_by_adam` and `trace` have it.
+
+    Args:
+      leaves: of the state.
+      state: its arrays, at any step.
+      step: gives the arrays of the new state.
+
+    Raises:
+      InputError: a moment is something else.
+
+    >>> leaves = [Leaf("params/w", Role.PARAMETER), Leaf("opt/mu/w", Role.HISTORY, "mu")]
+    >>> state = [jnp.ones(2), jnp.zeros(2)]
+    >>> found = recovered(leaves, state, lambda w, mu: [w, 0.75 * mu + 0.25 * w])
+    >>> found
+    [Recovered(name='params/w', place=1, decay=0.75, weight=0.25)]
+    """
+    places = first_moments(leaves)
+
+    @jax.jit
+    def moments(*arrays: Any) -> list[jax.Array]:
+        new = step(*arrays)
+        return [new[place] for place in places]
+
+    def after(fill: float) -> list[Any]:
+        given = list(state)
+        for place in places:
+            given[place] = jax.device_put(jnp.full_like(given[place], fill), given[place].sharding)
+        return [np.asarray(leaf, np.float64) for leaf in jax.device_get(moments(*given))]
+
+    found = []
+    for place, zero, one in zip(places, after(0.0), after(1.0), strict=True):
+        name, moment = leaves[place].name, leaves[place].moment.rpartition(".")[2]
+        decay = float(np.median(one - zero))
+        if not 0 <= decay < 1 or np.median(np.abs(one - zero - decay)) > UNEVEN:
+            raise InputError(f"{name!r} is no moment from which a gradient follows: it keeps {decay:.3g} of itself")
+        weight = 1 - decay if moment in AVERAGES else 1.0
+        found.append(Recovered(_parameter(leaves, name, moment), place, decay, weight))
+    return found
+
+
+def reductions_of_gradients(
+    wanted: frozenset[str], rules: Sequence[Recovered], before: Sequence[Any], after: Sequence[Any]
+) -> dict[str, jax.Array]:
+    """What was asked for of the recovered gradients, by `REDUCTION/KIND/NAME`."""
+    found: dict[str, jax.Array] = {}
+    for rule in rules:
+        gradient = rule.gradient(before[rule.place], after[rule.place])
+        for kind in ("gradients", "parameter_gradients"):
+            found |= together(reduced(wanted, kind, rule.name, gradient))
+    return found
+
+
+def _parameter(leaves: Sequence[Leaf], name: str, moment: str) -> str:
+    """The parameter that a moment belongs to, by the end of its name; the moment's own name where none fits."""
+    end = name.rpartition(f"/{moment}/")[2]
+    fitting = [leaf.name for leaf in leaves if leaf.role == Role.PARAMETER and f"/{leaf.name}".endswith(f"/{end}")]
+    return fitting[0] if len(fitting) == 1 else name

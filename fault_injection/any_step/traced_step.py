@@ -1,0 +1,310 @@
+"""A user's step as it is, traced to a jaxpr of arrays alone; what cannot be traced is refused in one line."""
+
+import contextlib
+import gc
+import re
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..machine.errors import InputError
+from ..seam.trees import leaf_names
+from .jax_internals import Body, bodies, is_literal, line, opened, trace_of
+
+Step = Callable[[Any, Any], tuple[Any, Any]]
+
+
+class Layout(NamedTuple):
+    """How a tree of the user's is kept as arrays.
+
+    Leaves that are no arrays or numbers, such as an activation function or a flag of a model, stay as they are.  Keys
+    of random numbers are kept as the integers that they consist of.
+
+    Attributes:
+      structure: of the user's tree.
+      settings: each leaf that is no array, with its place among all leaves.
+      keys: of each array that is a key, its place among the arrays, and how it makes numbers.
+    """
+
+    structure: Any
+    settings: tuple[tuple[int, Any], ...]
+    keys: tuple[tuple[int, Any], ...]
+
+    def arrays(self, tree: Any) -> list[Any]:
+        """The arrays of another tree of the user's; raises InputError where it has other leaves or settings."""
+        return self.integers(self.leaves(tree))
+
+    def leaves(self, tree: Any) -> list[Any]:
+        """The same, with keys as they are."""
+        leaves, structure = jax.tree.flatten(tree)
+        if structure != self.structure:  # it may be like it nevertheless, with new functions in it
+            known = leaf_names(jax.tree.unflatten(self.structure, range(self.structure.num_leaves)))
+            if odd := sorted({*known} ^ {*leaf_names(tree)}):
+                what = "lacks" if odd[0] in known else "has"
+                raise InputError(f"the step was traced with other leaves: this state or batch {what} {odd[0]!r}")
+        for place, setting in self.settings:
+            if _differs(leaves[place], setting):
+                raise InputError(
+                    f"{leaf_names(tree)[place]!r} is {leaves[place]!r}; the step was traced with {setting!r}: "
+                    "give it as an array if it changes"
+                )
+        for place, _ in reversed(self.settings):
+            del leaves[place]
+        return leaves
+
+    def integers(self, leaves: Sequence[Any]) -> list[Any]:
+        """Such arrays, with keys as the integers that they consist of."""
+        arrays = list(leaves)
+        for place, _ in self.keys:
+            arrays[place] = jax.random.key_data(arrays[place])
+        return arrays
+
+    def with_keys(self, arrays: Sequence[Any]) -> list[Any]:
+        """Such arrays, with keys as they are."""
+        leaves = list(arrays)
+        for place, how in self.keys:
+            leaves[place] = jax.random.wrap_key_data(leaves[place], impl=how)
+        return leaves
+
+    def joined(self, arrays: Sequence[Any]) -> Any:
+        """The user's tree, of such arrays."""
+        return self.of_leaves(self.with_keys(arrays))
+
+    def of_leaves(self, leaves: Sequence[Any]) -> Any:
+        """The user's tree, of such arrays with keys as they are."""
+        leaves = list(leaves)
+        for place, setting in self.settings:
+            leaves.insert(place, setting)
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def split(tree: Any) -> tuple[Any, Layout]:
+    """The arrays of a tree, with None in the place of what is none, and how the tree is made of them again.
+
+    >>> arrays, layout = split({"w": np.ones(2), "act": abs, "step": 0})
+    >>> sorted(arrays), arrays["act"], layout.joined(jax.tree.leaves(arrays))["act"]
+    (['act', 'step', 'w'], None, <built-in function abs>)
+    """
+
+    def is_array(leaf: Any) -> bool:  # a Python bool is a setting, by which a step branches
+        return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(leaf, bool)
+
+    leaves, structure = jax.tree.flatten(tree)
+    settings = tuple((place, leaf) for place, leaf in enumerate(leaves) if not is_array(leaf))
+    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    keys = tuple((place, jax.random.key_impl(leaf)) for place, leaf in enumerate(arrays) if _is_key(leaf))
+    plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf if is_array(leaf) else None for leaf in leaves]
+    return jax.tree.unflatten(structure, plain), Layout(structure, settings, keys)
+
+
+def _differs(leaf: Any, setting: Any) -> bool:
+    """Whether a setting has another value.  Functions that are made anew, as by another `init`, cannot be compared."""
+    return type(leaf) is not type(setting) or (type(leaf).__eq__ is not object.__eq__ and leaf != setting)
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+class Traced(NamedTuple):
+    """A step of arrays.
+
+    Attributes:
+      jaxpr: of the leaves of the state's arrays, then of the batch's; its results are those of the new state's
+        arrays, then of the metrics.
+      state, batch: how the user's trees are made of arrays.
+      arrays: the tree of the state's arrays.
+      metrics: the tree of the metrics.
+      names: of the state's arrays, by their paths.
+      inputs: of all arguments, a batch's by `batch/…`.
+      donates: numbers of the arguments whose buffers the user's step gives away.
+    """
+
+    jaxpr: Any
+    state: Layout
+    batch: Layout
+    arrays: Any
+    metrics: Any
+    names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    donates: tuple[int, ...]
+
+    def check(self, leaves: Sequence[Any]) -> None:
+        """See that arguments are as those of the trace; raises InputError."""
+        if len(leaves) != len(self.inputs):
+            raise InputError(f"state and batch have {len(leaves)} arrays; the step was traced with {len(self.inputs)}")
+        for name, leaf, known in zip(self.inputs, leaves, self.jaxpr.in_avals, strict=True):
+            kind = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(leaf))
+            if (np.shape(leaf), kind) != (known.shape, known.dtype):
+                found, expected = f"{kind}{list(np.shape(leaf))}", f"{known.dtype}{list(known.shape)}"
+                raise InputError(f"{name!r} is {found}; the step was traced with {expected}")
+
+
+def trace(step: Step, state: Any, batch: Any) -> Traced:
+    """Trace `step(state, batch) -> state, metrics`, as it is.
+
+    Args:
+      state, batch: any pytrees of the user's.
+
+    Raises:
+      InputError: the step cannot be traced, has other results, gives the state other shapes, dtypes or leaves,
+        keeps traced values, or computes something else when it is traced again.
+    """
+    of_state, state_layout = split(state)
+    of_batch, batch_layout = split(batch)
+    leaves = [*jax.tree.leaves(of_state), *jax.tree.leaves(of_batch)]
+    count = len(jax.tree.leaves(of_state))
+    names = leaf_names(of_state)
+    told: list[Any] = []
+
+    def flat(*given: Any) -> list[Any]:
+        results = step(state_layout.joined(given[:count]), batch_layout.joined(given[count:]))
+        if not isinstance(results, tuple) or len(results) != 2:
+            found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
+            raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")
+        new, metrics = split(results[0])[0], results[1]
+        told[:] = [leaf_names(new), jax.tree.structure(metrics)]
+        return [*jax.tree.leaves(new), *jax.tree.leaves(metrics)]
+
+    closed = _traced(flat, leaves)
+    after, metrics = told
+    _check_state(names, leaves, after, closed.out_avals)
+    jax.clear_caches()  # in which nested functions would be found as they were traced
+    again = _traced(lambda *given: flat(*given), leaves, watching=True)
+    if _text(closed.jaxpr) != _text(again.jaxpr) or not _same(closed.consts, again.consts):
+        where = _where(opened(closed), opened(again))
+        raise InputError(
+            f"the step computes something else when it is traced again{where}: it reads what lies outside of its state "
+            "and batch, such as a global counter or a random number of Python; put that into the state"
+        )
+    first = closed.jaxpr.eqns[0] if len(closed.jaxpr.eqns) == 1 else None
+    donated = first.params.get("donated_invars", ()) if first is not None else ()
+    places = {var: place for place, var in enumerate(closed.jaxpr.invars)}
+    operands = first.invars if first is not None and donated else ()
+    gives = {places[var] for var, gone in zip(operands, donated, strict=True) if gone}
+    inputs = (*names, *(f"batch/{name}" if name else "batch" for name in leaf_names(of_batch)))
+    return Traced(closed, state_layout, batch_layout, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
+
+
+def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False, frozen: bool = True) -> Any:
+    try:
+        if not watching:
+            return jax.make_jaxpr(flat)(*leaves)
+        with jax.checking_leaks(), _only_new_garbage() if frozen else contextlib.nullcontext():
+            return jax.make_jaxpr(flat)(*leaves)
+    except InputError:
+        raise
+    except Exception as error:
+        if "Leaked trace" in str(error):
+            if frozen:
+                if (again := _kept_by_caches(flat, leaves)) is not None:
+                    return again
+                # What keeps the value may be a frozen object, which is not named.
+                return _traced(flat, leaves, watching, frozen=False)
+            kept = re.search(r"is referred to by (.*)", str(error)[str(error).find("Tracer") :])
+            where = f" ({kept[1][:100]})" if kept else ""
+            raise InputError(
+                f"the step keeps a value that it computes outside of itself{where}; return it among the metrics"
+            ) from None
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"the step cannot be traced: {type(error).__name__}: {reason[:300]}") from error
+
+
+def _kept_by_caches(flat: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+    """The step traced again, if JAX's caches are all that kept values of it; else None.
+
+    They keep a function under `jax.checkpoint` with the values that it closes over, which is no mistake of the user.
+    """
+    traces: list[weakref.ref[Any]] = []
+
+    def noted(*given: Any) -> list[Any]:
+        traces.append(weakref.ref(trace_of(given[0])))
+        return flat(*given)
+
+    closed = jax.make_jaxpr(noted)(*leaves)
+    jax.clear_caches()
+    gc.collect()
+    return closed if traces[0]() is None else None
+
+
+@contextlib.contextmanager
+def _only_new_garbage() -> Iterator[None]:
+    """Garbage collection looks at what is made from here on.
+
+    A search for leaks collects garbage at each nested call.  Where large libraries are loaded, a step's trace would
+    take minutes in place of seconds.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _check_state(names: list[str], leaves: Sequence[Any], after: list[str], results: Sequence[Any]) -> None:
+    """See that the new state is like the one before."""
+    if names != after:
+        odd = next((name for name in [*names, *after] if (name in names) != (name in after)), names[0])
+        how = "loses" if odd in names else "adds"
+        raise InputError(f"the step {how} the leaf {odd!r} of its state; expected the same leaves before and after")
+    for name, leaf, result in zip(names, leaves, results, strict=False):
+        kind = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(leaf))
+        if (np.shape(leaf), kind) != (result.shape, result.dtype):
+            before, now = (
+                f"{dtype}{list(shape)}" for dtype, shape in ((kind, np.shape(leaf)), (result.dtype, result.shape))
+            )
+            raise InputError(f"the step changes {name!r} of its state from {before} to {now}; expected the same")
+
+
+def _text(jaxpr: Any) -> str:
+    return "\n".join(_lines(jaxpr))
+
+
+def _lines(jaxpr: Any) -> list[str]:
+    """A jaxpr as text, without addresses and names of variables, and whether or not its bodies are shared.
+
+    Its arguments come first, then each equation, then its results.
+    """
+    numbers: dict[Any, int] = {}
+
+    def atom(one: Any) -> str:
+        return f"{one}" if is_literal(one) else f"{numbers.setdefault(one, len(numbers))}:{one.aval}"
+
+    def param(value: Any) -> str:
+        if isinstance(value, (tuple, list)):
+            return f"[{' '.join(map(param, value))}]"
+        if hasattr(value, "eqns"):
+            body = opened(value)
+            consts = [np.asarray(const).tobytes() for const in body.consts if not _is_key(const)]
+            return f"{{{_text(body.jaxpr)} {consts}}}"
+        return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+    lines = [" ".join(map(atom, [*jaxpr.constvars, *jaxpr.invars]))]
+    for equation in jaxpr.eqns:
+        params = " ".join(f"{key}={param(value)}" for key, value in equation.params.items())
+        each = (" ".join(map(atom, atoms)) for atoms in (equation.outvars, equation.invars))
+        lines.append(f"{next(each)} = {equation.primitive}[{params}] {next(each)}")
+    return [*lines, " ".join(map(atom, jaxpr.outvars))]
+
+
+def _where(one: Body, other: Body) -> str:
+    """The line of the first equation that differs, in brackets; empty where none is known."""
+    pairs = zip(one.jaxpr.eqns, other.jaxpr.eqns, _lines(one.jaxpr)[1:], _lines(other.jaxpr)[1:], strict=False)
+    for mine, its, text, its_text in pairs:
+        if text != its_text:
+            inside = next(filter(None, map(_where, bodies(mine), bodies(its))), "")
+            return inside or (f" ({at})" if (at := line(mine)) else "")
+    return ""
+
+
+def _same(ones: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether constants are equal bit by bit."""
+
+    def word(one: Any) -> bytes:
+        return np.asarray(jax.random.key_data(one) if _is_key(one) else one).tobytes()
+
+    return len(ones) == len(others) and all(word(a) == word(b) for a, b in zip(ones, others, strict=True))

@@ -1,0 +1,1 @@
+"""A program from an explicit network: both passes written out, on a mesh of workers."""

@@ -1,0 +1,155 @@
+"""What a step hands on between its passes and the new state, and faults in it: gradients, and the update.
+
+A worker's gradient is what a link delivers to the sum, the summed gradient is what the optimizer reads,
+and the update is what it adds to the parameters.  As at an operation, only the elements that the fault
+changes are taken over from what was computed anew to strike them; all others keep their bits.
+"""
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import ShapeDtypeStruct, lax
+
+from ..models.fault import INACTIVE, Fault, Operand, Struck, bits, overwritten, site_id
+from ..models.isolation import fence
+from ..models.layer import Params
+from ..models.site import Site
+from ..seam.stages import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
+from ..seam.trees import leaf_names
+
+
+def exchanged_sites(params: Any, tables: Iterable[str] = (), stages: Iterable[str] = EXCHANGED) -> dict[str, Site]:
+    """What a fault can strike between the passes and the new state, by name; the one operand is `Operand.INPUT`.
+
+    Args:
+      params: arrays of the parameters, or shapes and dtypes.
+      tables: parameters whose gradients are sparse: an operation, `_grad_wt`, is the place to strike these.
+      stages: of `EXCHANGED`: which of them there are; all workers share a summed gradient and an update.
+
+    >>> list(exchanged_sites({"fc": {"bias": jnp.zeros(2)}}))
+    ['worker_gradient/fc/bias', 'gradient/fc/bias', 'update/fc/bias']
+    """
+    leaves = dict(zip(leaf_names(params), jax.tree.leaves(params), strict=True))
+    return {
+        f"{stage}/{name}": Site(
+            f"{stage}/{name}", name, stage, {Operand.INPUT: ShapeDtypeStruct(leaf.shape or (1,), leaf.dtype)}
+        )
+        for stage in EXCHANGED
+        if stage in stages
+        for name, leaf in leaves.items()
+        if name not in tables
+    }
+
+
+class Striker:
+    """Strikes what a step hands on; it adds nothing to a step that supports no fault in it.
+
+    Args:
+      fault: of this step; None without fault support.
+      supported: names that it can strike, of `exchanged_sites`; others are ignored.
+    """
+
+    def __init__(self, fault: Fault | None, supported: Iterable[str]):
+        self._fault = fault
+        self._supported = [] if fault is None else sorted(supported)
+        self._struck: list[Struck] = []
+
+    def told(self, of_operations: Struck | None) -> Struck | None:
+        """What the fault did, at the step's operations or here: it is alike on all devices."""
+        every = [*([] if of_operations is None else [of_operations]), *self._struck]
+        return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *every) if every else None
+
+    def of_worker(
+        self, total: Params, local: Params, workers: jax.Array, axis: str | None, alone: Callable[[jax.Array], Params]
+    ) -> Params:
+        """Gradients summed over all workers, with the fault in what one of them adds.
+
+        Args:
+          total: summed over all workers.
+          local: summed over those of this device.
+          workers: int32 [R], their numbers.
+          axis: of the devices; None where each of them has all workers.
+          alone: the gradients summed over some of this device's workers, int32 [n] positions among them.
+        """
+        names = self._names(WORKER_GRADIENT)
+        if self._fault is None or not names:
+            return total
+        here, count = workers == self._fault.worker, len(workers)
+        owner, r = jnp.any(here), jnp.argmax(here)
+        own, rest = local, jax.tree.map(jnp.zeros_like, local)
+        if count > 1:
+            own, rest = alone(r[None]), alone((r + 1 + jnp.arange(count - 1)) % count)
+        for path, name in names.items():
+            parts = jnp.where(owner, _leaf(own, path), 0), jnp.where(owner, _leaf(rest, path), _leaf(local, path))
+            mine, others = fence(*(parts if axis is None else lax.psum(parts, axis)))
+            changed = self._overwritten(name, mine)
+            differs = bits(changed) != bits(mine)
+            total = _replaced(total, path, jnp.where(differs, others + changed, _leaf(total, path)))
+        return total
+
+    def of_copies(self, grads: Params, workers: jax.Array, axis: str | None) -> Params:
+        """The gradients of this device's workers [W,…], with the fault in those of one of them.
+
+        Args:
+          workers, axis: as in `of_worker`.
+        """
+        names = self._names(WORKER_GRADIENT)
+        for path, name in names.items():
+            assert self._fault is not None  # else there are no names
+            here, each = workers == self._fault.worker, _leaf(grads, path)
+            r = jnp.argmax(here)
+            mine = jnp.where(jnp.any(here), each[r], 0)
+            mine = fence(mine if axis is None else lax.psum(mine, axis))  # all devices tell of the same numbers
+            changed = self._overwritten(name, mine)
+            differs = jnp.any(here) & (bits(changed) != bits(mine))
+            grads = _replaced(grads, path, each.at[r].set(jnp.where(differs, changed, each[r])))
+        return grads
+
+    def of_sum(self, total: Params) -> Params:
+        """Gradients summed over all workers, with the fault in them."""
+        for path, name in self._names(GRADIENT).items():
+            total = _replaced(total, path, self._overwritten(name, _leaf(total, path)))
+        return total
+
+    def of_update(self, params: Params, before: Params, updates: Callable[[], Params]) -> Params:
+        """Parameters after a step, with the fault in what was added to them.
+
+        Args:
+          before: the parameters that the step has read.
+          updates: what it adds to them.
+        """
+        names = self._names(UPDATE)
+        added = updates() if names else {}
+        for path, name in names.items():
+            update = fence(_leaf(added, path))
+            changed, old = self._overwritten(name, update), _leaf(before, path)
+            differs = bits(changed) != bits(update)
+            struck = jnp.where(differs, old + changed.astype(old.dtype), _leaf(params, path))
+            params = _replaced(params, path, struck)
+        return params
+
+    def _names(self, stage: str) -> dict[str, str]:
+        """Supported names of a stage, by the paths of their parameters."""
+        return {name.partition("/")[2]: name for name in self._supported if name.startswith(f"{stage}/")}
+
+    def _overwritten(self, name: str, tensor: jax.Array) -> jax.Array:
+        """A tensor with the fault in it, if that strikes what has this name."""
+        fault = self._fault
+        assert fault is not None
+        hit = fault.site == site_id(name)
+        tensor, struck = overwritten(tensor, dataclasses.replace(fault, index=jnp.where(hit, fault.index, INACTIVE)))
+        self._struck.append(dataclasses.replace(struck, hits=struck.hits + hit.astype(jnp.int32)))
+        return fence(tensor)
+
+
+def _leaf(tree: Params, path: str) -> jax.Array:
+    layer, name = path.rsplit("/", 1)
+    return tree[layer][name]
+
+
+def _replaced(tree: Params, path: str, leaf: jax.Array) -> Params:
+    layer, name = path.rsplit("/", 1)
+    return tree | {layer: tree[layer] | {name: leaf}}

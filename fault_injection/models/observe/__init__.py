@@ -1,0 +1,1 @@
+"""What a pass tells of its tensors and products: reductions, checksums, and profiles of activations."""

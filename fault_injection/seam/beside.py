@@ -1,0 +1,31 @@
+"""Faults that are struck beside the step: in the state that it reads, or in the checkpoint that a run restarts from.
+
+So they cost neither a program with fault support nor time in any other step.
+"""
+
+import dataclasses
+
+from ..models.fault import Fault
+from ..models.site import Site
+from .checkpoint_faults import checkpoint_sites, restarted
+from .program import Program
+from .report import StepReport
+from .state_faults import state_sites, struck_state
+from .trees import Batch, State
+
+
+def sites_beside(program: Program) -> dict[str, Site]:
+    """What a fault can strike beside the step, by name."""
+    return {**state_sites(program), **checkpoint_sites(program)}
+
+
+def faulty_step(
+    program: Program, state: State, batch: Batch, epoch: int, step: int, fault: Fault
+) -> tuple[State, StepReport]:
+    """One step with a fault, in an operation or beside the step; the state given can still be used."""
+    for strike in (struck_state, restarted):
+        if (found := strike(program, state, fault)) is not None:
+            new, struck = found
+            state, report = program.step(program.restated(new), batch, epoch, step)
+            return state, dataclasses.replace(report, struck=struck)
+    return program.faulty_step(state, batch, epoch, step, fault)

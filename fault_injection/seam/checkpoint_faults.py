@@ -1,0 +1,155 @@
+"""Faults in a checkpoint: what some of those load that a run restarts from differs from what was saved.
+
+What becomes of it is decided by the strategy: a worker's own copy may be overwritten by that of worker 0, or
+only a share of what was loaded may count (docs/strategies.md).
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import ShapeDtypeStruct
+
+from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, site_id
+from ..models.site import Site
+from .leaves import Role
+from .program import Program
+from .stages import CHECKPOINT
+from .state_faults import Placed, placed_leaves
+from .trees import State, fetched
+
+PARTS = {
+    "model": (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE),
+    "optimizer": (Role.HISTORY,),
+    "state": (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY),
+}
+# Number formats in which checkpoints are saved, other than that of the state.
+NARROWER = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+
+
+class _Target(NamedTuple):
+    """What a fault strikes.
+
+    Attributes:
+      leaves: whose elements it counts through, one after the other.
+      dtype: in which an element is saved.
+      loaders: how many load the altered checkpoint: the fault's worker, and those after it.
+    """
+
+    leaves: list[Placed]
+    dtype: np.dtype
+    loaders: int
+
+
+def checkpoint_sites(program: Program) -> dict[str, Site]:
+    """What a fault can strike of a checkpoint, by name; the one operand is `Operand.INPUT`.
+
+    A name says the part of the state, the format in which it is saved, and how many of those that load a
+    checkpoint load the altered one: `checkpoint/model/float32/4`.
+    """
+    return {
+        name: Site(
+            name,
+            f"{target.loaders} of {program.loaders}",
+            CHECKPOINT,
+            {Operand.INPUT: ShapeDtypeStruct((sum(leaf.size for leaf in target.leaves),), target.dtype)},
+        )
+        for name, target in _targets(program).items()
+    }
+
+
+def saved_leaves(program: Program, part: str = "state") -> list[Placed]:
+    """The leaves of a part of a checkpoint, in the order in which a fault counts through their elements."""
+    return [leaf for leaf in placed_leaves(program) if leaf.leaf.role in PARTS[part]]
+
+
+def elements_of(program: Program, site: str, index: np.ndarray) -> list[tuple[str, int]]:
+    """Which elements a fault strikes of a checkpoint: of each the array's name and the row-major position in it."""
+    leaves = _targets(program)[site].leaves
+    ends = np.cumsum([leaf.size for leaf in leaves])
+    which = np.searchsorted(ends, index, side="right")
+    return [(leaves[k].leaf.name, int(at - ends[k]) + leaves[k].size) for k, at in zip(which, index, strict=True)]
+
+
+def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
+    """The state from which a run goes on that was saved, altered and loaded; None where something else is struck.
+
+    Where an element is saved in a narrower format, it alone is rounded to it.  So a run without a fault is the
+    golden one.  Several processes call this together.
+    """
+    target = next((found for name, found in _targets(program).items() if site_id(name) == int(fault.site)), None)
+    if target is None:
+        return None
+    saved, first = fetched(state), max(int(fault.worker), 0)
+    struck = {(first + k) % program.loaders for k in range(target.loaders)}
+
+    def load(r: int) -> State:
+        own = program.single(saved, r)
+        return _altered(own, target, fault)[0] if r in struck else own
+
+    # What the fault does is told of the first that loads it: in `local` the others' elements may have been others.
+    return program.start(load), _altered(program.single(saved, first), target, fault)[1]
+
+
+def _targets(program: Program) -> Mapping[str, _Target]:
+    found = {}
+    for part in PARTS:
+        leaves = saved_leaves(program, part)
+        dtypes = {leaf.dtype for leaf in leaves}
+        if len(dtypes) != 1 or sum(leaf.size for leaf in leaves) > LARGEST_OPERAND:
+            continue
+        (own,) = dtypes
+        for dtype in (own, *(each for each in NARROWER if each.itemsize < own.itemsize)):
+            for loaders in _counts(program.loaders):
+                found[f"{CHECKPOINT}/{part}/{dtype.name}/{loaders}"] = _Target(leaves, dtype, loaders)
+    return found
+
+
+def _counts(loaders: int) -> Iterable[int]:
+    """Powers of two, and all."""
+    return sorted({2**k for k in range(math.floor(math.log2(loaders)) + 1)} | {loaders})
+
+
+def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck]:
+    """One copy of a state with the fault in it, on the host, and what the fault did."""
+    leaves, tree = jax.tree.flatten(state)
+    ends = np.cumsum([leaf.size for leaf in target.leaves])
+    index, source, keep, flip = (np.asarray(part) for part in (fault.index, fault.source, fault.keep, fault.flip))
+
+    def place(at: int) -> tuple[int, int]:
+        which = int(np.searchsorted(ends, at, side="right"))
+        leaf = target.leaves[which]
+        return leaf.number, int(at) - int(ends[which]) + leaf.size
+
+    def word(at: int) -> int:
+        number, local = place(at)
+        return _word(np.asarray(leaves[number]).reshape(-1)[local], target.dtype)
+
+    listed = np.flatnonzero(index >= 0)
+    old, new = np.zeros(len(keep), np.uint32), np.zeros(len(keep), np.uint32)
+    for k in listed:
+        old[k] = word(index[k])
+        new[k] = (word(source[k]) & int(keep[k])) ^ int(flip[k])
+    changed: dict[int, np.ndarray] = {}
+    for k in listed:
+        number, local = place(index[k])
+        if number not in changed:
+            changed[number] = np.array(leaves[number])
+        changed[number].reshape(-1)[local] = _number(new[k], target.dtype, changed[number].dtype)
+    leaves = [changed.get(number, leaf) for number, leaf in enumerate(leaves)]
+    differ = np.int32(np.sum(old != new))
+    return jax.tree.unflatten(tree, leaves), Struck(np.int32(1), old, new, differ, differ)
+
+
+def _word(element: Any, dtype: np.dtype) -> int:
+    """The bits of an element as it is saved."""
+    with np.errstate(over="ignore", under="ignore"):
+        return int(element.astype(dtype).view(f"u{dtype.itemsize}"))
+
+
+def _number(word: np.uint32, dtype: np.dtype, wide: np.dtype) -> Any:
+    """The element that is loaded of these bits."""
+    return np.asarray(word).astype(f"u{dtype.itemsize}").view(dtype).astype(wide)

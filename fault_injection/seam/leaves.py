@@ -1,0 +1,30 @@
+"""What the arrays of a state are to a training run."""
+
+import enum
+from typing import NamedTuple
+
+
+class Role(enum.StrEnum):
+    """What a leaf of a state, or a tensor that a step looks at, is to a training run."""
+
+    GRADIENT = "gradients"
+    PARAMETER = "parameters"
+    STATISTIC = "statistics"  # running statistics but for variances
+    VARIANCE = "running_variance"
+    HISTORY = "history"  # what an optimizer keeps of past gradients
+    KEPT = "kept"  # what a step keeps of other leaves, to report it; no fault strikes it
+    OTHER = "other"
+
+
+class Leaf(NamedTuple):
+    """A named array of a state, or a gradient.
+
+    Attributes:
+      name: unique, such as `params/conv1/kernel`.
+      role: what it is to the run.
+      moment: of a leaf of the optimizer's history, which moment it belongs to, such as `m`.
+    """
+
+    name: str
+    role: Role = Role.OTHER
+    moment: str = ""

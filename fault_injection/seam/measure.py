@@ -1,0 +1,60 @@
+"""What a run is judged by: the metric of its loss head, and what has to stay finite."""
+
+from typing import Any, NamedTuple
+
+from .trees import Array
+
+NONFINITE_RULES = ("loss", "state")  # what has to stay finite for a run to go on, see `finite`; the first by default
+
+
+class Measure(NamedTuple):
+    """What a loss head measures: by this metric runs are compared and judged.
+
+    Attributes:
+      name: of the metric, such as `accuracy`; `loss` where the loss itself is the metric.
+      better: `higher` or `lower`.
+      chance: what guessing gives.
+      tolerance: a run whose metric at the end is worse by no more than this is no worse.
+      limits: smallest and largest possible value, None where there are none.
+    """
+
+    name: str
+    better: str
+    chance: float
+    tolerance: float
+    limits: tuple[float, float] | None = None
+
+    def worse(self, golden: Array | float, faulty: Array | float) -> Any:
+        """By how much `faulty` is worse than `golden`; negative where it is better.
+
+        >>> Measure("accuracy", "higher", 0.1, 0.02).worse(0.75, 0.5)
+        0.25
+        >>> Measure("loss", "lower", 2.3, 0.05).worse(0.75, 0.5)
+        -0.25
+        """
+        return golden - faulty if self.better == "higher" else faulty - golden
+
+    def lead(self, value: Array | float) -> Any:
+        """How much better than guessing `value` is."""
+        return self.worse(value, self.chance)
+
+    @property
+    def span(self) -> float:
+        """What a lead over guessing is small or large in comparison with.
+
+        It is the distance between the limits, 1 for an accuracy.  A metric without limits, such as a
+        loss, has the size of what guessing gives.
+
+        >>> Measure("accuracy", "higher", 0.1, 0.02, (0.0, 1.0)).span
+        1.0
+        >>> Measure("loss", "lower", 2.3, 0.05).span
+        2.3
+        """
+        return self.limits[1] - self.limits[0] if self.limits else abs(self.chance)
+
+
+class Evaluation(NamedTuple):
+    """Mean loss and metric over the test data."""
+
+    loss: float
+    metric: float

@@ -1,0 +1,152 @@
+"""Faults in the state: what a step reads differs from what the step before has written."""
+
+import dataclasses
+import itertools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import ShapeDtypeStruct
+
+from ..machine.errors import InputError
+from ..models.fault import (
+    ALL_ONES,
+    INACTIVE,
+    LARGEST_OPERAND,
+    Fault,
+    Operand,
+    Struck,
+    nothing_struck,
+    overwritten,
+    site_id,
+)
+from ..models.site import Site
+from .leaves import Leaf, Role
+from .program import Program
+from .stages import STATE
+from .trees import State
+
+
+def state_sites(program: Program) -> dict[str, Site]:
+    """What a fault can strike of a program's state, by name; the one operand is `Operand.INPUT`.
+
+    These are the leaves, and the parts of the state, such as `params` and `opt_state/v`: a part is a vector of
+    all elements of its leaves, in their order.
+
+    Raises:
+      ValueError: two names have the same id.
+    """
+    found = {}
+    for name, leaves in _targets(program).items():
+        of_part = leaves[0].leaf.name != name
+        # One number has the position 0.
+        shape = (sum(leaf.size for leaf in leaves),) if of_part else leaves[0].shape or (1,)
+        operands = {Operand.INPUT: ShapeDtypeStruct(shape, leaves[0].dtype)}
+        found[name] = Site(name, "" if of_part else name, STATE, operands)
+    if len({site_id(name) for name in found}) < len(found):
+        raise ValueError("two leaves of the state have names with the same id")
+    return found
+
+
+def part_of(name: str) -> str:
+    """What a leaf belongs to, such as a part of the state: what precedes its layer; itself where it has no layer.
+
+    >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
+    ('opt_state/v', 'params', 'slopes')
+    """
+    return "/".join(name.split("/")[:-2]) or name
+
+
+def struck_state(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
+    """The state with a fault in it, or in one worker's copy of it; None where the fault strikes something else.
+
+    The state given keeps its buffers, so that the control can start from it.
+
+    Raises:
+      InputError: one worker's copy is to be struck, and there are several processes.
+    """
+    leaves_struck = next((of for name, of in _targets(program).items() if site_id(name) == int(fault.site)), None)
+    if leaves_struck is None:
+        return None
+    leaves, tree = jax.tree.flatten(jax.tree.map(jnp.copy, state))
+    if program.copies and jax.process_count() > 1:
+        raise InputError("one worker's copy of the state can be struck in one process only")
+    r = int(fault.worker) if program.copies else None
+    own = leaves if r is None else [leaf[r] for leaf in leaves]
+    struck = _strike(own, leaves_struck, fault)
+    if r is not None:
+        leaves = [leaf.at[r].set(one) for leaf, one in zip(leaves, own, strict=True)]
+    return jax.tree.unflatten(tree, leaves), struck
+
+
+class Placed(NamedTuple):
+    """A leaf of a state: its number among the leaves, what it is, its shape and its dtype."""
+
+    number: int
+    leaf: Leaf
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+
+def placed_leaves(program: Program) -> list[Placed]:
+    """The leaves of a program's state, of one copy where each worker has one."""
+    tensors = jax.tree.leaves(program.abstract)
+    own = 1 if program.copies else 0  # the leading axis is that of the workers
+    placed = zip(enumerate(program.leaves), tensors, strict=True)
+    return [Placed(*each, tensor.shape[own:], tensor.dtype) for each, tensor in placed]
+
+
+def _targets(program: Program) -> dict[str, list[Placed]]:
+    """What a fault can strike of the state, by name, as the leaves that it consists of."""
+    leaves = placed_leaves(program)
+    found = {one.leaf.name: [one] for one in leaves if one.leaf.role != Role.KEPT}
+    in_parts = [one for one in leaves if one.leaf.role not in (Role.KEPT, Role.OTHER)]
+    for part, group in itertools.groupby(in_parts, key=lambda one: part_of(one.leaf.name)):
+        of_part = list(group)
+        alike = len({one.dtype for one in of_part}) == 1
+        if part not in found and alike and sum(one.size for one in of_part) <= LARGEST_OPERAND:
+            found[part] = of_part
+    return found
+
+
+def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Struck:
+    """Strike leaves in place, of which a position of the fault counts through all elements."""
+    ends = np.cumsum([leaf.size for leaf in struck])
+    which, of_source = (np.searchsorted(ends, at, side="right") for at in (fault.index, fault.source))
+    before = ends - [leaf.size for leaf in struck]
+    keep, flip, source = (np.array(field) for field in (fault.keep, fault.flip, fault.source))
+    for k in np.flatnonzero((fault.index >= 0) & (which != of_source)):  # a copy from another leaf
+        leaf = struck[of_source[k]]
+        word = _word(leaves[leaf.number], source[k] - before[of_source[k]])
+        keep[k], flip[k], source[k] = 0, (word & keep[k]) ^ flip[k], fault.index[k]
+    told = nothing_struck(fault)
+    for number in np.unique(which[fault.index >= 0]):
+        here = (fault.index >= 0) & (which == number)
+        local = dataclasses.replace(
+            fault,
+            index=np.where(here, fault.index - before[number], INACTIVE).astype(np.int32),
+            source=np.where(here, source - before[number], 0).astype(np.int32),
+            keep=keep,
+            flip=flip,
+        )
+        at = struck[number].number
+        leaves[at], done = _overwritten(leaves[at], local)
+        told = jax.tree.map(lambda one, other: one + np.asarray(other), told, done)
+    return dataclasses.replace(told, hits=told.hits + np.int32(1))
+
+
+def _word(leaf: jax.Array, at: int) -> np.uint32:
+    """The bits of an element."""
+    element = np.asarray(leaf.reshape(-1)[at])
+    return np.uint32(element.view(f"uint{8 * element.itemsize}")) & np.uint32(ALL_ONES)
+
+
+@jax.jit
+def _overwritten(leaf: Any, fault: Fault) -> tuple[jax.Array, Struck]:
+    return overwritten(leaf, fault)

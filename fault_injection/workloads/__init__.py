@@ -1,0 +1,1 @@
+"""Workloads by name, and the workload that a user's own training becomes."""

@@ -1,0 +1,90 @@
+"""The workload that a user's training becomes."""
+
+import dataclasses
+import functools
+import inspect
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+from ..any_step.step_site import StepSite
+from ..any_step.training import Training
+from ..any_step.training_program import Started, started, training_program
+from ..machine.errors import InputError
+from ..machine.sources import closure
+from ..models.site import Site
+from ..seam.program import Program
+from ..seam.workload import Option, Workload
+from .own_file import own_function
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OwnTraining(Workload):
+    """The workload of a user's training.  The file is its only description."""
+
+    learning_rate: float = 0.0  # which is in the user's code
+
+    OPTIONS: ClassVar[Mapping[str, Option]] = {"epochs": Workload.OPTIONS["epochs"]}
+    REQUIRED: ClassVar[Mapping[str, Option]] = {"seed": Workload.REQUIRED["seed"]}
+
+    @property
+    def started(self) -> Started:
+        """The training, with its initial state, traced once."""
+        return _started(self.name, self.seed)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self.started.training.steps_per_epoch
+
+    def sites(self) -> Mapping[str, Site]:
+        return self.started.program.sites
+
+    def owners(self, site: Site) -> int:
+        return site.workers if isinstance(site, StepSite) else super().owners(site)
+
+    def kind(self, site: Site) -> str:
+        of = {"dot_general": "product", "conv_general_dilated": "convolution", "ragged_dot_general": "ragged product"}
+        return of.get(site.kind, site.kind) if isinstance(site, StepSite) else super().kind(site)
+
+    def program(
+        self,
+        supported: frozenset[str] | None = None,
+        devices: int | None = None,
+        data_dir: pathlib.Path | None = None,
+        reductions: frozenset[str] = frozenset(),
+    ) -> Program:
+        self.check_supported(supported)
+        here = self.started
+        program = here.program.supporting(frozenset(here.program.sites) if supported is None else supported)
+        return training_program(here.training, here.state, program, reductions)
+
+    def sources(self) -> tuple[pathlib.Path, ...]:
+        """The user's file, what it imports from its own folder, and what interprets its step."""
+        file = pathlib.Path(self.name.rpartition(":")[0]).resolve()
+        return (*closure([file], ["."], file.parent), *super().sources())
+
+    def identity(self) -> dict[str, Any]:
+        # The file is known by what is in it, so that a folder can be moved.
+        return {"name": pathlib.Path(self.name).name, "seed": self.seed, "workers": self.workers}
+
+
+@functools.lru_cache(maxsize=4)
+def _started(name: str, seed: int) -> Started:
+    make, path = own_function(name)
+    try:
+        return started(_made(make, seed))
+    except InputError as error:
+        raise InputError(f"{name.rpartition(':')[2]}: {error}", path) from None
+
+
+def _made(make: Callable[..., Training], seed: int) -> Training:
+    return make(seed=seed) if "seed" in inspect.signature(make).parameters else make()
+
+
+def own_workload(name: str, make: Callable[..., Any], training: Training) -> OwnTraining:
+    """The workload of a function that returns a training."""
+    parameter = inspect.signature(make).parameters.get("seed")
+    default = parameter.default if parameter is not None else inspect.Parameter.empty
+    seed = default if isinstance(default, int) else 123
+    workers = max((site.workers for site in _started(name, seed).program.all_sites.values()), default=1)
+    return OwnTraining(name=name, workers=workers, epochs=training.epochs, seed=seed)
