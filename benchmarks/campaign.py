@@ -22,7 +22,7 @@ import numpy as np
 import pairs
 from tqdm import tqdm
 
-from fault_injection.campaign.store import Store
+from fault_injection.questions.outcomes.store import Store
 
 JOBS = (1, 2)
 PLAN = """

@@ -12,8 +12,8 @@ import pathlib
 import pairs
 
 from fault_injection.campaign.rates import at_most, wilson
-from fault_injection.campaign.store import Store
 from fault_injection.machine.files import write_json
+from fault_injection.questions.outcomes.store import Store
 from fault_injection.runs.outcome import LOW_TEST, MASKED, SHARP, SHARP_SLOW, SLOW, UNDECIDED
 
 BOUNDS = {"exact": 1.0, "conditions": 0.99}  # least share of the decided verdicts that must agree

@@ -32,11 +32,11 @@ def main():
     pairs.show_machine(machine)
     import jax
 
-    from fault_injection.vulnerability.components import Component, fitting, grouped, parameters
-    from fault_injection.vulnerability.criteria import Wanted
-    from fault_injection.vulnerability.plan import Cell, Kind, PvfPlan
-    from fault_injection.vulnerability.sampling import draw
-    from fault_injection.vulnerability.trials import Trials
+    from fault_injection.questions.vulnerability.components import Component, fitting, grouped, parameters
+    from fault_injection.questions.vulnerability.criteria import Wanted
+    from fault_injection.questions.vulnerability.plan import Cell, Kind, PvfPlan
+    from fault_injection.questions.vulnerability.sampling import draw
+    from fault_injection.questions.vulnerability.trials import Trials
     from fault_injection.workloads.registry import find_workload
 
     workload = find_workload(options.workload)
@@ -102,7 +102,7 @@ def jax_loop(workload, state, tests, wanted, count):
     import jax.numpy as jnp
 
     from fault_injection.models.layer import Context
-    from fault_injection.vulnerability.trials import examples_of
+    from fault_injection.questions.vulnerability.trials import examples_of
 
     inputs, targets = map(jnp.asarray, examples_of(tests, count))
     network, params, stats = workload.make_network(), jax.device_put(state.params), jax.device_put(state.stats)
@@ -147,7 +147,7 @@ def torch_loop(workload, state, tests, count, threads):
     """The same in PyTorch: the struck parameter is copied, and the network runs eagerly."""
     import torch
 
-    from fault_injection.vulnerability.trials import examples_of
+    from fault_injection.questions.vulnerability.trials import examples_of
 
     torch.set_num_threads(threads)
     inputs, _ = examples_of(tests, count)

@@ -23,9 +23,9 @@ from fault_injection.models.layer import Context
 from fault_injection.models.loss import binary_cross_entropy, predicted
 from fault_injection.models.networks.dlrm import dlrm
 from fault_injection.models.site import list_sites
-from fault_injection.vulnerability.components import Component
-from fault_injection.vulnerability.criteria import Wanted
-from fault_injection.vulnerability.trials import Flips, Trials
+from fault_injection.questions.vulnerability.components import Component
+from fault_injection.questions.vulnerability.criteria import Wanted
+from fault_injection.questions.vulnerability.trials import Flips, Trials
 
 FORM = "relu_greater"  # the gradient passes where the activation is positive, so not where it is NaN
 FORWARD = 1e-5  # loss, logits, operands, gradients and SGD's parameters, relative to the largest element

@@ -17,22 +17,22 @@ import jax
 import numpy as np
 import pytest
 
-from fault_injection.campaign import jobs
-from fault_injection.campaign.conditions import Conditions, Rule, Seen
-from fault_injection.campaign.driver import JobLost, campaign
 from fault_injection.campaign.executors import Slot
-from fault_injection.campaign.experiment import CONDITIONS, EXACT, HORIZON, Laboratory, run_experiment
-from fault_injection.campaign.jobs import Ready, Task, described
-from fault_injection.campaign.plan_file import parse_plan
-from fault_injection.campaign.projection import Projection
-from fault_injection.campaign.sampling import injection_of
-from fault_injection.campaign.store import NAME, VERSION, Store
-from fault_injection.campaign.tables import TABLES
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
+from fault_injection.questions.outcomes import jobs
+from fault_injection.questions.outcomes.conditions import Conditions, Rule, Seen
+from fault_injection.questions.outcomes.driver import JobLost, campaign
+from fault_injection.questions.outcomes.experiment import CONDITIONS, EXACT, HORIZON, Laboratory, run_experiment
+from fault_injection.questions.outcomes.jobs import Ready, Task, described
+from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.projection import Projection
+from fault_injection.questions.outcomes.sampling import injection_of
+from fault_injection.questions.outcomes.store import NAME, VERSION, Store
+from fault_injection.questions.outcomes.tables import TABLES
 from fault_injection.runs.exits import FirstNonFinite
 from fault_injection.runs.follow import Address, addresses, follow, numbered
 from fault_injection.runs.golden_run import Golden

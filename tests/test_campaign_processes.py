@@ -13,8 +13,8 @@ import time
 import killed
 import pytest
 
-from fault_injection.campaign.store import Store
 from fault_injection.machine.errors import InputError
+from fault_injection.questions.outcomes.store import Store
 
 pytestmark = pytest.mark.slow
 

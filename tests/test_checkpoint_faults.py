@@ -9,11 +9,11 @@ import pytest
 from small import flags
 from strategy_programs import NAMES, program
 
-from fault_injection.campaign.plan_file import parse_plan
-from fault_injection.campaign.sampling import choose, draw
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.commands.main import main
 from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
+from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.sampling import choose, draw
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.checkpoint_faults import PARTS, checkpoint_sites
 from fault_injection.seam.stages import CHECKPOINT

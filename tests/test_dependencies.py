@@ -7,11 +7,11 @@ import shutil
 
 import pytest
 
-from fault_injection.campaign import jobs
-from fault_injection.campaign.conditions import Conditions
-from fault_injection.campaign.experiment import Laboratory
-from fault_injection.campaign.plan_file import parse_plan
 from fault_injection.machine.sources import ROOT, closure, source_hash
+from fault_injection.questions.outcomes import jobs
+from fault_injection.questions.outcomes.conditions import Conditions
+from fault_injection.questions.outcomes.experiment import Laboratory
+from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.runs import dependencies
 from fault_injection.runs.dependencies import COMPUTING, EXPERIMENT, JUDGING, REPLAY, STRIKING
 from fault_injection.runs.golden_run import Golden
@@ -106,11 +106,11 @@ EDITS = {
     "fault_injection/faults/schedule.py": set(VERDICTS),
     "fault_injection/runs/exits.py": set(VERDICTS),
     "fault_injection/runs/replay_run.py": set(VERDICTS),  # which checks what an experiment's fault did, too
-    "fault_injection/campaign/conditions.py": {"campaigns"},
-    "fault_injection/campaign/experiment.py": {"campaigns"},
-    "fault_injection/campaign/sampling.py": {"campaigns"},
-    "fault_injection/campaign/report/page.py": set(),
-    "fault_injection/campaign/driver.py": set(),
+    "fault_injection/questions/outcomes/conditions.py": {"campaigns"},
+    "fault_injection/questions/outcomes/experiment.py": {"campaigns"},
+    "fault_injection/questions/outcomes/sampling.py": {"campaigns"},
+    "fault_injection/campaign/page.py": set(),
+    "fault_injection/questions/outcomes/driver.py": set(),
     "fault_injection/runs/curves.py": set(),
     "fault_injection/commands/replay.py": set(),
     "fault_injection/machine/errors.py": set(),

@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fault_injection.campaign.plan import restore_plan, sample_size
-from fault_injection.campaign.plan_file import parse_plan, read_plan
 from fault_injection.campaign.rates import at_most, stratified, wilson
-from fault_injection.campaign.sampling import choose, draw, injection_of
 from fault_injection.faults.fault_models import PUBLISHED_MODELS
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
+from fault_injection.questions.outcomes.plan import restore_plan, sample_size
+from fault_injection.questions.outcomes.plan_file import parse_plan, read_plan
+from fault_injection.questions.outcomes.sampling import choose, draw, injection_of
 
 PLAN = """\
 workload = "resnet18"

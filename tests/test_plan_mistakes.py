@@ -9,11 +9,11 @@ from random import Random
 import pytest
 from campaign_stores import TOY
 
-from fault_injection.campaign.plan import EXITS
-from fault_injection.campaign.plan_file import parse_plan, read_plan
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS, VALUES
 from fault_injection.machine.errors import InputError
+from fault_injection.questions.outcomes.plan import EXITS
+from fault_injection.questions.outcomes.plan_file import parse_plan, read_plan
 
 SHIPPED = pathlib.Path("injections/plans")
 EVERYTHING = f"""\

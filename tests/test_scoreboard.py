@@ -8,11 +8,11 @@ import pytest
 
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import Untrustworthy
+from fault_injection.questions.scoreboard.board import Board, ScoredExperiment, require_same
+from fault_injection.questions.scoreboard.settings import read_settings
+from fault_injection.questions.scoreboard.store import ScoreStore
+from fault_injection.questions.scoreboard.tasks import SWEPT
 from fault_injection.runs.outcome import MASKED
-from fault_injection.scoreboard.board import Board, ScoredExperiment, require_same
-from fault_injection.scoreboard.settings import read_settings
-from fault_injection.scoreboard.store import ScoreStore
-from fault_injection.scoreboard.tasks import SWEPT
 
 PLAN = """
 workload = "resnet18"

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from campaign_stores import TOY
 
-from fault_injection.campaign.plan_file import read_plan
-from fault_injection.campaign.sampling import choose, draw, injection_of
-from fault_injection.campaign.store import NAME, Store
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import read_injection
 from fault_injection.machine.errors import InputError
+from fault_injection.questions.outcomes.plan_file import read_plan
+from fault_injection.questions.outcomes.sampling import choose, draw, injection_of
+from fault_injection.questions.outcomes.store import NAME, Store
 
 PLAN = f"""\
 workload = "{TOY}:linear"

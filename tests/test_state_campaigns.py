@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from strict_html import check_html
 
-from fault_injection.campaign.conditions import Conditions, Envelope, Seen
-from fault_injection.campaign.experiment import _of_norms
-from fault_injection.campaign.plan_file import parse_plan
-from fault_injection.campaign.sampling import choose, draw, injection_of
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL
 from fault_injection.machine.errors import InputError
+from fault_injection.questions.outcomes.conditions import Conditions, Envelope, Seen
+from fault_injection.questions.outcomes.experiment import _of_norms
+from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.sampling import choose, draw, injection_of
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.replay_run import replay
 from fault_injection.seam.leaves import Role

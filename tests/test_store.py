@@ -11,14 +11,14 @@ import sqlite3
 import pytest
 from campaign_stores import ENVIRONMENT, KEY, fill, result, toy_plan
 
-from fault_injection.campaign import jobs
-from fault_injection.campaign.conditions import Conditions
-from fault_injection.campaign.driver import campaign
 from fault_injection.campaign.executors import Slot
-from fault_injection.campaign.schema import DIGEST, TABLES, digest_of
-from fault_injection.campaign.store import NAME, Store
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
+from fault_injection.questions.outcomes import jobs
+from fault_injection.questions.outcomes.conditions import Conditions
+from fault_injection.questions.outcomes.driver import campaign
+from fault_injection.questions.outcomes.schema import DIGEST, TABLES, digest_of
+from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.seam.measure import Measure
 
 FLIPS = [400, pytest.param(8_000, marks=pytest.mark.slow)]

@@ -1,1 +1,1 @@
-"""Campaigns: many injections of one plan, a few steps each."""
+"""The machinery of many experiments: jobs that may die, plans that are read with care, rates, pages and figures."""

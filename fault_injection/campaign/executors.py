@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..machine.errors import InputError
-from . import jobs
+from . import job
 
 # What lets a process see one accelerator only.
 ONE = {
@@ -81,7 +81,7 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
         processes = [p for slot in slots for p in (slot.executor._processes or {}).values()]  # type: ignore[attr-defined]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, jobs.END_SIGNAL)
+                os.kill(process.pid, job.END_SIGNAL)
         late = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
         late.start()
         for slot in slots:
@@ -91,7 +91,7 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
 
 def _process(place: dict[str, Any]) -> concurrent.futures.ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
-    begin = functools.partial(jobs.begin, **place)
+    begin = functools.partial(job.begin, **place)
     return concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=begin)
 
 

@@ -3,13 +3,13 @@
 import argparse
 import collections
 
-from ..campaign import jobs
-from ..campaign.driver import campaign
-from ..campaign.plan import Plan
-from ..campaign.plan_file import read_plan
-from ..campaign.sampling import draw
-from ..campaign.standing import standing
 from ..machine import environment
+from ..questions.outcomes import jobs
+from ..questions.outcomes.driver import campaign
+from ..questions.outcomes.plan import Plan
+from ..questions.outcomes.plan_file import read_plan
+from ..questions.outcomes.sampling import draw
+from ..questions.outcomes.standing import standing
 from .arguments import CommandLine, tell, tell_json
 from .estimates import clock, golden_needed
 from .plan_options import driving, plan_options

@@ -3,11 +3,11 @@
 import argparse
 import pathlib
 
-from ..campaign.sampling import injection_of
-from ..campaign.store import Store, open_plan
-from ..campaign.tables import FORMATS, write_tables
 from ..faults.injection_file import write_injection
 from ..machine.errors import InputError
+from ..questions.outcomes.sampling import injection_of
+from ..questions.outcomes.store import Store, open_plan
+from ..questions.outcomes.tables import FORMATS, write_tables
 from ..runs.outcome import OUTCOMES
 from .arguments import CommandLine, natural, tell
 

@@ -3,9 +3,9 @@
 import argparse
 
 from ..machine import environment
-from ..vulnerability.driver import run_trials
-from ..vulnerability.plan_file import read_pvf_plan
-from ..vulnerability.tasks import PvfTask, golden_of
+from ..questions.vulnerability.driver import run_trials
+from ..questions.vulnerability.plan_file import read_pvf_plan
+from ..questions.vulnerability.tasks import PvfTask, golden_of
 from .arguments import CommandLine, tell, tell_json
 from .estimates import golden_needed
 from .plan_options import driving, plan_options
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
         tell(plan.sentence())
     out, executors = driving(options)
     results = run_trials(task, out, executors(), str(options.plan))
-    from ..vulnerability.page import write_page  # Matplotlib is slow to import
+    from ..questions.vulnerability.page import write_page  # Matplotlib is slow to import
 
     page = write_page(results)
     if options.json:

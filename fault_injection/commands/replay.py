@@ -7,8 +7,6 @@ import os
 import pathlib
 from typing import Any
 
-from ..campaign.sampling import injection_of
-from ..campaign.store import open_plan
 from ..detection.recovery import RECOVERIES, needed, undoing
 from ..detection.registry import DETECTORS, AnyDetector, beside_a_run, telling
 from ..detection.signals import reductions_of
@@ -19,6 +17,8 @@ from ..machine import environment
 from ..machine.errors import InputError, did_you_mean
 from ..machine.processes import from_leader, say
 from ..published.checkpoints import imported_start
+from ..questions.outcomes.sampling import injection_of
+from ..questions.outcomes.store import open_plan
 from ..runs.follow import numbered
 from ..runs.golden_run import Golden
 from ..runs.replay_files import write_replay

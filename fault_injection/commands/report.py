@@ -3,8 +3,8 @@
 import argparse
 import pathlib
 
-from ..campaign.standing import standing
 from ..machine.errors import InputError
+from ..questions.outcomes.standing import standing
 from .arguments import CommandLine, json_option, tell, tell_json
 
 
@@ -21,12 +21,12 @@ def run(options: argparse.Namespace) -> None:
     if len(options.campaigns) == 1 and options.out is not None:
         raise InputError("--out belongs to a comparison; the report of a campaign is written to its folder")
     if len(options.campaigns) > 1:
-        from ..campaign.report.comparison import write_comparison  # Matplotlib is slow to import
+        from ..questions.outcomes.report.comparison import write_comparison  # Matplotlib is slow to import
 
         page = write_comparison(options.campaigns, options.out or pathlib.Path("comparison"))
         stated = {"campaigns": [standing(folder).as_dict() for folder in options.campaigns]}
     else:
-        from ..campaign.report.sections import write_report
+        from ..questions.outcomes.report.sections import write_report
 
         page = write_report(options.campaigns[0])
         stated = standing(options.campaigns[0]).as_dict()

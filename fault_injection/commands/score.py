@@ -2,12 +2,12 @@
 
 import argparse
 
-from ..campaign.driver import campaign
-from ..campaign.standing import finished
 from ..machine import environment
-from ..scoreboard.driver import plan_tasks, watch_campaign
-from ..scoreboard.settings import read_settings
-from ..scoreboard.tasks import ScoreTask
+from ..questions.outcomes.driver import campaign
+from ..questions.outcomes.standing import finished
+from ..questions.scoreboard.driver import plan_tasks, watch_campaign
+from ..questions.scoreboard.settings import read_settings
+from ..questions.scoreboard.tasks import ScoreTask
 from .arguments import CommandLine, tell, tell_json
 from .plan_options import driving, plan_options
 
@@ -44,8 +44,8 @@ def run(options: argparse.Namespace) -> None:
     if not finished(out, plan):  # else what is watched is compared with what was judged
         campaign(task, out, executors(), str(options.plan))
     watch_campaign(task, out, executors())
-    from ..scoreboard.board import read_board
-    from ..scoreboard.page import write_page  # Matplotlib is slow to import
+    from ..questions.scoreboard.board import read_board
+    from ..questions.scoreboard.page import write_page  # Matplotlib is slow to import
 
     page = write_page(out)
     if options.json:

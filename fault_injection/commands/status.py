@@ -3,7 +3,7 @@
 import argparse
 import pathlib
 
-from ..campaign.standing import outcome_lines, standing
+from ..questions.outcomes.standing import outcome_lines, standing
 from .arguments import CommandLine, json_option, tell, tell_json
 
 

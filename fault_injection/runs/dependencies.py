@@ -2,37 +2,37 @@
 
 A golden run is filed under the workload, the data, the machine's arithmetic and the code that
 computes its bits.  A verdict depends, besides, on the code that strikes and judges.  Code is
-found by its imports: from the files named here, staying inside the rooms named here.  So a new
-workload, which no other imports, changes no other's key.
+found by its imports: from a workload's class, or from the files named here, staying inside the
+rooms named here.  What is imported counts, whether or not this workload uses it.
 """
 
 import functools
 import hashlib
 import json
+import pathlib
 from typing import Any
 
-from ..machine.environment import ROOT
 from ..machine.sources import closure, source_hash
 from ..seam.workload import Workload
 
 COMPUTING = tuple(f"fault_injection/{room}" for room in ("models", "seam", "explicit", "any_step", "workloads", "data"))
-STRIKING = ("fault_injection/faults", "fault_injection/seam/state_faults.py")
-JUDGING = ("fault_injection/runs", "fault_injection/campaign")
+JUDGING = tuple(f"fault_injection/{room}" for room in ("faults", "seam", "runs"))
 
 REPLAY = "fault_injection/runs/replay_run.py"
-EXPERIMENT = "fault_injection/campaign/experiment.py"
+EXPERIMENT = "fault_injection/questions/outcomes/experiment.py"
+TRIALS = "fault_injection/questions/vulnerability/tasks.py"
 
 
 @functools.cache
 def source_of_bits(workload: Workload) -> str:
     """Hash of the code that computes the bits of a workload's runs."""
-    return source_hash(tuple(closure(workload.sources(), COMPUTING)))
+    return source_hash(closure(workload.sources(), COMPUTING))
 
 
 @functools.cache
 def source_of_verdicts(root: str) -> str:
-    """Hash of the code that strikes and judges, from a file of this project on."""
-    return source_hash(tuple(closure([ROOT / root], (*STRIKING, *JUDGING))))
+    """Hash of the code that strikes and judges, from a file of this project on: in its own room, and in `JUDGING`."""
+    return source_hash(closure([root], (*JUDGING, pathlib.PurePosixPath(root).parent.as_posix())))
 
 
 def content_hash(value: Any) -> str:

@@ -1,0 +1,1 @@
+"""What can be asked of each experiment: what came of it, who noticed, did the answer change."""

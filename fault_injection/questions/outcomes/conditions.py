@@ -1,0 +1,233 @@
+"""The early verdict: what a run must show within two steps of the fault for a bad outcome to follow later.
+
+**Second-hand** [He 2023]: a bad outcome that does not show at once needs, within two steps of the
+fault, large values in the optimizer's gradient history or a large running variance.  What "large"
+means is **ours**: larger than the golden run's around that step.  An optimizer without history has
+the gradients themselves looked at, because its update is a multiple of them.  **Ours**, too, is that
+no parameter may be large, and that everything is finite: audits of faults in the state asked for it.
+"""
+
+import dataclasses
+import enum
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from ...runs.follow import Address, Observer
+from ...runs.golden_run import Golden
+from ...runs.records import Epoch
+from ...seam.leaves import Role
+from ...seam.report import StepReport
+from ...seam.trees import State
+
+CONDITIONS = "conditions"  # the reason to end a run early
+
+
+class Rule(enum.StrEnum):
+    """Why a run need not be followed; each is a condition of `Conditions.rule`."""
+
+    AT_ONCE = "at once"
+    WITHIN = "within the envelope"
+    LOSS_GAP = "loss gap"
+    VARIANCE = "variance alone"
+
+
+@dataclasses.dataclass(frozen=True)
+class Seen:
+    """What the steps since the fault have shown, each the largest so far.
+
+    Attributes:
+      history: largest value of the optimizer's history, in units of the golden run's largest.
+      variance: the same of running variances; 0 where there are none.
+      loss_gap: difference to the golden run's loss, of the steps after the faulty one.
+      parameters: largest parameter, in units of the golden run's largest of its array.
+      finite: whether every gradient and every array of the state was.
+    """
+
+    history: float = 0.0
+    variance: float = 0.0
+    loss_gap: float = 0.0
+    parameters: float = 0.0
+    finite: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Conditions:
+    """Every number that the early verdict depends on.
+
+    Attributes:
+      steps: how many after the faulty one are looked at, besides the faulty one.
+      at_once: if nothing exceeds this many times the golden run's largest of its array, the faulty
+        step is enough.
+      margin: a value is large if it exceeds this many times the golden run's largest of its array.
+      loss: a loss agrees if it differs from the golden run's of that step by at most this much.
+      close_loss: a large history does no harm if the loss differs by at most this much.
+      floor: an array whose largest golden value is below this share of the largest of all arrays
+        of the same moment counts as if it had that share: the gradients of a bias before a batch
+        norm are rounding errors, and vary by themselves.
+      neighbours: the golden run's largest is that of the fault's epoch and of this many before and after.
+    """
+
+    steps: int = 2
+    at_once: float = 1.05
+    margin: float = 2.0
+    loss: float = 0.05
+    close_loss: float = 1e-3
+    floor: float = 0.01
+    neighbours: int = 1
+
+    def rule(self, steps: int, seen: Seen, of_statistics: bool = False) -> Rule | None:
+        """The rule by which a run need not be followed, or None.  What is not a number satisfies none.
+
+        >>> Conditions().rule(0, Seen(history=1.0, variance=1.0))
+        <Rule.AT_ONCE: 'at once'>
+        >>> Conditions().rule(2, Seen(history=40.0, variance=1.0, loss_gap=0.01)) is None
+        True
+
+        Args:
+          steps: how many after the faulty one.
+          seen: in these and the faulty one.
+          of_statistics: whether the fault struck running statistics.
+        """
+        if of_statistics:  # a small variance does harm, too
+            return Rule.VARIANCE if steps == self.steps and self._small(seen) else None
+        # Faults in the state need more: a second moment below zero is small, and makes a parameter not a number;
+        # and behind a norm, a parameter of 10³⁸ stops the training without any large gradient.
+        if not seen.finite or not seen.parameters <= self.margin:
+            return None
+        if steps == 0 and all(value <= self.at_once for value in (seen.history, seen.variance, seen.parameters)):
+            return Rule.AT_ONCE
+        if steps != self.steps or not math.isfinite(seen.history) or not math.isfinite(seen.variance):
+            return None
+        if seen.variance > self.margin:
+            return Rule.VARIANCE if self._small(seen) else None
+        if self._small(seen):
+            return Rule.WITHIN
+        return Rule.LOSS_GAP if seen.loss_gap <= self.close_loss else None
+
+    def _small(self, seen: Seen) -> bool:
+        return seen.history <= self.margin and seen.loss_gap <= self.loss
+
+    def near(self, rule: Rule, seen: Seen) -> bool:
+        """Whether a verdict is so near a threshold that it is worth an audit.
+
+        It is if a value exceeded the golden run's largest without being large, or if a large history
+        came with a loss gap above half of what does no harm.
+        """
+        if rule == Rule.WITHIN:
+            return max(seen.history, seen.variance, seen.parameters) > self.at_once
+        return rule == Rule.LOSS_GAP and seen.loss_gap > self.close_loss / 2
+
+    def sentence(self, rule: Rule, seen: Seen) -> str:
+        """A rule with its numbers."""
+        values = (seen.history, seen.variance, seen.parameters)
+        history, variance, parameters = (f"{value:.3g} times the golden run's largest" for value in values)
+        gap = f"the loss stayed within {seen.loss_gap:.3g} of the golden one's"
+        all_three = f"optimizer history reached {history}, running variance {variance} and parameters {parameters}"
+        after = f"in the faulty step and {self.steps} after it"
+        match rule:
+            case Rule.AT_ONCE:
+                return f"in the faulty step {all_three} (at most {self.at_once:g})"
+            case Rule.WITHIN:
+                return f"{after} {all_three} (at most {self.margin:g}), and {gap} (at most {self.loss:g})"
+            case Rule.LOSS_GAP:
+                return f"{after} optimizer history reached {history}, but {gap} (at most {self.close_loss:g})"
+            case Rule.VARIANCE:
+                return (
+                    f"{after} running variance reached {variance}, optimizer history {history} (at most "
+                    f"{self.margin:g}), and {gap} (at most {self.loss:g}), so that only evaluations can differ"
+                )
+
+
+class Envelope:
+    """The golden run's largest values around one epoch.
+
+    Args:
+      golden: the run.
+      epochs: how many of it are looked at, at most.
+      epoch: that of the fault.
+    """
+
+    def __init__(self, golden: Golden, epochs: int, epoch: int, conditions: Conditions):
+        program = golden.program
+        self._moments = [program.positions(Role.HISTORY, moment) for moment in program.moments] or [
+            program.positions(Role.GRADIENT)
+        ]
+        self._variance = program.positions(Role.VARIANCE)
+        self._parameters = program.positions(Role.PARAMETER)
+        first = max(golden.first, epoch - conditions.neighbours)
+        last = min(epochs, epoch + conditions.neighbours + 1)
+        largest = np.max([golden.fetch_record(e)["magnitude"].max(axis=0) for e in range(first, last)], axis=0)
+        for arrays in (*self._moments, self._variance, self._parameters):
+            if arrays:
+                largest[arrays] = np.maximum(largest[arrays], conditions.floor * largest[arrays].max())
+        self._largest = largest
+
+    def after(self, seen: Seen, report: StepReport, golden_loss: float, faulty: bool) -> Seen:
+        """What has been seen after one more step; the faulty step's own loss is not judged."""
+        value = np.asarray(report.magnitude, np.float64)  # a quotient of two float32 may exceed the largest
+        outside = np.where(value > 0, np.inf, 0)  # where the golden run has nothing but zeros
+        ratio = np.divide(value, self._largest, out=outside, where=self._largest > 0)
+        history = _worst([_worst(ratio[arrays]) for arrays in self._moments])
+        variance = _worst(ratio[self._variance])
+        gap = 0.0 if faulty else abs(float(report.loss) - golden_loss)
+        return Seen(
+            history=_worst((seen.history, history)),
+            variance=_worst((seen.variance, variance)),
+            loss_gap=_worst((seen.loss_gap, gap)),
+            parameters=_worst((seen.parameters, _worst(ratio[self._parameters]))),
+            finite=seen.finite and bool(np.isfinite(value).all()),
+        )
+
+
+class EarlyVerdict(Observer):
+    """Looks at the faulty step and the ones right after it, and ends a run that need not be followed.
+
+    Attributes:
+      seen: what those steps have shown, up to the verdict.
+      rule: the rule that gave it, None while none has.
+      after: how many steps after the faulty one that was, or None.
+
+    Args:
+      since: number of steps from the fault to an address.
+      record: the golden record of an epoch.
+      accepts: whether a rule, met after an address, gives a verdict.
+      ends: whether the run ends there, or goes on to its end all the same.
+      of_statistics: whether the fault struck running statistics.
+    """
+
+    def __init__(
+        self,
+        envelope: Envelope,
+        conditions: Conditions,
+        since: Callable[[Address], int],
+        record: Callable[[int], Epoch],
+        accepts: Callable[[Rule, Address], bool],
+        ends: Callable[[Rule, Seen], bool],
+        of_statistics: bool = False,
+    ):
+        self._of_statistics = of_statistics
+        self._envelope, self._conditions, self._since, self._record = envelope, conditions, since, record
+        self._accepts, self._ends = accepts, ends
+        self.seen = Seen()
+        self.rule: Rule | None = None
+        self.after: int | None = None
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
+        """End the run if a rule says that it need not be followed."""
+        steps = self._since(at)
+        if self.rule is not None or steps > self._conditions.steps:
+            return None
+        golden_loss = float(self._record(at.epoch)["loss"][at.step])
+        self.seen = self._envelope.after(self.seen, report, golden_loss, faulty=steps == 0)
+        rule = self._conditions.rule(steps, self.seen, self._of_statistics)
+        if rule is None or not self._accepts(rule, at):
+            return None
+        self.rule, self.after = rule, steps
+        return CONDITIONS if self._ends(rule, self.seen) else None
+
+
+def _worst(values: object) -> float:
+    """The largest, not a number being larger than any; 0 of none."""
+    return float(np.max(np.asarray(values, np.float64), initial=0.0))

@@ -1,0 +1,376 @@
+"""One experiment: fork from the golden run, strike, and look no longer than the verdict needs."""
+
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...models.fault import Fault, Struck, inactive_fault
+from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
+from ...runs.follow import Address, addresses, follow, numbered
+from ...runs.golden_run import Golden, Repeats, noise_floor
+from ...runs.outcome import MASKED, Outcome, Thresholds, judge
+from ...runs.records import Recorder, Run, rows_of
+from ...runs.replay_run import Witness
+from ...seam.checkpoint_faults import elements_of
+from ...seam.leaves import Role
+from ...seam.program import Program
+from ...seam.stages import BESIDE, CHECKPOINT, STATE
+from ...seam.trees import State
+from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
+from .plan import Plan
+from .projection import Projection
+from .sampling import Choice, choose, draw
+from .walk import Walk
+
+HORIZON, END = "horizon", "end"  # what ended an experiment that no observer ended
+
+
+class Alteration(NamedTuple):
+    """An element of a checkpoint that a run restarted from: its array, row-major position, and bits."""
+
+    array: str
+    position: int
+    before: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of an experiment: a row of the store but for its key (docs/campaign.md, Store).
+
+    `alterations` are rows of their own table.
+    """
+
+    number: int
+    epoch: int
+    step: int
+    worker: int
+    site: str
+    stage: str
+    operand: str
+    model: str
+    value_source: str
+    elements: int
+    bit: int | None
+    first_position: int
+    old_bits: int
+    new_bits: int
+    operand_changed: int
+    output_changed: int
+    outcome: str
+    rule: str
+    exit: str
+    steps: int
+    first_nonfinite: int | None
+    nonfinite_leaf: str | None
+    nonfinite_leaf_after: int | None
+    exactly_masked_after: int | None
+    early_rule: str | None
+    early_after: int | None
+    early_outcome: str | None
+    near: int
+    history_excess: float
+    variance_excess: float
+    loss_gap: float
+    worse_train: float | None
+    worse_test: float | None
+    audit_outcome: str | None
+    audit_rule: str | None
+    audit_steps: int
+    seconds: float
+    outside_seconds: float
+    setup_seconds: float
+    curve: bytes
+    alterations: tuple[Alteration, ...] = ()
+
+
+class Early(NamedTuple):
+    """An early verdict.
+
+    Attributes:
+      rule: by which the run need not be followed.
+      after: how many steps after the faulty one.
+      run: what it comes to: as far as it was recorded, or projected as far as the golden run goes.
+      first_nonfinite: steps after the faulty one, or None.
+    """
+
+    rule: Rule
+    after: int
+    run: Run
+    first_nonfinite: int | None
+
+
+class Course(NamedTuple):
+    """The faulty run of one experiment, as far as it was followed.
+
+    Attributes:
+      run: what was recorded, from the start of the fault's epoch on.
+      struck: what the fault did.
+      ended: what ended it.
+      first_nonfinite, exactly_masked_after: steps after the faulty one, or None.
+      early: the early verdict that its first steps allow, whether or not it ended there.
+      seen: what its first steps have shown.
+      seconds: spent in its steps and evaluations.
+    """
+
+    run: Run
+    struck: Struck
+    ended: str
+    first_nonfinite: int | None
+    exactly_masked_after: int | None
+    early: Early | None
+    seen: Seen
+    seconds: float
+
+
+class Laboratory:
+    """What the experiments of one plan share in one process: golden run, walks, and what was read of them.
+
+    Its memory does not grow with the number of experiments: it keeps the golden record, the
+    states before and after one step, and the envelopes of two epochs.
+
+    Args:
+      plan: whose experiments are made.
+      golden: of the plan's workload, made as far as experiments go, by a program that can strike its sites.
+      conditions: what the early verdict depends on.
+      walks: folder of the states that experiments fork from, which are made where they are missing.
+    """
+
+    def __init__(self, plan: Plan, golden: Golden, conditions: Conditions, walks: pathlib.Path) -> None:
+        self.plan, self.golden, self.conditions, self.walks = plan, golden, conditions, walks
+        self.record = functools.cache(golden.fetch_record)
+        self.envelope = functools.lru_cache(maxsize=2)(
+            lambda epoch: Envelope(golden, plan.golden_epochs, epoch, conditions)
+        )
+        self.state_before = functools.lru_cache(maxsize=2)(
+            lambda epoch, step: Walk(golden, walks, epoch).state_before(step)
+        )
+        self.noise = functools.cache(lambda window: noise_floor(golden, plan.workload.epochs, window, plan.twins))
+        self._controlled: set[tuple[int, int]] = set()
+
+    def control(self, at: Address, fault: Fault) -> float:
+        """See that both executables reproduce the golden run, also the one that strikes while nothing strikes.
+
+        Args:
+          at: a step of the golden run.
+          fault: each number of elements has an executable, which is controlled once; so has each leaf of the state.
+
+        Returns:
+          Seconds that it took, compiling included.
+
+        Raises:
+          NotRepeated: one of them does not.
+        """
+        size, site = len(fault.index), fault.site if self.plan.leaf in BESIDE else None
+        if (size, int(site or 0)) in self._controlled:
+            return 0.0
+        begun = time.perf_counter()
+        for faults in ({at: inactive_fault(size, site)}, {}):
+            start = _copy(self.state_before(at.epoch, at.step))
+            follow(self.golden.program, start, [at], faults, [Repeats(self.golden)])
+        self._controlled.add((size, int(site or 0)))
+        return time.perf_counter() - begun
+
+    def golden_after(self, fault: Address, at: Address) -> State:
+        """The golden state after a step that is not before the fault, from the state kept after the fault's step."""
+        program = self.golden.program
+        steps_per_epoch = program.steps_per_epoch
+        state = _copy(self.state_before(fault.epoch, fault.step + 1))
+        following = Address(*divmod(numbered(fault, steps_per_epoch) + 1, steps_per_epoch))
+        return follow(program, state, addresses(following, at, steps_per_epoch)).state
+
+
+def run_experiment(lab: Laboratory, number: int) -> Result:
+    """Experiment `number` of a plan, to its verdict.
+
+    Raises:
+      NotRepeated: the machine does not reproduce the golden run.
+      FaultNotApplied: the step's observations contradict the fault.
+    """
+    begun = time.perf_counter()
+    choice = choose(lab.plan, draw(lab.plan, number))
+    setting_up = lab.control(choice.at, choice.fault)
+    course = _follow(lab, choice)
+    judged = functools.partial(
+        judge,
+        golden=lab.record,
+        fault=choice.at,
+        measure=lab.golden.program.measure(),
+        watched=lab.golden.program.watched,
+        noise=lab.noise,
+        thresholds=Thresholds(nonfinite=lab.plan.nonfinite),
+    )
+    verdict = judged(
+        course.run,
+        finished=course.ended == END,
+        first_nonfinite=course.first_nonfinite,
+        exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,
+    )
+    early = None if course.early is None else _early_verdict(lab, course.early, course.seen, judged)
+    seconds = time.perf_counter() - begun
+    return _result(lab, choice, course, verdict, early, seconds, setting_up)
+
+
+def _follow(lab: Laboratory, choice: Choice) -> Course:
+    """The faulty step and those after it, until the plan's exit mode has a verdict."""
+    plan, golden, at = lab.plan, lab.golden, choice.at
+    program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
+    last, end = plan.last_step(at), plan.end
+    golden_after = functools.partial(lab.golden_after, at)
+    early: list[Early] = []
+
+    def since(address: Address) -> int:
+        return numbered(address, steps_per_epoch) - numbered(at, steps_per_epoch)
+
+    def accepts(rule: Rule, here: Address) -> bool:
+        reach = end if plan.golden_epochs == plan.workload.epochs else last
+        projected = projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
+        if projected is not None:
+            early.append(Early(rule, since(here), *projected))
+        return projected is not None
+
+    def ends(rule: Rule, seen: Seen) -> bool:
+        e, near = choice.experiment, lab.conditions.near(rule, seen)
+        return plan.exit == "conditions" and not e.audited and not (near and e.audited_near)
+
+    # From the start of the fault's epoch: before the fault this run is the golden one.
+    recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
+    witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
+    faults = choice.faults(plan)
+    last_strike = since(max(faults))
+    masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full", last_strike=last_strike)
+    of_statistics = choice.site.stage == STATE and _of_norms(program, choice.site.name)
+    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
+    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends, of_statistics)
+    observers = [recorder, witness, nonfinite, masked, projection, verdict]
+
+    state = lab.state_before(at.epoch, at.step)
+    lasting = plan.schedule.lasting
+    followed = follow(program, state, addresses(at, last, steps_per_epoch), faults, observers, lasting=lasting)
+    seconds = followed.seconds
+    if followed.ended is None and last < end and early and plan.exit == "conditions":
+        # An audit goes on to the end, whatever the horizon.
+        following = Address(*divmod(numbered(last, steps_per_epoch) + 1, steps_per_epoch))
+        steps = addresses(following, end, steps_per_epoch)
+        followed, last = follow(program, followed.state, steps, observers=observers), end
+        seconds += followed.seconds
+    assert witness.struck is not None  # the faulty step was taken
+    return Course(
+        run=recorder.run,
+        struck=witness.struck,
+        ended=followed.ended or (END if last == end else HORIZON),
+        first_nonfinite=nonfinite.first,
+        exactly_masked_after=masked.after,
+        early=early[0] if early else None,
+        seen=verdict.seen,
+        seconds=seconds,
+    )
+
+
+def _of_norms(program: Program, target: str) -> bool:
+    """Whether a part of the state, or a leaf, holds only running statistics of norms: training does not read these.
+
+    Scales of formats are statistics too, and every step reads them; but they stand beside no variance.
+    """
+    norms = {leaf.name.rpartition("/")[0] for leaf in program.leaves if leaf.role == Role.VARIANCE}
+    struck = [leaf.name for leaf in program.leaves if f"{leaf.name}/".startswith(f"{target}/")]
+    return bool(struck) and all(name.rpartition("/")[0] in norms for name in struck)
+
+
+def _early_verdict(lab: Laboratory, early: Early, seen: Seen, judged: Callable[..., Outcome]) -> Outcome:
+    """The verdict that the conditions give."""
+    why = lab.conditions.sentence(early.rule, seen)
+    if early.rule == Rule.VARIANCE:
+        reached = early.run.first + early.run.ended == lab.plan.workload.epochs
+        verdict = judged(early.run, finished=reached, first_nonfinite=early.first_nonfinite)
+        return dataclasses.replace(verdict, rule=f"projected: {why}; {verdict.rule}")
+    verdict = judged(early.run, finished=False)
+    return dataclasses.replace(verdict, outcome=MASKED, rule=f"masked by conditions: {why}")
+
+
+def _result(
+    lab: Laboratory,
+    choice: Choice,
+    course: Course,
+    verdict: Outcome,
+    early: Outcome | None,
+    seconds: float,
+    setting_up: float,
+) -> Result:
+    e, struck = choice.experiment, course.struck
+    curve = np.stack([course.run.column(name)[e.step :] for name in ("loss", "metric")], axis=1).astype(np.float32)
+    outcome, rule, ended, steps = verdict.outcome, verdict.rule, course.ended, len(curve)
+    audit_outcome, audit_rule, audit_steps = None, None, 0
+    if lab.plan.exit == "conditions" and early is not None and course.early is not None:
+        if ended == CONDITIONS:
+            verdict = early
+        else:  # audited: what it would have said stands, and beside it what it came to
+            audit_outcome, audit_rule = outcome, rule
+            audit_steps = steps - course.early.after - 1
+        outcome, rule, ended = early.outcome, early.rule, CONDITIONS
+        steps = course.early.after + 1
+    worse, leaf = verdict.worse or {}, verdict.first_nonfinite_state
+    return Result(
+        number=e.number,
+        epoch=e.epoch,
+        step=e.step,
+        worker=e.worker,
+        site=e.site,
+        stage=choice.site.stage,
+        operand=e.operand.name.lower(),
+        model=e.model.name,
+        value_source=e.model.values,
+        elements=len(choice.index),
+        bit=choice.one_bit,
+        first_position=int(choice.index[0]),
+        old_bits=int(struck.old[0]),
+        new_bits=int(struck.new[0]),
+        operand_changed=int(struck.operand_changed),
+        output_changed=int(struck.output_changed),
+        outcome=outcome,
+        rule=rule,
+        exit=ended,
+        steps=steps,
+        first_nonfinite=verdict.first_nonfinite,
+        nonfinite_leaf=None if leaf is None else str(leaf["leaf"]),
+        nonfinite_leaf_after=None if leaf is None else int(leaf["steps"]),
+        exactly_masked_after=course.exactly_masked_after,
+        early_rule=None if course.early is None else str(course.early.rule),
+        early_after=None if course.early is None else course.early.after,
+        early_outcome=None if early is None else early.outcome,
+        near=int(course.early is not None and lab.conditions.near(course.early.rule, course.seen)),
+        history_excess=course.seen.history,
+        variance_excess=course.seen.variance,
+        loss_gap=course.seen.loss_gap,
+        worse_train=worse.get("train"),
+        worse_test=worse.get("test"),
+        audit_outcome=audit_outcome,
+        audit_rule=audit_rule,
+        audit_steps=audit_steps,
+        seconds=seconds,
+        outside_seconds=seconds - course.seconds - setting_up,
+        setup_seconds=setting_up,
+        curve=curve.tobytes(),
+        alterations=_alterations(lab, choice, struck),
+    )
+
+
+def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alteration, ...]:
+    """What was altered, where a run restarted from a checkpoint."""
+    if choice.site.stage != CHECKPOINT:
+        return ()
+    places = elements_of(lab.golden.program, choice.site.name, choice.index)
+    words = zip(places, struck.old.tolist(), struck.new.tolist(), strict=False)  # those of a fault are padded
+    return tuple(Alteration(*place, before, after) for place, before, after in words)
+
+
+def _copy(state: State) -> State:
+    """The same on the device, for steps to consume."""
+    return jax.tree.map(jnp.copy, state)

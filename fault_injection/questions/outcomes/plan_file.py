@@ -1,0 +1,252 @@
+"""The file of a plan: TOML.  All that can be wrong with it is found before any work starts, and said in one line."""
+
+import fnmatch
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...campaign.plan_reader import LONGEST, Reader, as_text, read_document, shown
+from ...faults.fault_models import FAULT_MODELS, FLIPS, PUBLISHED_MODELS, VALUES, read_histogram
+from ...faults.injection import STAGES, too_large
+from ...faults.number_formats import Format, format_of
+from ...faults.schedule import ONCE, SCHEDULE, Schedule
+from ...machine.errors import InputError, did_you_mean
+from ...machine.files import read_text
+from ...models.fault import Operand
+from ...models.site import Site
+from ...seam.measure import NONFINITE_RULES
+from ...seam.stages import BESIDE, EXCHANGED
+from ...seam.workload import Workload
+from ...workloads.registry import find_workload
+from .plan import EXITS, LARGEST, Model, Plan, sample_size
+from .plan_start import START, read_start
+
+INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
+FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models", "schedule")
+FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
+RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite")
+
+
+def read_plan(path: pathlib.Path) -> Plan:
+    """Read and check a plan.
+
+    Raises:
+      InputError: one line that says where, what was found and what was expected.
+    """
+    return parse_plan(read_text(path), path)
+
+
+def parse_plan(text: str, path: object = "plan") -> Plan:
+    """As `read_plan`, from the file's text; a histogram's path counts from the folder of `path`."""
+    if INJECTION.match(text):
+        raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
+    document, read = read_document(text, path)
+    # What is scored: `scoreboard.settings`.
+    read.keys(document, ("workload", "options", "faults", "start", "run", "score"), "")
+    if "start" in document and "faults" in document:
+        raise read.wrong("start", "a plan has either [start] or [faults]")
+    workload, run = workload_of(document, read), read.table(document, "run")
+    read.keys(run, RUN, "run.")
+    exit = read.one_of(run, "run.exit", "conditions", EXITS)
+    horizon = read.whole(run, "run.horizon", None, 2, 10**9)
+    if exit == "full" and horizon is not None:
+        raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
+    for audit in ("audit", "audit_near"):
+        if exit != "conditions" and audit in run:
+            raise read.wrong(f"run.{audit}", f"has no effect: the exit mode '{exit}' gives no verdict to audit")
+    twins = read.whole(run, "run.twins", 0, 0, 99)
+    if twins == 1:
+        raise read.wrong("run.twins", "1; a spread needs two at least")
+    struck = _start(document, workload, read) if "start" in document else _faults(document, workload, exit, read)
+    return Plan(
+        workload=workload,
+        exit=exit,
+        horizon=horizon,
+        audit=read.number(run, "run.audit", 0.02, 0, 1),
+        audit_near=read.number(run, "run.audit_near", 1.0, 0, 1),
+        twins=twins,
+        nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
+        **struck,
+    )
+
+
+def _faults(document: Mapping[str, Any], workload: Workload, exit: str, read: Reader) -> dict[str, Any]:
+    """What a plan strikes that draws its faults: fields of `Plan`."""
+    faults = read.table(document, "faults")
+    read.keys(faults, FAULTS, "faults.")
+    half_width = read.number(faults, "faults.half_width", None, 1e-4, 0.5)
+    confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
+    if (half_width is None) == ("experiments" not in faults):
+        raise read.wrong("faults", "expected either experiments, or half_width (and confidence)")
+    if half_width is None and "confidence" in faults:
+        raise read.wrong("faults.confidence", "belongs to half_width, and has no effect beside experiments")
+    if half_width is None:
+        experiments = read.whole(faults, "faults.experiments", None, 1, LARGEST)
+    else:
+        experiments = sample_size(half_width, confidence)
+        if experiments > LARGEST:
+            raise read.wrong("faults.half_width", f"takes {experiments} experiments, more than {LARGEST}")
+    sites = _sites(faults, workload, read)
+    return {
+        "experiments": experiments,
+        "half_width": half_width,
+        "confidence": confidence,
+        "epochs": _epochs(faults, "faults.epochs", workload, read),
+        "sites": sites,
+        "models": _models(faults, [workload.target(name) for name in sites], read),
+        "seed": read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
+        "schedule": _schedule(faults, exit, read),
+    }
+
+
+def _start(document: Mapping[str, Any], workload: Workload, read: Reader) -> dict[str, Any]:
+    """What a plan strikes whose experiments restart from altered checkpoints: fields of `Plan`."""
+    start = read.table(document, "start")
+    read.keys(start, START, "start.")
+    epochs = _epochs(start, "start.epochs", workload, read)
+    models, sites = read_start(start, workload, read)
+    return {
+        "experiments": len(models) * len(sites) * len(epochs),
+        "half_width": None,
+        "confidence": 0.95,
+        "epochs": epochs,
+        "sites": sites,
+        "models": models,
+        "seed": read.whole(start, "start.seed", 1, 0, 2**31 - 1),
+    }
+
+
+def _schedule(faults: Mapping[str, Any], exit: str, read: Reader) -> Schedule:
+    text = faults.get("schedule", str(ONCE))
+    try:
+        found = SCHEDULE.parse(as_text(text))
+    except ValueError:
+        raise read.wrong("faults.schedule", SCHEDULE.wrong(as_text(text))) from None
+    if found != ONCE and exit == "conditions":
+        what = "early verdicts hold for faults that strike once; expected run.exit = 'exact' or 'full'"
+        raise read.wrong("faults.schedule", f"{found} does not go with the exit mode 'conditions': {what}")
+    return found
+
+
+def workload_of(document: Mapping[str, Any], read: Reader) -> Workload:
+    """The workload that a plan names, with its options."""
+    name = document.get("workload")
+    if not isinstance(name, str):
+        raise InputError("no workload = '…'", read.path)
+    try:
+        workload = find_workload(name)
+    except InputError as error:
+        raise read.wrong("workload", str(error).removeprefix("workload ")) from None
+    known = {**workload.OPTIONS, **workload.REQUIRED}
+    options = read.table(document, "options")
+    read.keys(options, known, "options.")
+    values = {}
+    for key, value in options.items():
+        kind = known[key].kind
+        try:
+            values[key] = kind.parse(as_text(value))
+        except ValueError:
+            raise read.wrong(f"options.{key}", kind.wrong(as_text(value))) from None
+    workload = workload.changed(**values)
+    if (problem := workload.contradiction()) is not None:
+        raise read.wrong(f"options.{problem.option}", problem.message)
+    return workload
+
+
+def _epochs(table: Mapping[str, Any], key: str, workload: Workload, read: Reader) -> tuple[int, ...]:
+    epochs = read.list_of(table, key, list(range(workload.epochs)), int, "epochs, counted from 0")
+    for epoch in epochs:
+        if not 0 <= epoch < workload.epochs:
+            found = f"{shown(epoch)} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}"
+            raise read.wrong(key, found)
+    if len(set(epochs)) < len(epochs):
+        raise read.wrong(key, "an epoch is listed twice")
+    return tuple(sorted(epochs))
+
+
+def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[str, ...]:
+    """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
+    leaves = [*BESIDE, *EXCHANGED]
+    known = [*STAGES.values(), *leaves]
+    stages = read.list_of(faults, "faults.stages", list(STAGES.values()), str, "stages")
+    for stage in stages:
+        if stage not in known:
+            raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
+    of_leaves = [stage for stage in stages if stage in leaves]
+    if of_leaves and len(stages) > 1:
+        raise read.wrong("faults.stages", f"{of_leaves[0]!r} stands alone: a plan strikes operations, or such leaves")
+    patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
+    sites = workload.leaves() if of_leaves else workload.sites()
+    chosen = {name for name in sites if sites[name].layer} if patterns[0].startswith("!") else set()
+    for pattern in patterns:
+        name = pattern.removeprefix("!")
+        fitting = fnmatch.filter(sites, name) if len(pattern) <= LONGEST else []
+        # A part of the state is chosen by its name alone: its leaves are there as well.
+        fitting = [found for found in fitting if sites[found].layer or found == name]
+        if not fitting:
+            raise read.wrong(
+                "faults.sites", f"no site of {workload.name} fits {pattern[:60]!r}{did_you_mean(pattern, sites)}"
+            )
+        chosen = chosen - set(fitting) if pattern.startswith("!") else chosen | set(fitting)
+    found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
+    if not found:
+        raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")
+    for name in found:
+        if (problem := too_large(sites[name])) is not None:
+            raise read.wrong("faults.sites", problem)
+    return found
+
+
+def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> tuple[Model, ...]:
+    of_leaves = sites[0].stage not in STAGES.values()
+    given = faults.get("models", dict.fromkeys(FLIP_MODELS[:1] if of_leaves else PUBLISHED_MODELS, 1))
+    if not isinstance(given, dict) or not given:
+        raise read.wrong("faults.models", "expected a table of fault models and weights, such as RD = 1")
+    models = []
+    for name, entry in given.items():
+        key = f"faults.models.{name[:60]}"
+        if name not in FAULT_MODELS:
+            raise read.wrong(key, f"unknown fault model{did_you_mean(name, FAULT_MODELS)}")
+        if of_leaves and FAULT_MODELS[name].operand != Operand.INPUT:
+            what = f"strikes the {FAULT_MODELS[name].operand.name.lower()} of an operation"
+            raise read.wrong(key, f"{what}, and a leaf is no operation; expected such as {', '.join(FLIP_MODELS)}")
+        entry = entry if isinstance(entry, dict) else {"weight": entry}
+        read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
+        weight = entry.get("weight", 1)
+        if type(weight) not in (int, float) or not 0 < weight < 1e6:
+            raise read.wrong(key, f"weight {shown(weight)}; expected a positive number")
+        values = entry.get("values", FAULT_MODELS[name].values)
+        if not isinstance(values, str) or values not in VALUES:
+            near = did_you_mean(values, VALUES) if isinstance(values, str) else f"; expected one of {', '.join(VALUES)}"
+            raise read.wrong(key, f"values {shown(values)} are unknown{near}")
+        struck = {format_of(site.operands[FAULT_MODELS[name].operand].dtype) for site in sites}
+        narrowest = min(struck, key=lambda format: format.width)
+        models.append(Model(name, float(weight), values, _value_options(entry, values, narrowest, key, read)))
+    return tuple(models)
+
+
+def _value_options(
+    entry: Mapping[str, Any], values: str, narrowest: Format, key: str, read: Reader
+) -> tuple[tuple[str, Any], ...]:
+    """Options of a value source, where `narrowest` is the narrowest format of what it strikes."""
+    width = narrowest.width
+    taken_by = {"bits": ("bit_flip", "stuck"), "histogram": ("histogram",)}
+    for option, sources in taken_by.items():
+        if option in entry and values not in sources:
+            raise read.wrong(key, f"{option} belongs to the values '{sources[0]}', not to '{values}'")
+    if values == "histogram":
+        path = entry.get("histogram")
+        if not isinstance(path, str):
+            raise read.wrong(key, "the values 'histogram' need histogram = 'FILE'")
+        patterns = read_histogram(pathlib.Path(str(read.path)).parent / path)
+        if any(pattern.bits >> width for pattern in patterns):
+            raise read.wrong(key, f"a pattern of {path[:60]!r} has more than the {width} bits of a {narrowest.name}")
+        return (("patterns", patterns),)
+    if "bits" in entry:
+        expected = f"bits of a {narrowest.name}, from 0 (the lowest) to {width - 1}"
+        bits = read.list_of(entry, f"{key}.bits", None, int, expected)
+        if not all(0 <= bit < width for bit in bits) or len(set(bits)) < len(bits):
+            raise read.wrong(key, f"bits {shown(bits)}; expected distinct {expected}")
+        return (("bits", tuple(bits)),)
+    return ()

@@ -1,0 +1,216 @@
+"""Several campaigns side by side: `comparison.html`, which needs nothing beside it, and its figures."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ....campaign import figures
+from ....campaign.page import Cell, Part, Picture, Section, Table, page
+from ....campaign.page import percent as shown
+from ....machine.errors import InputError
+from ....machine.files import write_text
+from ....runs.outcome import MASKED
+from ....seam.workload import format_option
+from ..store import Store
+from . import painters
+from .facts import Facts, Group, place_of_role
+from .queries import QUERIES
+
+ROOM = 200  # characters of a cell
+
+Compared = Mapping[str, Facts]  # campaigns by their names
+
+
+def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> pathlib.Path:
+    """Write `comparison.html` and its figures to the folder `out`.
+
+    Args:
+      folders: of the campaigns; they are called as these are.
+
+    Returns:
+      the path of `comparison.html`.
+
+    Raises:
+      InputError: one is no campaign, has not begun, or two are called alike.
+    """
+    with contextlib.ExitStack() as opened:
+        campaigns: dict[str, Facts] = {}
+        for folder in folders:
+            name = folder.resolve().name
+            if name in campaigns:
+                raise InputError(f"two campaigns are called {name!r}; rename a folder", folder)
+            campaigns[name] = Facts(opened.enter_context(Store(folder)))
+        sections = [_differing(campaigns)]
+        for dimension in DIMENSIONS:
+            sections += _section(campaigns, *dimension)
+        sections += _latency(campaigns)
+        whole = page(f"Campaigns compared: {', '.join(campaigns)}", _summary(campaigns), sections, QUERIES)
+    figures.write(out / "figures", sections)
+    write_text(out / "comparison.html", whole)
+    return out / "comparison.html"
+
+
+# Query, title, what a group is called, what a reader should know first, and the groups of a campaign.
+DIMENSIONS: Sequence[tuple[str, str, str, str, Callable[[Facts], list[Group]]]] = (
+    (
+        "sites",
+        "What was struck",
+        "operation or part",
+        "The kind of operation, or the part of the state.",
+        lambda facts: facts.kind_groups(),
+    ),
+    (
+        "stages",
+        "Passes",
+        "pass",
+        "The pass that the struck operation belongs to.",
+        lambda facts: facts.groups("stages"),
+    ),
+    (
+        "operands",
+        "Operands",
+        "operand",
+        "The tensor of the operation that was struck.",
+        lambda facts: facts.groups("operands"),
+    ),
+    (
+        "bits",
+        "Bits",
+        "role",
+        "Experiments with one bit inverted or stuck, by what it is for. Bits of exponent and mantissa are counted "
+        "from the top. A narrower format has fewer of them.",
+        lambda facts: facts.role_groups(),
+    ),
+    (
+        "epochs",
+        "Early or late",
+        "part of the training",
+        "The part of the training in which the fault struck.",
+        lambda facts: facts.quarter_groups(),
+    ),
+    (
+        "models",
+        "Fault models",
+        "fault model",
+        "A fault model says which elements become what.",
+        lambda facts: facts.groups("models"),
+    ),
+)
+
+
+def _summary(campaigns: Compared) -> list[str]:
+    said = []
+    for name, facts in campaigns.items():
+        rate = facts.not_masked(facts.counts)
+        worst = ", ".join(f"{n} {outcome}" for outcome, n in facts.counts.most_common() if outcome != MASKED)
+        said.append(
+            f"{name}: {facts.total:,} experiments on {facts.plan.workload.title} ({facts.plan.workload.details}); "
+            f"not masked {shown(rate)}: {worst or 'none'}."
+        )
+    said.append(
+        "Rates are shares of the decided experiments, with intervals at the confidence of each plan. Where two "
+        "intervals overlap, the difference may be chance."
+    )
+    return said
+
+
+def _differing(campaigns: Compared) -> Section:
+    """What the campaigns' workloads and plans do not share."""
+    every = {name: _description(facts) for name, facts in campaigns.items()}
+    keys = list(dict.fromkeys(key for description in every.values() for key in description))
+    rows: list[dict[str, Cell]] = [
+        {"option": key, **{name: every[name].get(key, "")[:ROOM] for name in every}}
+        for key in keys
+        if len({description.get(key) for description in every.values()}) > 1
+    ]
+    text = "All other options of workload and plan are the same in all of them."
+    groups = [Group(name, facts.counts, facts.not_masked(facts.counts)) for name, facts in campaigns.items()]
+    height = 1.05 + 0.3 * len(groups)
+    picture = figures.picture(functools.partial(painters.bars, groups=groups), height=height)
+    parts: list[Part] = [
+        Picture("outcomes", "Shares of the outcomes.", "Bars, one per campaign, divided into outcomes.", picture)
+    ]
+    if rows:
+        parts.append(Table("outcomes", "What the campaigns do not share.", rows))
+    return Section("campaigns", "Campaigns", [text], parts)
+
+
+def _description(facts: Facts) -> dict[str, str]:
+    """Workload and plan in full; lists of which a table has no room for more begin with their length."""
+    plan, workload = facts.plan, facts.plan.workload
+    options: dict[str, Any] = {"workload": workload.name, **workload.options()}
+    rest = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan) if field.name != "workload"}
+    rest["seed of the plan"] = rest.pop("seed")
+    rest["epochs struck"] = f"{len(plan.epochs)}: {', '.join(map(str, rest.pop('epochs')))}"
+    rest["sites"] = f"{len(plan.sites)}: {', '.join(plan.sites)}"
+    rest["models"] = ", ".join(f"{model.name} {model.weight:g} ({model.values})" for model in plan.models)
+    return {name: str(format_option(value)) for name, value in (options | rest).items()}
+
+
+def _section(
+    campaigns: Compared, query: str, title: str, called: str, text: str, groups: Callable[[Facts], list[Group]]
+) -> list[Section]:
+    """A section of one dimension; none where all experiments are alike in it."""
+    found = {name: {group.name: group for group in groups(facts)} for name, facts in campaigns.items()}
+    names = list(dict.fromkeys(name for by_name in found.values() for name in by_name))
+    if len(names) < 2:
+        return []
+    if query == "bits":
+        names.sort(key=place_of_role)
+    rows: list[dict[str, Cell]] = []
+    for name in names:
+        row: dict[str, Cell] = {called: name}
+        for campaign, by_name in found.items():
+            group = by_name.get(name)
+            row[f"{campaign}: experiments"] = group.counts.total() if group else 0
+            row[f"{campaign}: not masked"] = group.rate if group else None
+        rows.append(row)
+    series = {
+        campaign: {name: group.rate for name, group in by_name.items() if group.rate.total}
+        for campaign, by_name in found.items()
+    }
+    picture = figures.picture(
+        functools.partial(figures.side_by_side, names=names, series=series), height=figures.height(names, series)
+    )
+    alt = f"Points with intervals, one row per {called}, one colour and shape per campaign."
+    parts: list[Part] = [
+        Picture(query, f"Share not masked by {called}, with its interval.", alt, picture),
+        Table(query, f"Rates by {called}.", rows),
+    ]
+    return [Section(query, title, [text], parts)]
+
+
+def _latency(campaigns: Compared) -> list[Section]:
+    """How soon non-finite values appear; no section where there are none."""
+    found = {name: facts.latencies() for name, facts in campaigns.items()}
+    if not any(found.values()):
+        return []
+    rows: list[dict[str, Cell]] = []
+    for name, facts in campaigns.items():
+        steps = np.sort(np.repeat(list(found[name]), list(found[name].values()))) if found[name] else np.zeros(0)
+        at = [f"{np.quantile(steps, q):.0f}" if len(steps) else "" for q in (0.25, 0.5, 0.75, 1)]
+        share = facts.share(len(steps), facts.decided)
+        rows.append(
+            {
+                "campaign": name,
+                "not finite": share,
+                **dict(zip(("quarter", "half", "three quarters", "all"), at, strict=True)),
+            }
+        )
+    counts = {name: (steps, campaigns[name].decided) for name, steps in found.items()}
+    picture = figures.picture(functools.partial(painters.reached, counts=counts))
+    text = (
+        "How many steps after the fault a non-finite value appeared. The table is about the experiments that met one: "
+        "within how many steps a quarter of them did, and so on."
+    )
+    alt = "Curves that rise with the number of steps, one colour and line per campaign."
+    parts: list[Part] = [
+        Picture("latency", "Share of experiments that had met a non-finite value.", alt, picture),
+        Table("latency", "Steps from the fault to the first non-finite value.", rows),
+    ]
+    return [Section("latency", "Latency", [text], parts)]

@@ -1,0 +1,215 @@
+"""The sections of a report that say how the campaign was made: what it cost, what was checked, where it ran."""
+
+import json
+
+from ....campaign.page import Cell, Section, Table
+from ....campaign.rates import at_most
+from .facts import Facts
+from .summary import audit, cost
+
+PUBLISHED_EPOCHS = 80  # the schedule that the published procedure ends with
+
+NOT_MODELLED = (
+    "A fault is a value that software overwrites. This campaign says what follows from faults as its fault models "
+    "describe them. It does not say how often hardware makes such faults, nor which ones.",
+    "These are not struck: partial sums inside an operation, normalisation, activations, dropout, the loss, the "
+    "optimizer, evaluation, communication between workers, memory at rest, checkpoints and the input pipeline. Every "
+    "fault lasts for one operation of one worker in one step.",
+    "The rates belong to this plan's mix of fault models, sites and epochs, on this workload at this scale.",
+)
+
+
+def accounting(facts: Facts) -> Section:
+    """What the experiments cost, and what the published procedure would have cost."""
+    text = [
+        "What ended the experiments, and how many steps each took from the faulty one on, the faulty one included. "
+        "Audits are counted apart. So are walks: steps of the golden run that lead to the states before the faults, "
+        "once for all experiments of an epoch.",
+        "The published procedure runs from the start of the fault's epoch to the end of the training or to the first "
+        "non-finite loss. In a schedule longer than this one, an experiment that was followed to the end is taken to "
+        "be followed to that end.",
+        "The time outside training steps is spent on drawing faults, reading states and giving verdicts. A job sets up "
+        "once for each number of elements that faults strike.",
+    ]
+    if not facts.total:
+        return Section("accounting", "Accounting", [*text, "No experiment is done yet."])
+    spent = cost(facts)
+    each = facts.total
+    ended: list[dict[str, Cell]] = [
+        {
+            "ended by": row["exit"],
+            "experiments": row["n"],
+            "steps": row["steps"],
+            "steps each": row["steps"] / row["n"],
+            "job seconds": row["seconds"],
+        }
+        for row in facts.rows("exits")
+    ]
+    parts = {
+        "verdicts": spent.experiments,
+        "audits": spent.audits,
+        "walks": spent.walks,
+        "golden run and twins": spent.golden,
+    }
+    shares: list[dict[str, Cell]] = []
+    so_far = 0
+    for name, steps in parts.items():
+        so_far += steps
+        shares.append(
+            {
+                "for": name,
+                "steps": steps,
+                "steps each": steps / each,
+                "sum so far, each": so_far / each,
+                "sum compared with the published procedure": _part(spent.published, so_far),
+            }
+        )
+    schedules: list[dict[str, Cell]] = []
+    for epochs in dict.fromkeys((facts.epochs, max(facts.epochs, PUBLISHED_EPOCHS))):
+        (row,) = facts.rows("published", epochs=epochs, steps_per_epoch=facts.plan.steps_per_epoch)
+        schedules.append(
+            {
+                "schedule": f"{epochs} epochs",
+                "published procedure, steps each": row["steps"] / each,
+                "verdicts, steps each": row["ours"] / each,
+                "share": _part(row["steps"], row["ours"]),
+                "with audits, steps each": (row["ours"] + row["audits"]) / each,
+                "share with audits": _part(row["steps"], row["ours"] + row["audits"]),
+            }
+        )
+    (time,) = facts.rows("time")
+    working = time["seconds"] - time["setup"]
+    return Section(
+        "accounting",
+        "Accounting",
+        text,
+        [
+            Table("exits", "Experiments by what ended them.", ended),
+            Table("published", "Steps compared with those of the published procedure.", schedules),
+            Table("steps", "All training steps.", shares),
+            Table(
+                "time",
+                "Time of the jobs.",
+                [
+                    {"time": "all", "amount": f"{time['seconds']:,.0f} s"},
+                    {"time": "of which setting up", "amount": f"{time['setup']:,.0f} s"},
+                    {
+                        "time": "outside training steps, of the rest",
+                        "amount": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
+                    },
+                ],
+            ),
+        ],
+    )
+
+
+def _part(whole: int, part: int) -> str:
+    return f"1/{whole / part:.1f}" if part else "none"
+
+
+def audited(facts: Facts) -> Section:
+    """Whether early verdicts hold when their runs are followed to the end."""
+    plan, title = facts.plan, "Audit"
+    text = [
+        "A run need not be followed if its first steps show nothing that could end badly, by one of the rules of the "
+        "table. The projected runs (variance alone) have the golden run's losses, and only their evaluations are made."
+    ]
+    if plan.exit == "conditions":
+        text.append(
+            f"A random {plan.audit:.1%} of these runs go on to the end all the same, and {plan.audit_near:.0%} of "
+            "those near a threshold: a value exceeded the golden run's largest without being large, or a large history "
+            "came with a loss gap above half of the limit. The counts above keep the early verdict of each."
+        )
+    else:
+        text.append(
+            f"Exit mode '{plan.exit}' follows these runs all the same. The table compares what they came to with what "
+            "exit mode 'conditions' says of them."
+        )
+    rows: list[dict[str, Cell]] = [
+        {
+            "rule": row["early_rule"],
+            "near a threshold": "yes" if row["near"] else "no",
+            "early verdict": row["early_outcome"],
+            "at the end": row["verdict"] or "not followed",
+            "experiments": row["n"],
+        }
+        for row in facts.rows("audit")
+    ]
+    if not rows:
+        return Section("audit", title, [*text, "No experiment has met such a rule."])
+    found = audit(facts)
+    for kind in found.kinds:
+        which = "near a threshold" if kind.near else "not near a threshold"
+        text.append(
+            f"Early verdicts {which}: {kind.early:,}; compared with the end: {kind.seen:,}; different there: "
+            f"{kind.changed:,}. So at most {kind.most:.1%} of such verdicts are wrong."
+        )
+    text.append(
+        f"Together this bounds the wrong verdicts by {found.bound:.1%} of all experiments. Bounds are one-sided, at "
+        f"{plan.confidence:.0%} confidence together, and exact (Clopper and Pearson)."
+    )
+    tables = [Table("audit", "Early verdicts, and what their runs came to at the end.", rows)]
+    if plan.exit != "conditions" and (latent := facts.rows("latent")):
+        missed, all_latent = (sum(row[name] for row in latent) for name in ("missed", "n"))
+        text.append(
+            f"Latent outcomes, which are bad without a non-finite loss: {all_latent:,}; missed by the early verdicts: "
+            f"{missed:,}. So early verdicts miss at most {at_most(missed, all_latent, plan.confidence):.1%} of the "
+            f"latent outcomes of such faults (one-sided, {plan.confidence:.0%})."
+        )
+        shown: list[dict[str, Cell]] = [
+            {"outcome": row["outcome"], "experiments": row["n"], "missed by early verdicts": row["missed"]}
+            for row in latent
+        ]
+        tables.append(Table("latent", "Latent outcomes.", shown))
+    if changed := facts.rows("disagreeing"):
+        listed: list[dict[str, Cell]] = [
+            {
+                "experiment": str(row["number"]),
+                "site": row["site"],
+                "fault model": row["model"],
+                "rule of the early verdict": row["early_rule"],
+                "early verdict": row["early_outcome"],
+                "at the end": row["verdict"],
+                "rule": row["rule"],
+            }
+            for row in changed
+        ]
+        tables.append(Table("disagreeing", "Verdicts that changed.", listed))
+    return Section("audit", title, text, tables)
+
+
+def all_counts(facts: Facts) -> Section:
+    """The counts that all rates can be computed from."""
+    rows: list[dict[str, Cell]] = [
+        {
+            "fault model": row["model"],
+            "stage": row["stage"],
+            "site": row["site"],
+            "bit": "" if row["bit"] is None else str(row["bit"]),
+            "outcome": row["outcome"],
+            "experiments": row["n"],
+        }
+        for row in facts.rows("cells")
+    ]
+    text = "The number of experiments for each fault model, stage, site, bit and outcome."
+    return Section("counts", "All counts", [text], [Table("cells", "All counts.", rows)] if rows else [])
+
+
+def environment(facts: Facts) -> Section:
+    """Where and by what the results were computed."""
+    jobs = facts.about["jobs"]
+    text = f"The campaign's key is {facts.about['plan_key']}. It ran in {jobs} {'job' if jobs == 1 else 'jobs'}."
+    parts = []
+    for row in facts.rows("environments"):
+        known = {name: value for name, value in json.loads(row["description"]).items() if value is not None}
+        rows: list[dict[str, Cell]] = [{"property": name, "value": str(value)} for name, value in known.items()]
+        parts.append(Table("environments", f"Environment of {row['n']:,} experiments.", rows))
+    events: list[dict[str, Cell]] = [{"at": row["at"], "event": row["what"]} for row in facts.rows("events")]
+    if events:
+        parts.append(Table("events", "Events, in UTC.", events))
+    return Section("environment", "Environment", [text], parts)
+
+
+def not_modelled(facts: Facts) -> Section:
+    """What no number of the report covers."""
+    return Section("not-modelled", "What is not modelled", NOT_MODELLED)

@@ -1,0 +1,197 @@
+"""What the sections of a report draw on: a campaign's store, its plan, and the rates of groups of experiments."""
+
+import collections
+import functools
+import sqlite3
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ....campaign.rates import Rate, stratified, wilson
+from ....faults.injection import STAGES
+from ....faults.number_formats import Format, format_of
+from ....machine.errors import InputError
+from ....models.fault import Operand
+from ....runs.outcome import MASKED, UNDECIDED
+from ....seam.measure import Measure
+from ....seam.state_faults import part_of
+from ..store import Store
+from .queries import QUERIES
+
+Counts = collections.Counter[str]  # experiments by outcome
+
+
+def decode(curve: bytes, steps: int) -> np.ndarray:
+    """The curve that the store keeps of an experiment.
+
+    Returns:
+      float32 [steps, columns], one row per step from the faulty one on: the loss first, the
+      workload's metric last, which may be the loss.
+    """
+    return np.frombuffer(curve, "<f4").reshape(steps, -1)
+
+
+class Group(NamedTuple):
+    """Experiments that have something in common, and their outcomes."""
+
+    name: str
+    counts: Counts
+    rate: Rate
+
+
+QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
+
+
+class Facts:
+    """What is known of one campaign; everything is read from the store when it is asked for.
+
+    Attributes:
+      store, plan, about: the campaign.
+      measure: what the workload's metric is called, and which direction is better.
+      epochs: length of the training.
+      conditions: parameters of the early verdict, by name.
+
+    Raises:
+      InputError: the campaign has not begun.
+    """
+
+    def __init__(self, store: Store) -> None:
+        plan = store.plan()
+        if plan is None:
+            raise InputError("the campaign has not begun", store.path)
+        self.store, self.plan, self.about = store, plan, store.about()
+        self.measure = Measure(**self.about["measure"])
+        self.epochs = plan.workload.epochs
+        self.conditions: Mapping[str, Any] = self.about["conditions"]
+
+    def rows(self, query: str, **parameters: object) -> list[sqlite3.Row]:
+        """Rows of a query of `QUERIES`."""
+        return self.store.query(QUERIES[query], parameters)
+
+    @functools.cached_property
+    def counts(self) -> Counts:
+        """All experiments by outcome."""
+        return collections.Counter({row["outcome"]: row["n"] for row in self.rows("outcomes")})
+
+    @property
+    def total(self) -> int:
+        """How many experiments are done."""
+        return self.counts.total()
+
+    @property
+    def decided(self) -> int:
+        """How many experiments have a verdict other than undecided."""
+        return self.total - self.counts[UNDECIDED]
+
+    @property
+    def bad(self) -> int:
+        """How many experiments were decided and not masked."""
+        return self.decided - self.counts[MASKED]
+
+    def share(self, count: int, total: int) -> Rate:
+        """A share with its interval at the plan's confidence."""
+        return wilson(count, total, self.plan.confidence)
+
+    def not_masked(self, counts: Counts) -> Rate:
+        """The share of the decided experiments that was not masked."""
+        decided = counts.total() - counts[UNDECIDED]
+        return self.share(decided - counts[MASKED], decided)
+
+    def whole(self) -> Rate:
+        """The share not masked of the whole campaign, its fault models weighted as in the plan."""
+        weights = {model.name: model.weight for model in self.plan.models}
+        models = [(group.rate, weights[group.name]) for group in self.groups("models")]
+        return stratified([(rate.found, rate.total, weight) for rate, weight in models], self.plan.confidence)
+
+    def outcomes_by(self, query: str) -> dict[Any, Counts]:
+        """Outcomes counted by the first column of a query, in its order."""
+        found: dict[Any, Counts] = {}
+        for row in self.rows(query):
+            found.setdefault(row[0], collections.Counter())[row["outcome"]] += row["n"]
+        return dict(sorted(found.items()))
+
+    def groups(self, query: str) -> list[Group]:
+        """The same with each group's rate, the group named as text; fault models in the order of the plan."""
+        found = self.outcomes_by(query)
+        if query == "models":
+            found = {model.name: found[model.name] for model in self.plan.models if model.name in found}
+        return [Group(str(name), counts, self.not_masked(counts)) for name, counts in found.items()]
+
+    def quarter_groups(self) -> list[Group]:
+        """By the quarter of the training in which the fault struck."""
+        found: dict[str, Counts] = {}
+        for epoch, counts in self.outcomes_by("epochs").items():
+            quarter = QUARTERS[epoch * len(QUARTERS) // self.epochs]
+            found.setdefault(quarter, collections.Counter()).update(counts)
+        return [Group(quarter, counts, self.not_masked(counts)) for quarter, counts in found.items()]
+
+    def latencies(self) -> dict[int, int]:
+        """How many experiments met their first non-finite value how many steps after the fault."""
+        return {row["steps"]: row["n"] for row in self.rows("latency")}
+
+    def bits(self) -> dict[Format, dict[int, Counts]]:
+        """Outcomes where one bit was inverted or stuck, by the operand's format and by bit, the highest first."""
+        sites = self.plan.targets
+        found: dict[Format, dict[int, Counts]] = {}
+        for row in sorted(self.rows("bits"), key=lambda row: -row["bit"]):
+            struck = sites[row["site"]].operands[Operand[row["operand"].upper()]]
+            of = found.setdefault(format_of(struck.dtype), {}).setdefault(row["bit"], collections.Counter())
+            of[row["outcome"]] += row["n"]
+        return found
+
+    def role_groups(self) -> list[Group]:
+        """Where one bit was inverted or stuck, by its role in any format: sign, exponent, mantissa, from the top."""
+        found: dict[str, Counts] = {}
+        for format, bits in self.bits().items():
+            for bit, counts in bits.items():
+                found.setdefault(format.role(bit), collections.Counter()).update(counts)
+        return [Group(role, found[role], self.not_masked(found[role])) for role in sorted(found, key=place_of_role)]
+
+    def kind_groups(self) -> list[Group]:
+        """Experiments by what kind of operation they struck, as the workload calls it, or what a leaf belongs to."""
+        sites = self.plan.targets
+        found: dict[str, Counts] = {}
+        for site, counts in self.outcomes_by("sites").items():
+            kind = part_of(site) if self.plan.leaf else self.plan.workload.kind(sites[site])
+            found.setdefault(kind, collections.Counter()).update(counts)
+        return [Group(kind, counts, self.not_masked(counts)) for kind, counts in sorted(found.items())]
+
+    def bit_groups(self) -> list[Group]:
+        """The same as groups: each bit of each format."""
+        found = self.bits()
+        of = {format: f" of {format.name}" if len(found) > 1 else "" for format in found}
+        return [
+            Group(f"bit {bit}{of[format]}", counts, self.not_masked(counts))
+            for format, bits in found.items()
+            for bit, counts in sorted(bits.items())
+        ]
+
+    def depths(self) -> dict[str, dict[str, Counts]]:
+        """Outcomes by layer, in the order of the forward pass, and by stage; layers that were not struck have none."""
+        struck = self.outcomes_by("sites")
+        layers: dict[str, dict[str, Counts]] = {}
+        for site, operation in {**self.plan.workload.sites(), **self.plan.targets}.items():
+            if not operation.layer:
+                continue  # a part of the state has many
+            leaf = operation.stage not in STAGES.values() and "/" in site
+            layer = site.split("/")[-2] if leaf else operation.layer
+            stages = layers.setdefault(layer, {})
+            stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))
+        return layers
+
+
+def place_of_role(role: str) -> tuple[int, int]:
+    """Where the role of a bit stands among others: from the top.
+
+    >>> sorted(["mantissa 2", "exponent 10", "exponent 9", "sign"], key=place_of_role)
+    ['sign', 'exponent 9', 'exponent 10', 'mantissa 2']
+    """
+    order = {"sign": 0, "exponent": 1, "mantissa": 2}
+    part, _, number = role.partition(" ")
+    return order.get(part, len(order)), int(number or 0)
+
+
+def total(counts: Iterable[Counts]) -> Counts:
+    """Outcomes of several groups together."""
+    return sum(counts, collections.Counter())

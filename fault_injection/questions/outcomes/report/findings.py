@@ -1,0 +1,286 @@
+"""The sections of a report that say what came of the faults: how bad, where, and when."""
+
+import functools
+import shlex
+from collections.abc import Callable
+
+import numpy as np
+
+from ....campaign import figures
+from ....campaign.page import Cell, Commands, Part, Picture, Section, Table
+from ....campaign.rates import Rate
+from ....runs.outcome import OUTCOMES, UNDECIDED
+from . import painters
+from .facts import Facts, Group, decode, total
+
+
+def worst(facts: Facts) -> Section:
+    """The experiments that ended worst, with the command that replays each."""
+    found = facts.rows("worst")
+    title, metric = "Worst experiments", facts.measure.name
+    if not found:
+        return Section("worst", title, ["No experiment has had a bad outcome."])
+    text = (
+        f"First come those whose final training {metric} was furthest from the golden run's, then those that met a "
+        "non-finite value before an epoch ended, the latest first."
+    )
+    curves = {f"{row['number']}: {row['outcome']}": decode(row["curve"], row["recorded"]) for row in found}
+    folder = shlex.quote(str(facts.store.path.parent))
+    rows: list[dict[str, Cell]] = [
+        {
+            "experiment": str(row["number"]),
+            "outcome": row["outcome"],
+            "worse by, training": _lost(row["worse_train"]),
+            "worse by, test": _lost(row["worse_test"]),
+            "fault": f"{row['model']}: {_elements(row['elements'])} of the {row['operand']} of {row['site']}",
+            "epoch, step, worker": f"{row['epoch']}, {row['step']}, {row['worker']}",
+        }
+        for row in found
+    ]
+    commands = [f"python -m fault_injection replay {folder} --id {row['number']}" for row in found]
+    alt = f"Lines of the training {metric} over steps, one per experiment of the table."
+    caption = f"Training {metric} of these experiments from the fault on; a cross marks a non-finite loss."
+    paint = functools.partial(painters.courses, curves=curves, measure=facts.measure)
+    return Section(
+        "worst",
+        title,
+        [text],
+        [
+            Table("worst", f"By how much the final {metric} was worse than the golden run's.", rows),
+            Picture("worst", caption, alt, figures.picture(paint, height=3.6)),
+            Commands(
+                "Each command replays one of them to the end of the training, with all curves and the reasons for "
+                "its verdict:",
+                commands,
+            ),
+        ],
+    )
+
+
+def _lost(worse: float | None) -> str:
+    return "not known" if worse is None else f"{worse:+.3f}"
+
+
+def _elements(n: int) -> str:
+    return f"{n:,} elements" if n > 1 else "1 element"
+
+
+def outcomes(facts: Facts) -> Section:
+    """How many experiments had which outcome."""
+    plan = facts.plan
+    text = [
+        f"{facts.total:,} of {plan.experiments:,} experiments on {plan.workload.title} ({plan.workload.details}), "
+        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are Wilson's at {plan.confidence:.0%} "
+        "confidence. The rate of all faults that were not masked is stratified: each fault model has its weight in the "
+        "plan. All other rates are raw shares of experiments."
+    ]
+    operations = plan.targets
+    backward = sum(operations[site].stage == "backward" for site in plan.sites)
+    if 0 < backward < len(plan.sites):
+        text.append(
+            f"Operations are drawn uniformly, and not passes: {backward} of the {len(plan.sites)} operations belong to "
+            f"the backward pass, so about {backward / len(plan.sites):.0%} of the faults strike there."
+        )
+    if 0 < facts.total < plan.experiments and len(plan.epochs) > 1:
+        text.append("Experiments run epoch after epoch, so the rates so far are not those of the whole plan.")
+    if plan.horizon is not None:
+        text.append(
+            f"{UNDECIDED} means that a run was cut {plan.horizon:,} steps after its fault and not judged. Rates of "
+            "faults that were not masked leave these experiments out."
+        )
+    if not facts.total:
+        return Section("outcomes", "Outcomes", text)
+    rows: list[dict[str, Cell]] = [
+        {"outcome": o, "experiments": facts.counts[o], "share": facts.share(facts.counts[o], facts.total)}
+        for o in OUTCOMES
+    ]
+    rows.append({"outcome": "not masked, of the decided", "experiments": facts.bad, "share": facts.whole()})
+    return Section("outcomes", "Outcomes", text, [Table("outcomes", "Experiments by outcome.", rows)])
+
+
+def grouped(
+    key: str,
+    title: str,
+    group: str,
+    text: str,
+    worst_first: bool = False,
+    groups_of: Callable[[Facts], list[Group]] | None = None,
+    query: str | None = None,
+) -> Callable[[Facts], Section]:
+    """A section on groups of experiments, with the outcomes of each.
+
+    Args:
+      key: address of the section.
+      title: heading of the section.
+      group: what a group is called.
+      text: what a reader should know first.
+      worst_first: whether groups stand in the order of their rates, and not of their names.
+      groups_of: the groups; by default those of the query.
+      query: counts outcomes by group, in this order: group, outcome, n; by default the one called `key`.
+    """
+    query = query or key
+
+    def section(facts: Facts) -> Section:
+        groups = groups_of(facts) if groups_of else facts.groups(query)
+        if not groups:
+            return Section(key, title, [text, "No experiment is done yet."])
+        if worst_first:
+            groups.sort(key=lambda g: -g.rate.share if g.rate.total else 1)
+        seen = [outcome for outcome in OUTCOMES if any(g.counts[outcome] for g in groups)]
+        rows: list[dict[str, Cell]] = [
+            {group: g.name, "experiments": g.counts.total(), "not masked": g.rate, **{o: g.counts[o] for o in seen}}
+            for g in groups
+        ]
+        paint = functools.partial(painters.bars, groups=groups)
+        alt = f"Bars, one per {group}, divided into the shares of its outcomes."
+        picture = figures.picture(paint, height=1.05 + 0.22 * len(groups))
+        return Section(
+            key,
+            title,
+            [text],
+            [
+                Picture(query, f"Shares of the outcomes by {group}, with the number of experiments.", alt, picture),
+                Table(query, f"Rates and numbers of experiments by {group}.", rows),
+            ],
+        )
+
+    return section
+
+
+def depth(facts: Facts) -> Section:
+    """Rates by layer, in the order of the forward pass."""
+    text = (
+        "Layers stand in the order of the forward pass, the first at depth 0. An operation of the forward pass and "
+        "those of the backward pass that compute the gradients of the same layer have the same depth."
+    )
+    rows: list[dict[str, Cell]] = []
+    named = [facts.plan.leaf] if facts.plan.leaf else ["forward", "backward"]
+    series: dict[str, dict[int, Rate]] = {stage: {} for stage in named}
+    for at, (layer, stages) in enumerate(facts.depths().items()):
+        if not (struck := total(stages.values()).total()):
+            continue
+        rates = {stage: facts.not_masked(counts) for stage, counts in stages.items() if counts}
+        shown = {f"not masked, {stage}": rates.get(stage) for stage in series}
+        rows.append({"layer": layer, "depth": at, "experiments": struck, **shown})
+        for stage, rate in rates.items():
+            if rate.total:
+                series[stage][at] = rate
+    if not rows:
+        return Section("depth", "Depth", [text, "No experiment is done yet."])
+    parts: list[Part] = [Table("sites", "Share not masked by layer.", rows)]
+    if series := {stage: rates for stage, rates in series.items() if rates}:
+        paint = functools.partial(figures.rates, series=series, label="depth")
+        caption = "Share not masked by depth, with its interval."
+        alt = "Points with intervals over the depth of the layer, one colour per pass."
+        parts.insert(0, Picture("sites", caption, alt, figures.picture(paint)))
+    return Section("depth", "Depth", [text], parts)
+
+
+def inverted_bits(facts: Facts) -> Section:
+    """Rates by the bit that was inverted, and by what it is for."""
+    text = (
+        "Experiments in which one bit was inverted, or stuck. Bit 0 is the lowest. Bits of the exponent and of the "
+        "mantissa are counted from the top: the first of the exponent changes a value most."
+    )
+    series: dict[str, dict[int, Rate]] = {}
+    rows: list[dict[str, Cell]] = []
+    for format, bits in facts.bits().items():
+        rates = {bit: facts.not_masked(counts) for bit, counts in bits.items()}
+        rows += [
+            {"format": format.name, "bit": bit, "role": format.role(bit), "experiments": rate.total, "not masked": rate}
+            for bit, rate in rates.items()
+        ]
+        if drawn := {bit: rate for bit, rate in rates.items() if rate.total}:
+            series[format.name] = drawn
+    if not rows:
+        return Section("bits", "Bits", [text, "This campaign has no such experiment."])
+    parts: list[Part] = [Table("bits", "Share not masked by bit.", rows)]
+    if series:
+        paint = functools.partial(figures.rates, series=series, label="bit that was inverted, 0 the lowest")
+        caption = "Share not masked by the bit that was inverted, with its interval."
+        alt = "Points with intervals over the number of the bit, one colour per format."
+        parts.insert(0, Picture("bits", caption, alt, figures.picture(paint)))
+    return Section("bits", "Bits", [text], parts)
+
+
+def latency(facts: Facts) -> Section:
+    """How soon non-finite values appear."""
+    looked_at = {
+        "loss": "a non-finite training loss of a step, or test loss of an epoch,",
+        "state": "a non-finite loss, gradient or leaf of the state",
+    }[facts.plan.nonfinite]
+    text = (
+        f"How many steps after the faulty one {looked_at} appeared, for the experiments that met one. "
+        "Early verdicts that an audit overturned are not counted here, but in the audit."
+    )
+    steps = facts.latencies()
+    if not steps:
+        return Section("latency", "Latency", [text, "No experiment has met a non-finite value."])
+    why = (
+        "A gradient, or an array of the state, is usually non-finite first: a squared gradient overflows from 1.8e19 "
+        "on, and the optimizer's history with it. The second table says by how many steps it was ahead."
+    )
+    rows: list[dict[str, Cell]] = [{"steps after the fault": str(at), "experiments": n} for at, n in steps.items()]
+    ahead: list[dict[str, Cell]] = [
+        {"steps ahead": "no array was" if row["ahead"] is None else str(row["ahead"]), "experiments": row["n"]}
+        for row in facts.rows("nonfinite")
+    ]
+    picture = figures.picture(functools.partial(painters.latencies, counts=steps), height=2.6)
+    alt = "Bars of the number of experiments over the number of steps, on a logarithmic scale."
+    return Section(
+        "latency",
+        "Latency",
+        [text, why],
+        [
+            Picture("latency", "Steps from the fault to what was not finite.", alt, picture),
+            Table("latency", "Experiments by the number of these steps.", rows),
+            Table("nonfinite", "Steps by which an array of the state, or a gradient, was ahead.", ahead),
+        ],
+    )
+
+
+def necessary_condition(facts: Facts) -> Section:
+    """Whether bad outcomes that show late had large history or variance soon after the fault."""
+    limits, title = facts.conditions, "Necessary condition"
+    text = [
+        f"A bad outcome that does not show at once is said to need large values in the optimizer's history, or a large "
+        f"running variance, within {limits['steps']} steps of the fault. Each point is an experiment at the largest "
+        "values that it reached there, in units of the golden run's largest values around that epoch. Dashed lines "
+        f"mark what counts as large: {limits['margin']:g} times. An experiment is not shown if its faulty step met a "
+        "non-finite value or ended in the golden run's state."
+    ]
+    if facts.plan.exit == "conditions":
+        text.append(
+            "Experiments without large values are masked here by this very rule, except those that were audited. "
+            "Only the audit tests the rule."
+        )
+    found = [row for row in facts.rows("conditions") if row["history_excess"] or row["variance_excess"]]
+    if not found:
+        return Section("necessary", title, [*text, "There is no experiment to show."])
+    history, variance = (np.array([row[name] for row in found]) for name in ("history_excess", "variance_excess"))
+    named = [row["outcome"] for row in found]
+    names = np.array(named)
+    large = np.maximum(history, variance) > limits["margin"]
+    paint = functools.partial(
+        painters.necessary, history=history, variance=variance, outcomes=named, margin=limits["margin"]
+    )
+    rows: list[dict[str, Cell]] = [
+        {"outcome": o, "experiments shown": int((names == o).sum()), "of these large": int(large[names == o].sum())}
+        for o in OUTCOMES
+        if (names == o).any()
+    ]
+    alt = "Points, one per experiment, over history and variance, coloured by outcome, on logarithmic scales."
+    return Section(
+        "necessary",
+        title,
+        text,
+        [
+            Picture(
+                "conditions",
+                "Largest optimizer history and running variance soon after the fault.",
+                alt,
+                figures.picture(paint, height=4.4),
+            ),
+            Table("conditions", "Experiments with large values soon after the fault.", rows),
+        ],
+    )

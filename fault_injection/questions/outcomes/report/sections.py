@@ -1,0 +1,52 @@
+"""The report of a campaign: `report.html`, which needs nothing beside it, and its figures as PNG files."""
+
+import pathlib
+from collections.abc import Callable, Sequence
+
+from ....campaign import figures
+from ....campaign.page import Section, page
+from ....machine.files import write_text
+from ..store import Store
+from .conduct import accounting, all_counts, audited, environment, not_modelled
+from .facts import Facts
+from .findings import depth, grouped, inverted_bits, latency, necessary_condition, outcomes, worst
+from .queries import QUERIES
+from .summary import summary
+
+SECTIONS: Sequence[Callable[[Facts], Section]] = (
+    worst,
+    outcomes,
+    grouped("models", "Fault models", "fault model", "A fault model says which elements become what.", True),
+    grouped("stages", "Stages", "stage", "The pass, forward or backward, that the struck operation belongs to."),
+    grouped("kinds", "Operations", "operation", "What kind of operation was struck.", True, Facts.kind_groups, "sites"),
+    grouped("operands", "Operands", "operand", "The tensor of the operation that was struck.", True),
+    grouped("epochs", "Epochs", "epoch", "The epoch of the fault, counted from 0."),
+    depth,
+    inverted_bits,
+    latency,
+    necessary_condition,
+    accounting,
+    audited,
+    all_counts,
+    environment,
+    not_modelled,
+)
+
+
+def write_report(folder: pathlib.Path) -> pathlib.Path:
+    """Write `report.html` and `figures/*.png` of the campaign in `folder`.
+
+    Returns:
+      the path of `report.html`.
+
+    Raises:
+      InputError: there is no campaign, it has not begun, or it cannot be read.
+    """
+    with Store(folder) as store:
+        facts = Facts(store)
+        title = f"Campaign: {facts.plan.workload.title}"
+        sections = [section(facts) for section in SECTIONS]
+        whole = page(title, summary(facts), sections, QUERIES)
+    figures.write(folder / "figures", sections)
+    write_text(folder / "report.html", whole)
+    return folder / "report.html"

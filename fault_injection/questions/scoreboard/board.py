@@ -1,0 +1,220 @@
+"""The numbers of a scoreboard: what was seen, beside what came of it."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...campaign.rates import Rate, wilson
+from ...machine.errors import InputError, Untrustworthy
+from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
+from ..outcomes.report.facts import decode
+from ..outcomes.report.queries import VERDICT
+from ..outcomes.store import Store
+from .store import EXPERIMENT, ScoreStore
+from .tasks import SWEPT
+
+NONFINITE, LATENT = (IMMEDIATE, SHORT_TERM), (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
+MILLION = 1_000_000
+VERDICTS = (
+    f"SELECT number, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, variance_excess, "
+    "steps + audit_steps AS recorded, curve FROM experiments"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredExperiment:
+    """One experiment: its outcome, and what detectors saw.
+
+    Attributes:
+      number, model, outcome: of the experiment.
+      large: whether it met the necessary condition of a latent outcome: history or running variance
+        beyond twice the golden run's largest.
+      found: see `tasks.Scored`.
+    """
+
+    number: int
+    model: str
+    outcome: str
+    large: bool
+    found: Mapping[str, Any]
+
+    def stop(self, detector: str) -> int | None:
+        """Steps from the fault to the first alarm that stops; None without one."""
+        after: int | None = self.found["seen"][detector]["stop"]
+        return after
+
+
+@dataclasses.dataclass(frozen=True)
+class Board:
+    """A scoreboard.
+
+    Attributes:
+      title: of the workload.
+      details: how large it is.
+      detectors: their names.
+      seen: experiments that are not undecided.
+      undecided: how many are.
+      fault_free: what detectors said of fault-free runs, by run.
+      cost: what they cost, see `tasks.cost`; empty where that was not measured.
+      window: steps that were watched after the fault, at most.
+      confidence: of intervals.
+    """
+
+    title: str
+    details: str
+    detectors: tuple[str, ...]
+    seen: Sequence[ScoredExperiment]
+    undecided: int
+    fault_free: Mapping[str, Mapping[str, Any]]
+    cost: Mapping[str, Any]
+    window: int
+    confidence: float
+
+    def of(self, outcomes: Iterable[str]) -> list[ScoredExperiment]:
+        """The experiments with one of these outcomes."""
+        wanted = set(outcomes)
+        return [one for one in self.seen if one.outcome in wanted]
+
+    def detected(self, detector: str, experiments: Sequence[ScoredExperiment]) -> Rate:
+        """The share of experiments in which it raised an alarm that stops."""
+        return wilson(sum(one.stop(detector) is not None for one in experiments), len(experiments), self.confidence)
+
+    def latencies(self, detector: str, experiments: Sequence[ScoredExperiment]) -> list[int]:
+        """Steps from the fault to the alarm, sorted, of those detected."""
+        return sorted(after for one in experiments if (after := one.stop(detector)) is not None)
+
+    @functools.cached_property
+    def fault_free_steps(self) -> int:
+        """Steps of all fault-free runs."""
+        return max((sum(run[d]["steps"] for run in self.fault_free.values()) for d in self.detectors), default=0)
+
+    def false_alarms(self, detector: str) -> Rate:
+        """The share of fault-free steps with an alarm that stops."""
+        runs = self.fault_free.values()
+        return wilson(sum(run[detector]["stop"] for run in runs), sum(run[detector]["steps"] for run in runs), 0.95)
+
+    def swept(self, detector: str, experiments: Sequence[ScoredExperiment]) -> tuple[np.ndarray, np.ndarray]:
+        """Share of fault-free steps with an alarm, and share of experiments detected, by threshold.
+
+        Both in the order of `SWEPT`, numbers by which the detector's own threshold is multiplied.
+        """
+        runs = self.fault_free.values()
+        steps = max(1, sum(run[detector]["steps"] for run in runs))
+        false = np.sum([run[detector]["beyond"] for run in runs], axis=0) / steps
+        peaks = [max(map(float, one.found["seen"][detector]["peaks"]), default=0.0) for one in experiments]
+        caught = np.array([np.mean([peak > x for peak in peaks]) if peaks else 0.0 for x in SWEPT])
+        return false, caught
+
+    def slower(self, detector: str) -> tuple[float, float, float] | None:
+        """By how much a watched step is slower, a fraction: median and 95 % interval of its rounds."""
+        if detector not in self.cost:
+            return None
+        ratios = np.sort(self.cost[detector]["ratios"]) - 1
+        n = len(ratios)
+        low = max(0, int(np.floor(n / 2 - 0.98 * np.sqrt(n))) - 1)  # order statistics
+        return float(np.median(ratios)), float(ratios[low]), float(ratios[n - 1 - low])
+
+    def larger(self, detector: str) -> float | None:
+        """By how much a watched step needs more memory, a fraction."""
+        known = self.cost.get(detector)
+        if known is None or known["bytes"] is None or known["plain_bytes"] is None:
+            return None
+        return float((known["bytes"] + known["memory"] - known["plain_bytes"]) / known["plain_bytes"])
+
+    def recovered(self, recovery: str, detector: str) -> list[tuple[ScoredExperiment, Mapping[str, Any]]]:
+        """The runs in which the recovery acted on the detector's alarms."""
+        return [
+            (one, run)
+            for one in self.seen
+            if (run := one.found["recovered"].get(recovery, {}).get(detector)) is not None
+        ]
+
+    @property
+    def recoveries(self) -> list[str]:
+        """Names of the recoveries that have run."""
+        return list(dict.fromkeys(name for one in self.seen for name, runs in one.found["recovered"].items() if runs))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For machines to read."""
+        rows = {}
+        for detector in self.detectors:
+            false = self.false_alarms(detector)
+            rows[detector] = {
+                **{
+                    name: self.detected(detector, self.of(outcomes))._asdict()
+                    for name, outcomes in (("latent", LATENT), ("nonfinite", NONFINITE), ("masked", (MASKED,)))
+                },
+                "latency": self.latencies(detector, self.of((*LATENT, *NONFINITE))),
+                "false_alarms": false.found,
+                "fault_free_steps": false.total,
+                "slower": self.slower(detector),
+                "memory": self.larger(detector),
+            }
+        return {"experiments": len(self.seen), "undecided": self.undecided, "detectors": rows}
+
+
+def read_board(folder: pathlib.Path) -> Board:
+    """The scoreboard of a folder.
+
+    Raises:
+      InputError: there is none, or nothing was watched yet.
+      Untrustworthy: what was watched is not what was judged.
+    """
+    with Store(folder) as campaign, ScoreStore(folder) as store:
+        plan, settings = campaign.plan(), store.get("about", "settings")
+        if plan is None or settings is None:
+            raise InputError("the scoreboard has not begun", folder)
+        verdicts = {row["number"]: row for row in campaign.query(VERDICTS)}
+        found = {int(name): value for name, value in store.all(EXPERIMENT)}
+        fault_free = dict(store.all("fault_free"))
+        cost = store.get("cost", "all") or {}
+    margin = 2.0
+    seen = []
+    for number, value in sorted(found.items()):
+        row = verdicts.get(number)
+        if row is None:
+            continue
+        require_same(number, value, row)
+        large = not (row["history_excess"] <= margin and row["variance_excess"] <= margin)  # NaN is large
+        seen.append(ScoredExperiment(number, row["model"], row["outcome"], large, value))
+    decided = [one for one in seen if one.outcome != UNDECIDED]
+    watched = [one.found["seen"] for one in decided] + list(fault_free.values())
+    if not watched:
+        raise InputError("nothing was watched yet", folder)
+    detectors = tuple(watched[0])
+    return Board(
+        plan.workload.title,
+        plan.workload.details,
+        detectors,
+        decided,
+        len(seen) - len(decided),
+        fault_free,
+        cost,
+        int(settings["window"]),
+        plan.confidence,
+    )
+
+
+def require_same(number: int, value: Mapping[str, Any], row: Any) -> None:
+    """See that what was watched is the run that was judged: the same bits struck, the same losses, bit by bit.
+
+    Args:
+      number: of the experiment.
+      value: `tasks.Scored.found`.
+      row: one of `VERDICTS`.
+
+    Raises:
+      Untrustworthy: it is not.
+    """
+    judged = decode(row["curve"], row["recorded"])[:, 0]
+    watched = np.array([float(x) for x in value["loss"]], np.float32)
+    steps = min(len(judged), len(watched))
+    if (value["old"], value["new"]) != (row["old_bits"], row["new_bits"]) or not np.array_equal(
+        judged[:steps], watched[:steps], equal_nan=True
+    ):
+        what = f"experiment {number}: what the detectors watched is not the run that was judged"
+        raise Untrustworthy(f"{what}; made by other code or on another machine? Choose another --out")

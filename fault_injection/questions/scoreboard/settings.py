@@ -1,0 +1,88 @@
+"""What is scored: the table `[score]` of a plan."""
+
+import dataclasses
+import os
+import pathlib
+from collections.abc import Sequence
+
+from ...campaign.plan_reader import plan_tables
+from ...detection.re_execution import ReExecutionSettings
+from ...detection.recovery import RECOVERIES
+from ...detection.registry import AnyDetector, beside_a_run, of_one_device
+from ...seam.program import Program
+from ..outcomes.plan import LARGEST, Plan
+from ..outcomes.plan_file import read_plan
+
+KEYS = ("detectors", "window", "masked", "fault_free_seeds", "recovered", "recovering", "replay_every")
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What is scored.
+
+    Attributes:
+      detectors: names of those that watch.
+      window: steps after the faulty one that they watch, at most.
+      masked: how many masked experiments are watched at most, the first ones; all others are.
+      fault_free_seeds: seeds beside the plan's whose fault-free runs are watched for false alarms.
+      recovered: by name of a recovery, how many experiments have a run of their own for each detector
+        that stops them, in which it acts on the alarms: the first ones of the plan.
+      recovering: names of the detectors on whose alarms it acts.
+      replay_every: n of the detector `replay`.
+    """
+
+    detectors: tuple[str, ...]
+    window: int = 20
+    masked: int = 200
+    fault_free_seeds: int = 4
+    recovered: tuple[tuple[str, int], ...] = (("rewind", 50),)
+    recovering: tuple[str, ...] = ("history_bound",)
+    replay_every: int = 10
+
+
+def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
+    """A plan, and what is scored of it.
+
+    Raises:
+      InputError: one line that says where, what was found and what was expected.
+    """
+    plan = read_plan(path)
+    document, read = plan_tables(path)
+    table = read.table(document, "score")
+    read.keys(table, KEYS, "score.")
+    known = of_one_device(plan.workload.program(frozenset(), devices=1), os.environ)
+    default = Settings(known)
+
+    def names(key: str, otherwise: Sequence[str]) -> tuple[str, ...]:
+        found = read.list_of(table, f"score.{key}", list(otherwise), str, "detectors")
+        for name in found:
+            read.one_of({key: name}, f"score.{key}", None, known)
+        return tuple(dict.fromkeys(found))
+
+    given = table.get("recovered", dict(default.recovered))
+    if not isinstance(given, dict):
+        raise read.wrong("score.recovered", "expected a table of recoveries and numbers, such as { rewind = 50 }")
+    read.keys(given, RECOVERIES, "score.recovered.")
+    recovered = [(name, read.whole(given, f"score.recovered.{name}", None, 0, LARGEST)) for name in given]
+
+    return plan, Settings(
+        detectors=names("detectors", known),
+        masked=read.whole(table, "score.masked", default.masked, 0, LARGEST),
+        recovering=names("recovering", default.recovering),
+        window=read.whole(table, "score.window", default.window, 1, 10_000),
+        fault_free_seeds=read.whole(table, "score.fault_free_seeds", default.fault_free_seeds, 0, 10_000),
+        recovered=tuple(recovered),
+        replay_every=read.whole(table, "score.replay_every", default.replay_every, 1, 10**9),
+    )
+
+
+def chosen_detectors(settings: Settings, program: Program) -> dict[str, AnyDetector]:
+    """The detectors by name, but for those that the environment switches off."""
+    found = {}
+    for name in settings.detectors:
+        detector = beside_a_run(name, program, os.environ).detector
+        if isinstance(detector, ReExecutionSettings):
+            detector = ReExecutionSettings(settings.replay_every)
+        if detector is not None:
+            found[name] = detector
+    return found

@@ -1,0 +1,325 @@
+"""What the processes of a scoreboard do; see `campaign.jobs`."""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...detection.checksum import Checksum
+from ...detection.detector import STOP, WARN, Memory
+from ...detection.re_execution import ReExecutionSettings
+from ...detection.recovery import RECOVERIES, needed, undoing
+from ...detection.registry import AnyDetector, telling, watcher
+from ...detection.replicas import ReplicaSettings
+from ...detection.signals import reductions_of
+from ...detection.watch import Watcher
+from ...runs.exits import ExactlyMasked, FirstNonFinite
+from ...runs.follow import Address, Back, Observer, addresses, follow, numbered
+from ...runs.golden_run import Repeats, nudged
+from ...runs.outcome import Thresholds, judge
+from ...runs.records import Recorder, Run, rows_of
+from ...runs.replay_run import Witness
+from ...seam.program import Program
+from ...seam.report import StepReport
+from ...seam.trees import State
+from ..outcomes import jobs
+from ..outcomes.experiment import Laboratory
+from ..outcomes.sampling import Choice, choose, draw
+from .settings import Settings, chosen_detectors
+
+# Numbers that excesses are compared with, where a threshold is swept; 1 is the detector's own.
+SWEPT = tuple(float(x) for x in np.logspace(-4, 8, 97))
+
+NOTHING = Settings(())
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoreTask(jobs.Task):
+    """As a campaign's, with what is scored."""
+
+    settings: Settings = NOTHING
+
+    def reductions(self) -> frozenset[str]:
+        """What the detectors need to be told."""
+        recoveries = (name for name, most in self.settings.recovered if most)
+        return _reductions(self).union(*map(needed, recoveries))
+
+
+@functools.lru_cache(maxsize=1)
+def _reductions(task: ScoreTask) -> frozenset[str]:
+    program = task.plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
+    return reductions_of(kind for d in chosen_detectors(task.settings, program).values() for kind in d.signals)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scored:
+    """What detectors saw of one experiment; a row of the store.
+
+    Attributes:
+      number, epoch: of the experiment.
+      found: JSON: `old` and `new` bits of the first element struck; `loss` of each step watched; `seen`, by detector
+        `stop` and `warn`, the steps from the fault to the first alarm of that level, `tensor`, and
+        `peaks`, the largest excess of each step; `recovered`, by recovery and detector.
+    """
+
+    number: int
+    epoch: int
+    found: dict[str, Any]
+
+
+class _Memories(Observer):
+    """Keeps the memory of every watcher before each step."""
+
+    def __init__(self, watchers: Mapping[str, Watcher]):
+        self._watchers = watchers
+        self.before: dict[str, list[Memory]] = {name: [None] for name in watchers}
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        for name, watching in self._watchers.items():
+            self.before[name].append(watching.memory)
+
+
+@dataclasses.dataclass(frozen=True)
+class Bench:
+    """What a process keeps: detectors, and what they remember before each step of the golden run."""
+
+    lab: Laboratory
+    detectors: dict[str, AnyDetector]
+    memories: dict[str, list[Memory]]
+
+    def watcher(self, name: str, at: Address, state: State, recovery: Back | None = None) -> Watcher:
+        """A watcher that has seen the golden run up to a step, whose state before is given."""
+        program, detector = self.lab.golden.program, self.detectors[name]
+        number = numbered(at, program.steps_per_epoch)
+        if isinstance(detector, ReExecutionSettings):
+            memory = jax.tree.map(jnp.copy, state) if (number + 1) % detector.every == 0 else None
+            return watcher(program, detector, memory, recovery)
+        kept = jax.tree.map(jnp.copy, state) if isinstance(detector, Checksum) else None
+        return watcher(program, detector, self.memories[name][number], recovery, kept)
+
+
+@functools.lru_cache(maxsize=1)
+def _bench(task: ScoreTask, golden_key: str) -> Bench:
+    lab = jobs.alike(task, golden_key)
+    detectors = chosen_detectors(task.settings, lab.golden.program)
+    lab.golden = dataclasses.replace(lab.golden, program=telling(lab.golden.program, detectors.values()))
+    golden, program = lab.golden, lab.golden.program
+    # Those that execute steps again remember states, which are at hand where they are needed.
+    watching = {
+        name: watcher(program, d)
+        for name, d in detectors.items()
+        if not isinstance(d, ReExecutionSettings | ReplicaSettings)
+    }
+    memories = _Memories(watching)
+    last = Address(task.plan.golden_epochs - 1, program.steps_per_epoch - 1)
+    steps = addresses(Address(0, 0), last, program.steps_per_epoch)
+    follow(program, golden.fetch_state_before(0), steps, observers=[Repeats(golden), *watching.values(), memories])
+    return Bench(lab, detectors, memories.before)
+
+
+def fault_free(task: ScoreTask, golden_key: str, kind: str, number: int) -> dict[str, Any]:
+    """What the detectors say of a whole fault-free run.
+
+    Args:
+      kind: `golden`, `twin` or `seed`.
+      number: of the twin, or the seed.
+    """
+    bench = _bench(task, golden_key)
+    plan, program = task.plan, bench.lab.golden.program
+    if kind == "seed":
+        workload = dataclasses.replace(plan.workload, seed=number)
+        more = {"reductions": task.reductions()} if task.reductions() else {}
+        program = workload.program(frozenset(), devices=1, data_dir=task.data_dir, **more)
+    program = telling(program, bench.detectors.values())
+    watching = {name: watcher(program, detector) for name, detector in bench.detectors.items()}
+    start = program.place(nudged(program, number if kind == "twin" else 0))
+    follow(program, start, addresses(Address(0, 0), plan.end, program.steps_per_epoch), observers=[*watching.values()])
+    return _alarms_of(watching)
+
+
+def _alarms_of(watchers: Mapping[str, Watcher]) -> dict[str, Any]:
+    """By detector: steps watched, those with an alarm that stops, with one that warns, and beyond each of `SWEPT`."""
+    found = {}
+    for name, watching in watchers.items():
+        peaks = np.array(watching.peak)
+        stop, warn = (len({a.step for a in watching.alarms if a.level == level}) for level in (STOP, WARN))
+        beyond = [int(np.sum(peaks > x)) for x in SWEPT]
+        first = [a._asdict() for a in watching.alarms if a.level == STOP][:3]
+        found[name] = {"steps": len(peaks), "stop": stop, "warn": warn, "beyond": beyond, "first": first}
+    return found
+
+
+def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[Scored, dict[str, Any]]:
+    """Watch one experiment with all detectors, and recover it with each that stops it."""
+    bench = _bench(task, golden_key)
+    lab, settings = bench.lab, task.settings
+    choice = choose(task.plan, draw(task.plan, number))
+    at, program = choice.at, lab.golden.program
+    state = lab.state_before(at.epoch, at.step)
+    watchers = {name: bench.watcher(name, at, state) for name in bench.detectors}
+    recorder, witness = Recorder(Run(at.epoch, (), 0)), Witness(choice.site, choice.fault, at)
+    until = min(at_number(lab, at) + settings.window, numbered(task.plan.last_step(at), program.steps_per_epoch))
+    last = Address(*divmod(until, program.steps_per_epoch))
+    follow(
+        program,
+        state,
+        addresses(at, last, program.steps_per_epoch),
+        {at: choice.fault},
+        [recorder, witness, *watchers.values(), _same(lab, choice)],
+    )
+    struck = witness.struck
+    assert struck is not None  # the faulty step was taken
+    found: dict[str, Any] = {
+        "old": int(struck.old[0]),
+        "new": int(struck.new[0]),
+        "loss": [float(x) for x in recorder.run.column("loss")],
+        "seen": {name: _seen(watcher, at_number(lab, at)) for name, watcher in watchers.items()},
+        "recovered": {},
+    }
+    for recovery, most in settings.recovered:
+        if number < most:
+            found["recovered"][recovery] = {
+                name: _recover(bench, choice, name, recovery)
+                for name, seen in found["seen"].items()
+                if seen["stop"] is not None and name in settings.recovering
+            }
+    return Scored(number, at.epoch, found), jobs.described(lab.golden)
+
+
+def at_number(lab: Laboratory, at: Address) -> int:
+    """The number of a step over all epochs."""
+    return numbered(at, lab.golden.program.steps_per_epoch)
+
+
+def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
+    stop, warn = (next((a for a in watching.alarms if a.level == level), None) for level in (STOP, WARN))
+    alarm = stop or warn
+    return {
+        "stop": None if stop is None else stop.step - struck,
+        "warn": None if warn is None else warn.step - struck,
+        "tensor": None if alarm is None else alarm.tensor,
+        "peaks": [float(f"{x:.4g}") for x in watching.peak],
+    }
+
+
+def _same(lab: Laboratory, choice: Choice) -> ExactlyMasked:
+    """Ends a run whose state is the golden one again."""
+    at = choice.at
+
+    def since(address: Address) -> int:
+        return at_number(lab, address) - at_number(lab, at)
+
+    return ExactlyMasked(since, lab.record, functools.partial(lab.golden_after, at))
+
+
+def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str, Any]:
+    """The experiment with one detector and one recovery, to its verdict."""
+    lab, at = bench.lab, choice.at
+    plan, program, back = lab.plan, lab.golden.program, RECOVERIES[recovery]
+    begun = time.perf_counter()
+    begin = Address(at.epoch, max(0, at.step - back.steps + 1))
+    state = lab.state_before(begin.epoch, begin.step)
+    watching = bench.watcher(name, begin, state, back)
+    recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), begin.step))
+    masked = _same(lab, choice)
+
+    def since(address: Address) -> int:
+        return at_number(lab, address) - at_number(lab, at)
+
+    nonfinite = FirstNonFinite(since, plan.nonfinite)
+    last = plan.last_step(at)
+    state = jax.tree.map(jnp.copy, state)
+    followed = follow(
+        program,
+        state,
+        addresses(begin, last, program.steps_per_epoch),
+        {at: choice.fault},
+        [recorder, watching, nonfinite, masked],
+        keep=back.steps,
+        undo=undoing(recovery, program),
+    )
+    verdict = judge(
+        recorder.run,
+        lab.record,
+        at,
+        program.measure(),
+        watched=program.watched,
+        noise=lab.noise,
+        thresholds=Thresholds(nonfinite=plan.nonfinite),
+        finished=followed.ended is None and last == plan.end,
+        first_nonfinite=nonfinite.first,
+        exactly_masked_after=masked.after,
+    )
+    return {
+        "actions": len(watching.actions),
+        "undone": sum(at_number(lab, a.step) - at_number(lab, a.first) + 1 for a in watching.actions),
+        "golden_after": masked.after,
+        "outcome": verdict.outcome,
+        "seconds": round(time.perf_counter() - begun, 3),
+    }
+
+
+def cost(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, Any]:
+    """What each detector adds to a step: time in turns with the plain step, and memory.
+
+    Args:
+      pairs: rounds.
+    """
+    bench = _bench(task, golden_key)
+    plan = task.plan
+    plain = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
+    found = {}
+    for name, detector in bench.detectors.items():
+        if isinstance(detector, ReExecutionSettings | ReplicaSettings):
+            continue  # they cost a step each time
+        wanted = reductions_of(detector.signals)
+        more = {"reductions": wanted} if wanted else {}
+        watched = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir, **more) if wanted else plain
+        watched = telling(watched, [detector])
+        watching = watcher(watched, detector, bench.memories[name][-1])
+        found[name] = {
+            "ratios": [round(x, 5) for x in _in_turns(plain, watching, pairs)],
+            "bytes": _bytes(watched),
+            "plain_bytes": _bytes(plain),
+            "memory": sum(np.asarray(x).nbytes for x in jax.tree.leaves(bench.memories[name][-1])),
+        }
+    return found
+
+
+def _in_turns(plain: Program, watching: Watcher, pairs: int, each: int = 5) -> Sequence[float]:
+    """Ratios of the time of a watched step and a plain one, a round each; which comes first alternates."""
+    watched = watching.program
+    states = [program.place(program.init()) for program in (plain, watched)]
+
+    def run(which: int) -> float:
+        program = (plain, watched)[which]
+        begun = time.perf_counter()
+        for number in range(each):
+            at = Address(0, number % program.steps_per_epoch)
+            states[which], report = program.step(states[which], program.batch(*at), *at)
+            report = jax.device_get(report)
+            if which:
+                watching.look(at, states[which], report)
+        return time.perf_counter() - begun
+
+    run(0), run(1)
+    ratios = []
+    for i in range(pairs):
+        times = {which: run(which) for which in ((0, 1) if i % 2 else (1, 0))}
+        ratios.append(times[1] / times[0])
+    return ratios
+
+
+def _bytes(program: Program) -> int | None:
+    """What a compiled step needs: arguments, results and what is between; None where that is not known."""
+    if program.lower is None:
+        return None
+    analysis = program.lower(program.place(program.init()), program.batch(0, 0)).compile().memory_analysis()
+    if analysis is None:
+        return None
+    return int(analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes)
