@@ -85,10 +85,17 @@ def watch(
     [-2. -1.] 0
     [0. 0.] 1
     """
-    name = type(detector).__name__
-    kinds = tuple(detector.signals if signals is None else signals)
+    kinds = _checked_kinds(detector, signals)
     if level not in (0, STOP, WARN):
         raise ValueError(f"level {level!r}, expected STOP ({STOP}), WARN ({WARN}), or 0 to withhold nothing")
+    watching = _Watching(detector, kinds, level, None if inner is None else optax.with_extra_args_support(inner))
+    return optax.GradientTransformationExtraArgs(watching.init, watching.update)
+
+
+def _checked_kinds(detector: Detector, signals: Sequence[str] | None) -> tuple[str, ...]:
+    """The kinds of signals to watch; raises ValueError as `watch` does."""
+    name = type(detector).__name__
+    kinds = tuple(detector.signals if signals is None else signals)
     for kind in kinds:
         if kind not in detector.signals:
             raise ValueError(f"{kind!r} is no signal of {name}; its signals are {_listed(detector.signals)}")
@@ -100,45 +107,44 @@ def watch(
             )
     if not kinds:
         raise ValueError(f"no signals to watch, expected some of {_listed(detector.signals)}")
-    transformation = None if inner is None else optax.with_extra_args_support(inner)
+    return kinds
 
-    def init(params: optax.Params) -> WatchState:
+
+class _Watching(NamedTuple):
+    """The two functions of the transformation `watch`, whose arguments these are."""
+
+    detector: Detector
+    kinds: tuple[str, ...]
+    level: int
+    inner: optax.GradientTransformationExtraArgs | None
+
+    def init(self, params: optax.Params) -> WatchState:
         def own(part: Any) -> jax.Array:
             # A copy, because a step may donate the state, and detectors may use one array twice.
             floating = jnp.issubdtype(np.result_type(part), np.floating)
             return jnp.array(part, jnp.float32 if floating else None, copy=True)
 
         return WatchState(
-            memory=jax.tree.map(own, detector.init(_names(kinds, params))),
+            memory=jax.tree.map(own, self.detector.init(_names(self.kinds, params))),
             steps=jnp.zeros((), jnp.int32),
             alarms=jnp.zeros((), jnp.int32),
             withheld=jnp.zeros((), jnp.int32),
             level=jnp.zeros((), jnp.int32),
             excess=jnp.zeros((), jnp.float32),
             first=jnp.full((), -1, jnp.int32),
-            inner=() if transformation is None else transformation.init(params),
+            inner=() if self.inner is None else self.inner.init(params),
         )
 
     def update(
-        updates: optax.Updates, state: WatchState, params: optax.Params | None = None, **extra: Any
+        self, updates: optax.Updates, state: WatchState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, WatchState]:
-        names = _names(kinds, updates)
-        if jax.tree.map(np.shape, detector.init(names)) != jax.tree.map(np.shape, state.memory):
-            raise ValueError(
-                f"{name} has a memory for other leaves than the gradients have: {_listed(names)}; "
-                "init needs parameters with the same floating point leaves as the gradients"
-            )
-        if "loss" in kinds and "value" not in extra:
-            raise ValueError(f"{name} watches the loss: call update(gradients, state, params, value=loss)")
-        if "loss" in kinds and np.shape(extra["value"]) != ():
-            raise ValueError(f"value has shape {np.shape(extra['value'])}, expected one number, the loss")
-
-        values = _values(kinds, _floating(updates), extra.get("value"))
-        memory, found = detector.update(state.memory, values)
+        self._check(updates, state, extra)
+        values = _values(self.kinds, _floating(updates), extra.get("value"))
+        memory, found = self.detector.update(state.memory, values)
         raised = found.level > 0
         alarm = jnp.any(raised)
         gravest = jnp.where(alarm, jnp.min(found.level, where=raised, initial=WARN), 0)
-        withhold = alarm & (gravest <= level)
+        withhold = alarm & (gravest <= self.level)
         new = WatchState(
             # Types as they were, because what a scan carries must not change them.
             memory=jax.tree.map(lambda part, old: jnp.asarray(part, old.dtype), memory, state.memory),
@@ -150,17 +156,28 @@ def watch(
             first=jnp.where((state.first < 0) & alarm, state.steps, state.first),
             inner=state.inner,
         )
-        if transformation is not None:
-            updates, inner_state = transformation.update(updates, state.inner, params, **extra)
+        if self.inner is not None:
+            updates, inner_state = self.inner.update(updates, state.inner, params, **extra)
             new = new._replace(inner=inner_state)
-        if level:  # a select, because 0 · NaN is NaN
+        if self.level:  # a select, because 0 · NaN is NaN
             updates = jax.tree.map(lambda leaf: _either(withhold, None, leaf), updates)
-            if transformation is not None:
+            if self.inner is not None:
                 kept = jax.tree.map(lambda old, leaf: _either(withhold, old, leaf), state.inner, new.inner)
                 new = new._replace(inner=kept)
         return updates, new
 
-    return optax.GradientTransformationExtraArgs(init, update)
+    def _check(self, updates: optax.Updates, state: WatchState, extra: dict[str, Any]) -> None:
+        """See that the gradients and the loss are what the detector has a memory for; raises ValueError."""
+        name, names = type(self.detector).__name__, _names(self.kinds, updates)
+        if jax.tree.map(np.shape, self.detector.init(names)) != jax.tree.map(np.shape, state.memory):
+            raise ValueError(
+                f"{name} has a memory for other leaves than the gradients have: {_listed(names)}; "
+                "init needs parameters with the same floating point leaves as the gradients"
+            )
+        if "loss" in self.kinds and "value" not in extra:
+            raise ValueError(f"{name} watches the loss: call update(gradients, state, params, value=loss)")
+        if "loss" in self.kinds and np.shape(extra["value"]) != ():
+            raise ValueError(f"value has shape {np.shape(extra['value'])}, expected one number, the loss")
 
 
 def alarms(opt_state: Any) -> WatchState:

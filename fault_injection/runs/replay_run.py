@@ -85,9 +85,8 @@ def replay(
       FaultNotApplied: the step's observations contradict the fault.
     """
     begun = time.monotonic()
-    program, fault = golden.program, injection.fault()
-    struck_at, steps_per_epoch = Address(injection.epoch, injection.step), program.steps_per_epoch
-    last, first = last_step(injection), Address(injection.epoch, 0)
+    program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
+    struck_at, last = Address(injection.epoch, injection.step), last_step(injection)
     epochs = last.epoch + 1
 
     def since(at: Address) -> int:
@@ -102,51 +101,34 @@ def replay(
     store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
     with contextlib.ExitStack() as held:
         from_leader(lambda: held.enter_context(store.alone()))
-        total = numbered(last, steps_per_epoch) - numbered(first, steps_per_epoch) + 1
+        total = since(last) + injection.step + 1
         progress = held.enter_context(Progress("replay", total, measure.name, record))
-        kept = None if watching else from_leader(lambda: _kept(store, first.epoch, injection.site, fault))
-        nonfinite = FirstNonFinite(since, injection.nonfinite)
-        witness = Witness(injection.site, fault, struck_at, kept.struck if kept else None)
-        control: State = None
+        kept = None if watching else from_leader(lambda: _kept(store, injection))
+        # 2. Up to the fault as the golden run, with its control; or what an interrupted replay has left.
         if kept is None:
-            # 2. Up to the fault, every step as in the golden run; those that may be undone wait.
-            recorder = Recorder(Run(first.epoch, (), 0))
-            begin = Address(first.epoch, max(0, injection.step - max(0, keep - 1)))
-            before = itertools.takewhile(lambda at: at != begin, addresses(first, begin, steps_per_epoch))
-            state = golden.fetch_state_before(first.epoch)
-            state = follow(program, state, before, observers=[progress, Repeats(golden), recorder, *watching]).state
-
-            # 3. The control: the faulty step with an inactive fault, which must be the golden step.
-            progress.compiling("the step with the fault")
-            site = fault.site if injection.stage in BESIDE else None
-            nothing = {struck_at: inactive_fault(len(fault.index), site)}
-            waiting = addresses(begin, struck_at, steps_per_epoch)
-            alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
-            control = follow(program, alike, waiting, nothing, [Repeats(golden)]).state
-            steps = addresses(begin, last, steps_per_epoch)
+            start = _up_to_the_fault(injection, golden, progress, watching, keep)
         else:
-            # An interrupted replay goes on after the epochs that it has finished.
-            going_on, recorder = Address(first.epoch + kept.run.ended, 0), Recorder(kept.run)
-            say(f"going on with an interrupted replay after epoch {going_on.epoch - 1}")
-            state = program.place(from_leader(lambda: store.read_checkpoint(going_on.epoch)))
-            steps = addresses(going_on, last, steps_per_epoch)
+            start = _going_on(injection, golden, store, kept)
 
-        # 4. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
-        faults = strikes(injection)
+        # 3. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
+        faults, recorder = strikes(injection), start.recorder
+        nonfinite = FirstNonFinite(since, injection.nonfinite)
+        witness = Witness(injection.site, injection.fault(), struck_at, kept.struck if kept else None)
         masked = ExactlyMasked(
             since,
             record,
-            lambda at: control if at == struck_at else golden.fetch_state_after(at),
+            lambda at: start.control if at == struck_at else golden.fetch_state_after(at),
             last_strike=since(max(faults)),
         )
         keeper = [] if watching else [_Keeper(store, recorder, witness)]
         observers = [progress, recorder, witness, *watching, nonfinite, masked, *keeper]
-        ended = follow(program, state, steps, faults, observers, keep, undo, injection.schedule.lasting).ended
+        steps = addresses(start.at, last, steps_per_epoch)
+        ended = follow(program, start.state, steps, faults, observers, keep, undo, injection.schedule.lasting).ended
         faulty = recorder.run
         if ended == EXACT:
             faulty = _continued(faulty, record, last, steps_per_epoch)
 
-        # 5. The verdict.
+        # 4. The verdict.
         outcome = judge(
             faulty,
             record,
@@ -165,6 +147,57 @@ def replay(
         finish(result)
         from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
     return result
+
+
+class _From(NamedTuple):
+    """Where a faulty run begins or goes on.
+
+    Attributes:
+      at: its first step.
+      state: before that step.
+      recorder: has recorded the steps before.
+      control: the state after the faulty step with an inactive fault; None where the fault has struck already.
+    """
+
+    at: Address
+    state: State
+    recorder: Recorder
+    control: State
+
+
+def _up_to_the_fault(
+    injection: Injection, golden: Golden, progress: Progress, watching: Sequence[Observer], keep: int
+) -> _From:
+    """Take every step before the fault as in the golden run, and the control: the faulty step without the fault.
+
+    The steps that may be undone later wait.
+
+    Raises:
+      NotRepeated: a step, or the control, differs from the golden run.
+    """
+    program, fault = golden.program, injection.fault()
+    first, struck_at = Address(injection.epoch, 0), Address(injection.epoch, injection.step)
+    recorder = Recorder(Run(first.epoch, (), 0))
+    begin = Address(first.epoch, max(0, injection.step - max(0, keep - 1)))
+    before = itertools.takewhile(lambda at: at != begin, addresses(first, begin, program.steps_per_epoch))
+    state = golden.fetch_state_before(first.epoch)
+    state = follow(program, state, before, observers=[progress, Repeats(golden), recorder, *watching]).state
+
+    progress.compiling("the step with the fault")
+    site = fault.site if injection.stage in BESIDE else None
+    nothing = {struck_at: inactive_fault(len(fault.index), site)}
+    waiting = addresses(begin, struck_at, program.steps_per_epoch)
+    alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
+    control = follow(program, alike, waiting, nothing, [Repeats(golden)]).state
+    return _From(begin, state, recorder, control)
+
+
+def _going_on(injection: Injection, golden: Golden, store: RunStore, kept: "_Kept") -> _From:
+    """Go on after the epochs that an interrupted replay has finished."""
+    at = Address(injection.epoch + kept.run.ended, 0)
+    say(f"going on with an interrupted replay after epoch {at.epoch - 1}")
+    state = golden.program.place(from_leader(lambda: store.read_checkpoint(at.epoch)))
+    return _From(at, state, Recorder(kept.run), None)
 
 
 def golden_for(
@@ -310,10 +343,11 @@ class _Kept(NamedTuple):
     struck: Struck
 
 
-def _kept(store: RunStore, first: int, site: Site, fault: Fault) -> _Kept | None:
+def _kept(store: RunStore, injection: Injection) -> _Kept | None:
     """What an interrupted replay has left; None where it left nothing, or not what a replay of this fault leaves."""
+    first = injection.epoch
     try:
-        struck = _read_struck(_struck_path(store), site, fault)
+        struck = _read_struck(_struck_path(store), injection.site, injection.fault())
         epoch = store.checkpoints()[-1]
         store.read_checkpoint(epoch)
         epochs = tuple(store.read_record(e) for e in range(first, epoch))

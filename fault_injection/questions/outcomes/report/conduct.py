@@ -1,5 +1,6 @@
 """The sections of a report that say how the campaign was made: what it cost, what was checked, where it ran."""
 
+import itertools
 import json
 
 from ....campaign.page import Cell, Section, Table
@@ -33,9 +34,12 @@ def accounting(facts: Facts) -> Section:
     ]
     if not facts.total:
         return Section("accounting", "Accounting", [*text, "No experiment is done yet."])
-    spent = cost(facts)
-    each = facts.total
-    ended: list[dict[str, Cell]] = [
+    tables = [_exits(facts), _against_published(facts), _all_steps(facts), _time(facts)]
+    return Section("accounting", "Accounting", text, tables)
+
+
+def _exits(facts: Facts) -> Table:
+    rows: list[dict[str, Cell]] = [
         {
             "ended by": row["exit"],
             "experiments": row["n"],
@@ -45,29 +49,15 @@ def accounting(facts: Facts) -> Section:
         }
         for row in facts.rows("exits")
     ]
-    parts = {
-        "verdicts": spent.experiments,
-        "audits": spent.audits,
-        "walks": spent.walks,
-        "golden run and twins": spent.golden,
-    }
-    shares: list[dict[str, Cell]] = []
-    so_far = 0
-    for name, steps in parts.items():
-        so_far += steps
-        shares.append(
-            {
-                "for": name,
-                "steps": steps,
-                "steps each": steps / each,
-                "sum so far, each": so_far / each,
-                "sum compared with the published procedure": _part(spent.published, so_far),
-            }
-        )
-    schedules: list[dict[str, Cell]] = []
+    return Table("exits", "Experiments by what ended them.", rows)
+
+
+def _against_published(facts: Facts) -> Table:
+    rows: list[dict[str, Cell]] = []
+    each = facts.total
     for epochs in dict.fromkeys((facts.epochs, max(facts.epochs, PUBLISHED_EPOCHS))):
         (row,) = facts.rows("published", epochs=epochs, steps_per_epoch=facts.plan.steps_per_epoch)
-        schedules.append(
+        rows.append(
             {
                 "schedule": f"{epochs} epochs",
                 "published procedure, steps each": row["steps"] / each,
@@ -77,30 +67,42 @@ def accounting(facts: Facts) -> Section:
                 "share with audits": _part(row["steps"], row["ours"] + row["audits"]),
             }
         )
+    return Table("published", "Steps compared with those of the published procedure.", rows)
+
+
+def _all_steps(facts: Facts) -> Table:
+    spent, each = cost(facts), facts.total
+    parts = {
+        "verdicts": spent.experiments,
+        "audits": spent.audits,
+        "walks": spent.walks,
+        "golden run and twins": spent.golden,
+    }
+    rows: list[dict[str, Cell]] = [
+        {
+            "for": name,
+            "steps": steps,
+            "steps each": steps / each,
+            "sum so far, each": so_far / each,
+            "sum compared with the published procedure": _part(spent.published, so_far),
+        }
+        for (name, steps), so_far in zip(parts.items(), itertools.accumulate(parts.values()), strict=True)
+    ]
+    return Table("steps", "All training steps.", rows)
+
+
+def _time(facts: Facts) -> Table:
     (time,) = facts.rows("time")
     working = time["seconds"] - time["setup"]
-    return Section(
-        "accounting",
-        "Accounting",
-        text,
-        [
-            Table("exits", "Experiments by what ended them.", ended),
-            Table("published", "Steps compared with those of the published procedure.", schedules),
-            Table("steps", "All training steps.", shares),
-            Table(
-                "time",
-                "Time of the jobs.",
-                [
-                    {"time": "all", "amount": f"{time['seconds']:,.0f} s"},
-                    {"time": "of which setting up", "amount": f"{time['setup']:,.0f} s"},
-                    {
-                        "time": "outside training steps, of the rest",
-                        "amount": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
-                    },
-                ],
-            ),
-        ],
-    )
+    rows: list[dict[str, Cell]] = [
+        {"time": "all", "amount": f"{time['seconds']:,.0f} s"},
+        {"time": "of which setting up", "amount": f"{time['setup']:,.0f} s"},
+        {
+            "time": "outside training steps, of the rest",
+            "amount": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
+        },
+    ]
+    return Table("time", "Time of the jobs.", rows)
 
 
 def _part(whole: int, part: int) -> str:
