@@ -422,7 +422,7 @@ def test_a_truncated_file_is_named_and_left_alone(tmp_path, folder, share):
 
 FILL = """
 import pathlib, resource, signal, sys
-from fault_injection.campaign.store import NAME, Store
+from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
@@ -453,7 +453,7 @@ def test_a_full_disk_is_one_line_and_damages_nothing(tmp_path, folder, repositor
 
 KILLED = """
 import os, pathlib, signal, sqlite3, sys
-from fault_injection.campaign.store import NAME
+from fault_injection.questions.outcomes.store import NAME
 connection = sqlite3.connect(pathlib.Path(sys.argv[1]) / NAME, isolation_level=None)
 connection.execute("PRAGMA cache_size = 1")
 connection.execute("BEGIN IMMEDIATE")

@@ -33,7 +33,7 @@ def abstract(tree: Any) -> Any:
 def fetched(tree: Any) -> Any:
     """Arrays on the host, whole: also those of which several processes hold a piece each, which all have to ask for.
 
-    >>> fetched({"a": jnp.arange(2)})
+    >>> fetched({"a": jax.numpy.arange(2)})
     {'a': array([0, 1], dtype=int32)}
     """
     if jax.process_count() == 1:
