@@ -329,9 +329,9 @@ def run(repository, folder, *arguments):
     )
 
 
-def test_the_readmes_command_prints_what_the_readme_says(repository, tmp_path):
-    section = (repository / "README.md").read_text().split("## Scale a file down\n")[1].split("\n## ")[0]
-    command, printed = re.findall(r"```(?:sh)?\n(.*?)```", section, re.DOTALL)
+def test_the_pages_command_prints_what_the_page_says(repository, tmp_path):
+    page = (repository / "docs" / "scaling.md").read_text()
+    command, printed = re.findall(r"```(?:sh)?\n(.*?)```", page, re.DOTALL)
     _, _, module, *arguments = shlex.split(command)
     (tmp_path / "injections").symlink_to(repository / "injections")
     done = run(repository, tmp_path, *arguments)
