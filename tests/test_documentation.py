@@ -64,9 +64,8 @@ def test_links_lead_somewhere(page):
         target = page.parent / path if path else page
         if "://" in link:
             continue
-        if not target.is_file() or (
-            anchor and anchor not in anchors(target.read_text(encoding="utf-8"))
-        ):  # a folder has no page on the site
+        # A folder has no page on the site.
+        if not target.is_file() or (anchor and anchor not in anchors(target.read_text(encoding="utf-8"))):
             wrong.append(link)
     assert wrong == []
 

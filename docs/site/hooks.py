@@ -26,7 +26,7 @@ def on_files(files: Files, config: Any) -> Files:
     for file in [file for file in files if file.src_dir == config.docs_dir]:
         files.remove(file)
     first = [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]
-    for name in sorted(reachable(root, first)):
+    for name in ("docs/site/site.css", *sorted(reachable(root, first))):
         files.append(File(name, str(root), config.site_dir, config.use_directory_urls))
     for name, make in reference.PAGES.items():
         files.append(File.generated(config, f"docs/reference/{name}.md", content=make()))
@@ -63,4 +63,5 @@ def _formula(found: re.Match[str]) -> str:
     text = html.unescape(found[1] if display else found[2]).replace(r"\thinspace", r"\,")
     # What Markdown would take for emphasis or the end of a cell is no longer there.
     made = latex2mathml.converter.convert(text.strip(), display="block" if display else "inline")
+    made = made if display else f"<span>{made}</span>"  # at the start of a line, Markdown takes `<math>` for a block
     return made.replace("_", "&#95;").replace("*", "&#42;").replace("|", "&#124;").replace("\n", " ")
