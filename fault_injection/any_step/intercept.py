@@ -65,7 +65,7 @@ class Interpreter:
       turns: of a while loop, in how many first turns a site can be struck.
       wanted: reductions of products that are told of every site, of `models.observe.reductions.OF_PRODUCTS`.
       layouts: gives how the operands and the result of each equation are shared out among devices, by its `id`.
-        Without that, the compiler would share out otherwise where there is a strike, and add up in another order.
+        Without it, a strike could change how the compiler partitions an operation, and so the order of its sums.
       looking: whether layouts are found, as the compiler chooses them, when what this evaluates is compiled.
 
     >>> jaxpr = jax.make_jaxpr(lambda x, w: jnp.tanh(x @ w))(jnp.ones((1, 2)), jnp.ones((2, 3)))

@@ -264,7 +264,7 @@ def _times(a: int, b: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _zeros(count: int) -> int:
-    """x to the power of eight times `count`."""
+    """x^(8·count) modulo the CRC polynomial: appending `count` zero bytes multiplies a CRC by it."""
     power, square = ONE, ONE >> 8
     while count:
         if count & 1:
