@@ -134,7 +134,9 @@ def _arguments(group: argparse._ArgumentGroup) -> str:
     rows = []
     for action in actions:
         value = action.metavar or (
-            "|".join(map(str, action.choices)) if action.choices else (action.dest.upper() if action.nargs != 0 else "")
+            "{" + ",".join(map(str, action.choices)) + "}"
+            if action.choices
+            else (action.dest.upper() if action.nargs != 0 else "")
         )
         name = f"{', '.join(action.option_strings)} {value}" if action.option_strings else str(value)
         text = (action.help or "") % {**vars(action), "prog": "fault-injection"}
