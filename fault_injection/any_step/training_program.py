@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,14 +14,16 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
 from ..models.fault import Fault, inactive_fault, struck_of, words_of
 from ..models.isolation import fence
-from ..seam.leaves import Role
+from ..seam.leaves import Leaf, Role
 from ..seam.measure import Evaluation
-from ..seam.program import Program
-from ..seam.report import StepReport, report
+from ..seam.program import Extras, Program
+from ..seam.report import StepReport
+from ..seam.reporting import report
+from ..seam.state_spec import StateSpec
 from ..seam.trees import Batch, State
 from . import recovered_gradient, step_checks
 from .instrument import Instrumented, instrument
-from .recovered_gradient import first_moments, recovered, reductions_of_gradients
+from .recovered_gradient import Recovered, first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
 from .training import Training
 
@@ -45,110 +47,175 @@ def training_program(
     Raises:
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
     """
-    program = program.telling(reductions)
-    traced, measure = program.traced, training.metric
-    count = len(traced.names)
-    structure = jax.tree.structure(traced.arrays)
-    kinds = traced.jaxpr.in_avals[:count]
-    given = traced.state.arrays(initial)
-    read = {site.layer.partition("#")[0] for site in program.all_sites.values() if site.parameter is not None}
-    leaves = state_leaves(traced.names, given, initial, read & set(traced.names), training.roles)
-    learned = [place for place, leaf in enumerate(leaves) if leaf.role == Role.PARAMETER]
-    shardings = _shardings(given, program)
+    steps = Steps(training, initial, program.telling(reductions), reductions)
+    meshes = [mesh for mesh in program.meshes if isinstance(mesh, Mesh)]
+    of_gradients = recovered_gradient.REPORTED if first_moments(steps.leaves) else frozenset()
+    steps.rules  # noqa: B018  # raises where they are asked for and there are none
+    return Program(
+        state=steps.state(),
+        steps_per_epoch=training.steps_per_epoch,
+        devices=max((mesh.devices.size for mesh in meshes), default=1),
+        measure=lambda: training.metric,
+        data=lambda: steps.data,
+        init=steps.host,
+        place=steps.place,
+        batch=steps.batch,
+        step=steps.step,
+        faulty_step=steps.faulty_step,
+        evaluate=steps.evaluate,
+        extras=Extras(
+            reports=step_checks.REPORTED | of_gradients,
+            own_step=lambda: steps.own_step,
+            lower=lambda state, examples: steps.reference.lower(jax.tree.leaves(state), examples),
+        ),
+    )
 
-    def measured(metrics: Any, of: str) -> tuple[Any, Any]:
-        return loss_and_metric(metrics, measure.name, of)
 
-    def stepped(words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        results, told = program.flat(words, *arrays, *batch)
+@dataclasses.dataclass(frozen=True, eq=False)
+class Steps:
+    """The steps of a user's training.
+
+    Attributes:
+      training: the user's.
+      initial: its initial state.
+      program: its step, with the sites that are to be supported, telling what is to be reported.
+      reductions: what every step reports.
+    """
+
+    training: Training
+    initial: Any
+    program: Instrumented
+    reductions: frozenset[str]
+
+    @functools.cached_property
+    def given(self) -> list[Any]:
+        """The arrays of the initial state."""
+        return self.program.traced.state.arrays(self.initial)
+
+    @property
+    def kinds(self) -> list[Any]:
+        """Shapes and dtypes of the arrays of the state."""
+        return self.program.traced.jaxpr.in_avals[: len(self.program.traced.names)]
+
+    def tree(self, arrays: Sequence[Any]) -> State:
+        """The state of arrays in their order."""
+        return jax.tree.unflatten(jax.tree.structure(self.program.traced.arrays), arrays)
+
+    @functools.cached_property
+    def leaves(self) -> tuple[Leaf, ...]:
+        """Names and roles of the arrays."""
+        names, sites = self.program.traced.names, self.program.all_sites.values()
+        read = {site.layer.partition("#")[0] for site in sites if site.parameter is not None}
+        return state_leaves(names, self.given, self.initial, read & set(names), self.training.roles)
+
+    @functools.cached_property
+    def learned(self) -> list[int]:
+        """Places of the parameters."""
+        return [place for place, leaf in enumerate(self.leaves) if leaf.role == Role.PARAMETER]
+
+    def state(self) -> StateSpec:
+        """What the state consists of."""
+        return StateSpec(
+            self.tree([jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in self.kinds]),
+            self.leaves,
+            gradients=tuple(f"update/{self.leaves[place].name}" for place in self.learned),
+        )
+
+    @functools.cached_property
+    def rules(self) -> list[Recovered]:
+        """How gradients follow from the optimizer's moments, where they are to be reported."""
+        if not self.reductions & recovered_gradient.REPORTED:
+            return []
+
+        def plainly(*arrays: Any) -> list[Any]:
+            return list(self.program.flat(None, *arrays, *self.batch(0, 0))[0][: len(self.leaves)])
+
+        return recovered(self.leaves, jax.tree.leaves(self.place(self.host())), plainly)
+
+    def _stepped(self, words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
+        traced, count = self.program.traced, len(self.leaves)
+        results, told = self.program.flat(words, *arrays, *batch)
         results = list(fence(*results))
         new = results[:count]
-        loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
+        metrics = jax.tree.unflatten(traced.metrics, results[count:])
+        loss, metric = loss_and_metric(metrics, self.training.metric.name, "the step's metrics")
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
-        added = [new[place] - arrays[place] for place in learned]
-        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
+        added = [new[place] - arrays[place] for place in self.learned]
+        found = reductions_of_gradients(self.reductions, self.rules, arrays, new) | self.program.named(told)
         loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
         struck = None if told.words is None else struck_of(told.words)
         return new, report(loss, metric, added, new, struck, reductions=found)
 
-    reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
-    struck = jax.jit(stepped)
-    checked: list[int] = []  # sizes of faults whose executable has been compared
+    @functools.cached_property
+    def reference(self) -> Any:
+        """The compiled step without support of faults, of the arrays of a state, which it consumes, and a batch."""
+        return jax.jit(functools.partial(self._stepped, None), donate_argnums=0)
 
-    def step(state: State, batch: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
-        new, told = reference(jax.tree.leaves(state), batch)
-        return jax.tree.unflatten(structure, new), told
+    @functools.cached_property
+    def _struck(self) -> Any:
+        return jax.jit(self._stepped)
 
-    def faulty_step(state: State, batch: Batch, epoch: int, number: int, fault: Fault) -> tuple[State, StepReport]:
+    @functools.cached_property
+    def _checked(self) -> set[int]:
+        """Sizes of faults whose executable has been compared with the reference."""
+        return set()
+
+    def step(self, state: State, batch: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
+        """See `Program`."""
+        new, told = self.reference(jax.tree.leaves(state), batch)
+        return self.tree(new), told
+
+    def faulty_step(
+        self, state: State, batch: Batch, epoch: int, number: int, fault: Fault
+    ) -> tuple[State, StepReport]:
+        """See `Program`; raises Untrustworthy where the step with an inactive fault has other bits."""
         arrays, size = jax.tree.leaves(state), len(fault.index)
-        if size not in checked:
-            clean, _ = reference([jnp.copy(one) for one in arrays], batch)
-            silent, _ = struck(words_of(inactive_fault(size)), arrays, batch)
-            pairs = zip(traced.names, jax.device_get(clean), jax.device_get(silent), strict=True)
+        if size not in self._checked:
+            clean, _ = self.reference([jnp.copy(one) for one in arrays], batch)
+            silent, _ = self._struck(words_of(inactive_fault(size)), arrays, batch)
+            pairs = zip(self.program.traced.names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
                 raise Untrustworthy(
-                    f"the step with an inactive fault differs from the reference in {len(odd)} of {count} leaves, "
-                    f"{odd[0]!r} the first"
+                    f"the step with an inactive fault differs from the reference in {len(odd)} of "
+                    f"{len(arrays)} leaves, {odd[0]!r} the first"
                 )
-            checked.append(size)
-        new, told = struck(words_of(fault), arrays, batch)
-        return jax.tree.unflatten(structure, new), told
+            self._checked.add(size)
+        new, told = self._struck(words_of(fault), arrays, batch)
+        return self.tree(new), told
 
-    def place(state: State) -> State:
-        placed = [
-            jax.device_put(leaf) if sharding is None else jax.device_put(leaf, sharding)
-            for leaf, sharding in zip(jax.tree.leaves(state), shardings, strict=True)
-        ]
-        return jax.tree.unflatten(structure, placed)
+    def place(self, state: State) -> State:
+        """See `Program`."""
+        pairs = zip(jax.tree.leaves(state), _shardings(self.given, self.program), strict=True)
+        return self.tree([jax.device_put(leaf, sharding) for leaf, sharding in pairs])
 
-    def host() -> State:
-        return jax.tree.unflatten(
-            structure, [np.array(leaf, kind.dtype) for leaf, kind in zip(jax.device_get(given), kinds, strict=True)]
-        )
+    def host(self) -> State:
+        """The initial state on the host."""
+        pairs = zip(jax.device_get(self.given), self.kinds, strict=True)
+        return self.tree([np.array(leaf, kind.dtype) for leaf, kind in pairs])
 
-    def batch(epoch: int, number: int) -> Batch:
-        return traced.batch.arrays(training.batch(epoch, number))
+    def batch(self, epoch: int, number: int) -> Batch:
+        """The arrays of a batch."""
+        return self.program.traced.batch.arrays(self.training.batch(epoch, number))
 
-    def plainly(*arrays: Any) -> list[Any]:
-        return list(program.flat(None, *arrays, *batch(0, 0))[0][:count])
+    @functools.cached_property  # twins begin alike
+    def own_step(self) -> Mapping[str, Any]:
+        """See `Extras`."""
+        return distance(self.training, self.program, lambda: self.place(self.host()), self.reference, self.batch)
 
-    of_gradients = reductions & recovered_gradient.REPORTED
-    rules = recovered(leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
+    def evaluate(self, state: State) -> Evaluation:
+        """See `Program`."""
+        found = self.training.evaluate(self.program.traced.state.joined(jax.tree.leaves(state)))
+        metrics = loss_and_metric(found, self.training.metric.name, "what evaluate returns")
+        return Evaluation(*(float(one) for one in metrics))
 
-    @functools.cache  # twins begin alike
-    def own_step() -> Mapping[str, Any]:
-        return distance(training, program, lambda: place(host()), reference, batch)
-
-    def evaluate(state: State) -> Evaluation:
-        found = training.evaluate(traced.state.joined(jax.tree.leaves(state)))
-        return Evaluation(*(float(one) for one in measured(found, "what evaluate returns")))
-
-    @functools.cache
-    def data() -> str:
-        # A batch is the user's to make: its first and last ones stand for the data.
-        first = [(0, 0), (0, min(1, training.steps_per_epoch - 1)), (training.epochs - 1, training.steps_per_epoch - 1)]
-        parts = [np.asarray(leaf).tobytes() for at in first for leaf in batch(*at)]
-        return hashlib.sha256(b"".join([*parts, *(leaf.tobytes() for leaf in jax.tree.leaves(host()))])).hexdigest()
-
-    devices = max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1)
-    return Program(
-        steps_per_epoch=training.steps_per_epoch,
-        abstract=jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]),
-        leaves=leaves,
-        gradients=tuple(f"update/{leaves[place].name}" for place in learned),
-        measure=lambda: measure,
-        data=data,
-        devices=devices,
-        init=host,
-        place=place,
-        batch=batch,
-        step=step,
-        faulty_step=faulty_step,
-        evaluate=evaluate,
-        own_step=own_step,
-        reports=step_checks.REPORTED | (recovered_gradient.REPORTED if first_moments(leaves) else frozenset()),
-        lower=lambda state, examples: reference.lower(jax.tree.leaves(state), examples),
-    )
+    @functools.cached_property
+    def data(self) -> str:
+        """See `Program`.  A batch is the user's to make: its first and last ones stand for the data."""
+        epochs, steps = self.training.epochs, self.training.steps_per_epoch
+        first = [(0, 0), (0, min(1, steps - 1)), (epochs - 1, steps - 1)]
+        parts = [np.asarray(leaf).tobytes() for at in first for leaf in self.batch(*at)]
+        parts += [leaf.tobytes() for leaf in jax.tree.leaves(self.host())]
+        return hashlib.sha256(b"".join(parts)).hexdigest()
 
 
 def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
