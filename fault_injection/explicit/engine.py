@@ -24,8 +24,8 @@ from ..seam.strategies import Sum
 from ..seam.trees import Batch, leaf_names
 from . import sparse
 from .exchange import Striker
-from .layout import Layout, jitted
-from .mesh import AXIS, WHOLE
+from .layout import Layout
+from .mesh import AXIS, WHOLE, jitted
 from .passes import Passes, forward_and_backward
 from .recipe import Recipe
 from .state import ExplicitState, with_maxima
@@ -61,20 +61,17 @@ class Engine:
     """The step of a recipe on devices.
 
     Attributes:
-      layout: of the recipe on the devices.
+      recipe: what is trained.
+      layout: of it on the devices.
       supported: sites that a faulty step can strike; None for all.
       reductions: of `models.observe.reductions.CHOICES`: what every step returns of tensors and products; no bit of
         a run depends on it.
     """
 
+    recipe: Recipe
     layout: Layout
     supported: frozenset[str] | None = None
     reductions: frozenset[str] = frozenset()
-
-    @property
-    def recipe(self) -> Recipe:
-        """What is trained."""
-        return self.layout.recipe
 
     def _striker(self, fault: Fault | None) -> Striker:
         """What strikes between the passes and the new state."""
@@ -127,8 +124,8 @@ class Engine:
         summed = jax.tree.map(lambda each: jnp.sum(each, 0), here.grads) if at_once else here.grads
         mine, of_tables = sparse.apart(summed, here.seen.rows)
         exchange = EXCHANGES[recipe.strategy.gradients]
-        found = exchange(here._replace(grads=mine), striker, numbers, across, layout.count, alone)
-        grads, rows = sparse.joined(found.grads, of_tables, params, AXIS, layout.count)
+        found = exchange(here._replace(grads=mine), striker, numbers, across, layout.devices, alone)
+        grads, rows = sparse.joined(found.grads, of_tables, params, AXIS, layout.devices)
         new_stats = self._statistics(stats, here)
         told = together(here.seen.reduced, across) | scored(profile, here.seen, across)
         struck = striker.told(found.struck)

@@ -18,12 +18,12 @@ from ..seam.program import Extras, ForwardPasses, Program
 from ..seam.report import Inference, StepReport
 from ..seam.trees import Array, Batch, leaf_names
 from . import sparse
-from .batch_source import OpenData, read_alike
+from .batch_source import read_alike
 from .engine import Engine
 from .gradient_scale import gradient_scale
 from .inference import activation_sizes, evaluating, inferring
-from .layout import jitted, layout_of
-from .mesh import WHOLE
+from .layout import Layout, layout_of
+from .mesh import WHOLE, jitted
 from .optimizers import Invertible
 from .recipe import Recipe
 from .start import stages_of, starting
@@ -36,7 +36,7 @@ def explicit_program(
     devices: int | None = None,
     reductions: frozenset[str] = frozenset(),
 ) -> Program:
-    """The program of a recipe.
+    """The program of a recipe; what it consists of is compiled, and data are read, when they are first needed.
 
     Args:
       supported: sites that `faulty_step` can strike; None for all.
@@ -47,127 +47,107 @@ def explicit_program(
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
     """
-    return Compiled(Engine(layout_of(recipe, devices), supported, reductions)).program()
+    layout, single = layout_of(recipe, devices), recipe.single
+    engine = Engine(recipe, layout, supported, reductions)
+    place, replicate, place_batch = map(
+        layout.place, (layout.specs if layout.pieces else layout.of_state, WHOLE, layout.of_batch)
+    )
+    numbers = place_batch(np.arange(recipe.workers, dtype=np.int32))
+    plain, faulty = engine.stepping(False, donate_argnums=0), engine.stepping(True)
+    data = functools.cache(lambda: read_alike(recipe.data))
+    tests = functools.cache(lambda: [place_batch(batch) for batch in data().batches.test()])
+    evaluated, inferred = _passes(engine)
+    stages = stages_of(leaf_names(single), [params for _, params in layout.stages])
+    joined = starting(layout.mesh, recipe.strategy, single, layout.specs, recipe.workers, stages)
 
+    def address(epoch: int, step: int) -> Array:
+        return np.array([recipe.seed, epoch, step], np.int32)
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Compiled:
-    """The functions of an engine, each compiled at its first call; what watches activations shares them.
+    def watching(profile: Profile | None) -> Program:
+        if profile is not None:
+            profile = replicate(profile)
 
-    Attributes:
-      engine: whose step it is.
-    """
+        def faulty_step(state: ExplicitState, batch: Batch, epoch: int, step: int, fault: Fault) -> Any:
+            return faulty(state, batch, address(epoch, step), numbers, profile, fault)
 
-    engine: Engine
-
-    @property
-    def _recipe(self) -> Recipe:
-        return self.engine.recipe
-
-    @functools.cached_property
-    def _plain(self) -> Any:
-        return self.engine.stepping(False, donate_argnums=0)
-
-    @functools.cached_property
-    def _faulty(self) -> Any:
-        return self.engine.stepping(True)
-
-    @functools.cached_property
-    def _evaluated(self) -> Any:
-        layout = self.engine.layout
-        sums = evaluating(layout.network, self._recipe.head, layout.across)
-        return jitted(layout.mapped(sums, (layout.of_state, layout.of_batch, layout.of_batch), WHOLE))
-
-    @functools.cached_property
-    def _inferred(self) -> Any:
-        layout = self.engine.layout
-        inference = inferring(
-            layout.network, self._recipe.head, layout.across, self.engine.supported, self.engine.reductions
+        forward = ForwardPasses(
+            tests=tests,
+            infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
+            lower=lambda state, batch: inferred.lower(state, batch, numbers, profile, None),
+            activations=lambda: activation_sizes(recipe.network, single, recipe.example),
+            watching=watching,
         )
-        each = layout.of_batch
-        in_specs = (layout.of_state, each, each, WHOLE, WHOLE)
-        return jitted(layout.mapped(inference, in_specs, Inference(each, each, each, WHOLE, each, WHOLE)))  # type: ignore[arg-type]
+        extras = Extras(
+            reports=frozenset((*CHOICES, ACTIVATIONS)),
+            gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
+            undo=_undoing(recipe, replicate),
+            lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
+        )
+        return Program(
+            state=recipe.state(),
+            steps_per_epoch=recipe.steps_per_epoch,
+            devices=layout.devices,
+            measure=lambda: data().measure,
+            data=lambda: data().sha256,
+            init=lambda: recipe.copied(jax.device_get(recipe.init((recipe.seed,)))),
+            place=place,
+            batch=lambda epoch, step: place_batch(data().batches.train(epoch, step)),
+            step=lambda state, batch, epoch, step: plain(state, batch, address(epoch, step), numbers, profile),
+            faulty_step=faulty_step,
+            evaluate=lambda state: _mean([evaluated(state, batch, numbers) for batch in tests()]),
+            joined=joined,
+            restated=_restating(layout) if recipe.tables or layout.pieces else lambda state: state,
+            forward=forward,
+            extras=extras,
+        )
 
-    @functools.cached_property
-    def _data(self) -> OpenData:
-        return read_alike(self._recipe.data)
+    return watching(None)
 
-    @functools.cached_property
-    def _tests(self) -> list[Batch]:
-        return [self.engine.layout.place_batch(batch) for batch in self._data.batches.test()]
 
-    def _address(self, epoch: int, step: int) -> Array:
-        return np.array([self._recipe.seed, epoch, step], np.int32)
+def _passes(engine: Engine) -> tuple[Any, Any]:
+    """The compiled evaluation and inference of a batch."""
+    recipe, layout = engine.recipe, engine.layout
+    state, each, network = layout.of_state, layout.of_batch, layout.network
+    sums = evaluating(network, recipe.head, layout.across)
+    inference = inferring(network, recipe.head, layout.across, engine.supported, engine.reductions)
+    said: Any = Inference(each, each, each, WHOLE, each, WHOLE)  # type: ignore[arg-type]
+    return (
+        jitted(layout.mapped(sums, (state, each, each), WHOLE)),
+        jitted(layout.mapped(inference, (state, each, each, WHOLE, WHOLE), said)),
+    )
 
-    def _evaluate(self, state: ExplicitState) -> Evaluation:
-        found = [self._evaluated(state, batch, self.engine.layout.numbers) for batch in self._tests]
-        loss, metric, weight = np.array(jax.device_get(found), np.float64).sum(axis=0).tolist()
-        return Evaluation(loss / weight, metric / weight)
 
-    @functools.cached_property
-    def _restated(self) -> Any:
-        layout = self.engine.layout
+def _mean(sums: list[Any]) -> Evaluation:
+    """The means over batches, from each one's sums of loss, metric and weight."""
+    loss, metric, weight = np.array(jax.device_get(sums), np.float64).sum(axis=0).tolist()
+    return Evaluation(loss / weight, metric / weight)
 
-        def restated(state: ExplicitState) -> ExplicitState:
-            return dataclasses.replace(state, tables=sparse.looked_at(state.params, state.tables))
 
-        return jax.jit(restated, out_shardings=layout.shardings(layout.specs) if layout.pieces else None)
+def _restating(layout: Layout) -> Any:
+    """See `Program.restated`."""
 
-    @functools.cached_property
-    def _inverted(self) -> Any:
-        optimizer = self._recipe.optimizer
-        assert isinstance(optimizer, Invertible)
+    @functools.partial(jax.jit, out_shardings=layout.shardings(layout.specs) if layout.pieces else None)
+    def restated(state: ExplicitState) -> ExplicitState:
+        return dataclasses.replace(state, tables=sparse.looked_at(state.params, state.tables))
 
-        def inverted(state: ExplicitState, gradients: Params) -> ExplicitState:
-            opt_state, params = optimizer.inverse(gradients, state.opt_state, state.params)
-            return ExplicitState(params, state.stats, opt_state, sparse.looked_at(params, state.tables))
+    return restated
 
-        return jax.jit(inverted)
 
-    def _undo(self, state: ExplicitState, told: StepReport) -> ExplicitState:
-        params = self._recipe.single.params
+def _undoing(recipe: Recipe, replicate: Any) -> Any:
+    """See `Extras.undo`."""
+    optimizer, params = recipe.optimizer, recipe.single.params
+    if not isinstance(optimizer, Invertible) or recipe.copies:
+        return None
+
+    @jax.jit
+    def inverted(state: ExplicitState, gradients: Params) -> ExplicitState:
+        opt_state, before = optimizer.inverse(gradients, state.opt_state, state.params)
+        return ExplicitState(before, state.stats, opt_state, sparse.looked_at(before, state.tables))
+
+    def undo(state: ExplicitState, told: StepReport) -> ExplicitState:
         leaves = [told.reductions[f"{WHOLE_GRADIENTS}/{name}"] for name in leaf_names(params)]
         gradients = jax.tree.unflatten(jax.tree.structure(params), leaves)
-        return self._inverted(state, self.engine.layout.replicate(gradients))  # type: ignore[no-any-return]
+        undone: ExplicitState = inverted(state, replicate(gradients))
+        return undone
 
-    def program(self, profile: Profile | None = None) -> Program:
-        """The program whose passes watch activations after a profile; None watches nothing."""
-        recipe, layout, state = self._recipe, self.engine.layout, self._recipe.state()
-        numbers, single = layout.numbers, recipe.single
-        if profile is not None:
-            profile = layout.replicate(profile)
-
-        def faulty_step(state: Any, batch: Batch, epoch: int, step: int, fault: Fault) -> Any:
-            return self._faulty(state, batch, self._address(epoch, step), numbers, profile, fault)
-
-        stages = stages_of(leaf_names(single), [params for _, params in layout.stages])
-        return Program(
-            state=state,
-            steps_per_epoch=recipe.steps_per_epoch,
-            devices=layout.count,
-            measure=lambda: self._data.measure,
-            data=lambda: self._data.sha256,
-            init=lambda: recipe.copied(jax.device_get(recipe.init((recipe.seed,)))),
-            place=layout.place,
-            batch=lambda epoch, step: layout.place_batch(self._data.batches.train(epoch, step)),
-            step=lambda state, batch, epoch, step: self._plain(
-                state, batch, self._address(epoch, step), numbers, profile
-            ),
-            faulty_step=faulty_step,
-            evaluate=self._evaluate,
-            joined=starting(layout.mesh, recipe.strategy, single, layout.specs, recipe.workers, stages),
-            restated=self._restated if recipe.tables or layout.pieces else lambda state: state,
-            forward=ForwardPasses(
-                tests=lambda: self._tests,
-                infer=lambda state, batch, fault: self._inferred(state, batch, numbers, profile, fault),
-                lower=lambda state, batch: self._inferred.lower(state, batch, numbers, profile, None),
-                activations=lambda: activation_sizes(recipe.network, single, recipe.example),
-                watching=self.program,
-            ),
-            extras=Extras(
-                reports=frozenset((*CHOICES, ACTIVATIONS)),
-                gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
-                undo=self._undo if isinstance(recipe.optimizer, Invertible) and not recipe.copies else None,
-                lower=lambda state, batch: self._plain.lower(state, batch, self._address(0, 0), numbers, profile),
-            ),
-        )
+    return undo
