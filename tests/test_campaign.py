@@ -260,7 +260,7 @@ def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, facto
     golden, program, at = laboratory.golden, laboratory.golden.program, Address(1, 3)
     state = golden.fetch_state_after(at)
     leaves, structure = jax.tree.flatten(jax.device_get(state))
-    struck = [i for i, leaf in enumerate(program.state.leaves) if leaf.role == Role.VARIANCE][2]
+    struck = program.state.places(Role.VARIANCE)[2]
     leaves[struck] = leaves[struck] * np.float32(factor)
     state = program.place(jax.tree.unflatten(structure, leaves))
 

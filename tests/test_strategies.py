@@ -262,7 +262,7 @@ def test_a_start_from_one_state_is_that_state_in_its_place(strategy):
 
 
 def test_a_program_of_any_other_kind_starts_from_its_only_loader():
-    other = dataclasses.replace(program(), start=type(program()).start, place=lambda state: ("placed", state))
+    other = dataclasses.replace(program(), joined=None, place=lambda state: ("placed", state))
     assert (other.start(lambda r: f"state {r}"), other.loaders) == (("placed", "state 0"), 1)
 
 

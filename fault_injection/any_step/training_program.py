@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
 from ..models.fault import Fault, inactive_fault, struck_of, words_of
 from ..models.isolation import fence
-from ..seam.leaves import Leaf, Role
+from ..seam.leaves import Role
 from ..seam.measure import Evaluation
 from ..seam.program import Extras, Program
 from ..seam.report import StepReport
@@ -23,7 +23,7 @@ from ..seam.state_spec import StateSpec
 from ..seam.trees import Batch, State
 from . import recovered_gradient, step_checks
 from .instrument import Instrumented, instrument
-from .recovered_gradient import Recovered, first_moments, recovered, reductions_of_gradients
+from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
 from .training import Training
 
@@ -35,9 +35,6 @@ def training_program(
 ) -> Program:
     """What runs of a user's training need.
 
-    Before the first fault strikes, the executable with fault support is compared with the reference over that step,
-    bit by bit.
-
     Args:
       initial: the user's initial state.
       program: the user's step, with the sites that are to be supported.
@@ -47,175 +44,133 @@ def training_program(
     Raises:
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
     """
-    steps = Steps(training, initial, program.telling(reductions), reductions)
-    meshes = [mesh for mesh in program.meshes if isinstance(mesh, Mesh)]
-    of_gradients = recovered_gradient.REPORTED if first_moments(steps.leaves) else frozenset()
-    steps.rules  # noqa: B018  # raises where they are asked for and there are none
+    program = program.telling(reductions)
+    traced, state, metric = program.traced, _state(training, initial, program), training.metric.name
+    structure, given = jax.tree.structure(state.abstract), traced.state.arrays(initial)
+    place = _placing(given, program)
+
+    def host() -> State:
+        pairs = zip(jax.device_get(given), jax.tree.leaves(state.abstract), strict=True)
+        return jax.tree.unflatten(structure, [np.array(leaf, kind.dtype) for leaf, kind in pairs])
+
+    def batch(epoch: int, number: int) -> Batch:
+        return traced.batch.arrays(training.batch(epoch, number))
+
+    def plainly(*arrays: Any) -> list[Any]:
+        return list(program.flat(None, *arrays, *batch(0, 0))[0][: len(arrays)])
+
+    of_gradients = reductions & recovered_gradient.REPORTED
+    rules = recovered(state.leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
+    reductions_of = functools.partial(reductions_of_gradients, reductions, rules)
+    stepped = functools.partial(_stepped, program, metric, state.places(Role.PARAMETER), reductions_of)
+    reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
+    struck = _compared(traced.names, reference, jax.jit(stepped))
+
+    def step(old: State, examples: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
+        new, told = reference(jax.tree.leaves(old), examples)
+        return jax.tree.unflatten(structure, new), told
+
+    def faulty_step(old: State, examples: Batch, epoch: int, number: int, fault: Fault) -> tuple[State, StepReport]:
+        new, told = struck(jax.tree.leaves(old), examples, fault)
+        return jax.tree.unflatten(structure, new), told
+
+    def evaluate(trained: State) -> Evaluation:
+        found = training.evaluate(traced.state.joined(jax.tree.leaves(trained)))
+        return Evaluation(*(float(one) for one in loss_and_metric(found, metric, "what evaluate returns")))
+
+    recoverable = recovered_gradient.REPORTED if first_moments(state.leaves) else frozenset()
     return Program(
-        state=steps.state(),
+        state=state,
         steps_per_epoch=training.steps_per_epoch,
-        devices=max((mesh.devices.size for mesh in meshes), default=1),
+        devices=max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1),
         measure=lambda: training.metric,
-        data=lambda: steps.data,
-        init=steps.host,
-        place=steps.place,
-        batch=steps.batch,
-        step=steps.step,
-        faulty_step=steps.faulty_step,
-        evaluate=steps.evaluate,
+        data=functools.cache(lambda: _data(training, batch, host)),
+        init=host,
+        place=place,
+        batch=batch,
+        step=step,
+        faulty_step=faulty_step,
+        evaluate=evaluate,
         extras=Extras(
-            reports=step_checks.REPORTED | of_gradients,
-            own_step=lambda: steps.own_step,
-            lower=lambda state, examples: steps.reference.lower(jax.tree.leaves(state), examples),
+            reports=step_checks.REPORTED | recoverable,
+            own_step=functools.cache(  # once, since twins begin alike
+                lambda: distance(training, program, lambda: place(host()), reference, batch)
+            ),
+            lower=lambda old, examples: reference.lower(jax.tree.leaves(old), examples),
         ),
     )
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Steps:
-    """The steps of a user's training.
+def _state(training: Training, initial: Any, program: Instrumented) -> StateSpec:
+    """What the user's state consists of."""
+    traced, sites = program.traced, program.all_sites.values()
+    read = {site.layer.partition("#")[0] for site in sites if site.parameter is not None}
+    given, names = traced.state.arrays(initial), traced.names
+    leaves = state_leaves(names, given, initial, read & set(names), training.roles)
+    abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(names)]]
+    # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
+    added = tuple(f"update/{leaf.name}" for leaf in leaves if leaf.role == Role.PARAMETER)
+    return StateSpec(jax.tree.unflatten(jax.tree.structure(traced.arrays), abstract), leaves, added)
 
-    Attributes:
-      training: the user's.
-      initial: its initial state.
-      program: its step, with the sites that are to be supported, telling what is to be reported.
-      reductions: what every step reports.
+
+def _stepped(
+    program: Instrumented,
+    metric: str,
+    learned: Sequence[int],
+    reductions_of: Callable[[Sequence[Any], Sequence[Any]], dict[str, jax.Array]],
+    words: jax.Array | None,
+    arrays: list[Any],
+    batch: list[Any],
+) -> tuple[list[Any], StepReport]:
+    """The arrays of the new state, and the report.
+
+    Args:
+      metric: name of the user's.
+      learned: places of the parameters.
+      reductions_of: reductions of gradients, from the arrays before and after the step.
+      words: of a fault; None without fault support.
     """
+    results, told = program.flat(words, *arrays, *batch)
+    results = list(fence(*results))
+    new = results[: len(arrays)]
+    metrics = jax.tree.unflatten(program.traced.metrics, results[len(arrays) :])
+    loss, value = loss_and_metric(metrics, metric, "the step's metrics")
+    added = [new[place] - arrays[place] for place in learned]
+    found = reductions_of(arrays, new) | program.named(told)
+    loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)
+    struck = None if told.words is None else struck_of(told.words)
+    return new, report(loss, value, added, new, struck, reductions=found)
 
-    training: Training
-    initial: Any
-    program: Instrumented
-    reductions: frozenset[str]
 
-    @functools.cached_property
-    def given(self) -> list[Any]:
-        """The arrays of the initial state."""
-        return self.program.traced.state.arrays(self.initial)
+def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[list[Any], Batch, Fault], Any]:
+    """The step with a fault, of arrays: each of its executables is compared with the reference before its first fault.
 
-    @property
-    def kinds(self) -> list[Any]:
-        """Shapes and dtypes of the arrays of the state."""
-        return self.program.traced.jaxpr.in_avals[: len(self.program.traced.names)]
+    It raises Untrustworthy where an inactive fault changes a bit.
+    """
+    sizes: set[int] = set()  # of faults: each has its executable
 
-    def tree(self, arrays: Sequence[Any]) -> State:
-        """The state of arrays in their order."""
-        return jax.tree.unflatten(jax.tree.structure(self.program.traced.arrays), arrays)
-
-    @functools.cached_property
-    def leaves(self) -> tuple[Leaf, ...]:
-        """Names and roles of the arrays."""
-        names, sites = self.program.traced.names, self.program.all_sites.values()
-        read = {site.layer.partition("#")[0] for site in sites if site.parameter is not None}
-        return state_leaves(names, self.given, self.initial, read & set(names), self.training.roles)
-
-    @functools.cached_property
-    def learned(self) -> list[int]:
-        """Places of the parameters."""
-        return [place for place, leaf in enumerate(self.leaves) if leaf.role == Role.PARAMETER]
-
-    def state(self) -> StateSpec:
-        """What the state consists of."""
-        return StateSpec(
-            self.tree([jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in self.kinds]),
-            self.leaves,
-            gradients=tuple(f"update/{self.leaves[place].name}" for place in self.learned),
-        )
-
-    @functools.cached_property
-    def rules(self) -> list[Recovered]:
-        """How gradients follow from the optimizer's moments, where they are to be reported."""
-        if not self.reductions & recovered_gradient.REPORTED:
-            return []
-
-        def plainly(*arrays: Any) -> list[Any]:
-            return list(self.program.flat(None, *arrays, *self.batch(0, 0))[0][: len(self.leaves)])
-
-        return recovered(self.leaves, jax.tree.leaves(self.place(self.host())), plainly)
-
-    def _stepped(self, words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        traced, count = self.program.traced, len(self.leaves)
-        results, told = self.program.flat(words, *arrays, *batch)
-        results = list(fence(*results))
-        new = results[:count]
-        metrics = jax.tree.unflatten(traced.metrics, results[count:])
-        loss, metric = loss_and_metric(metrics, self.training.metric.name, "the step's metrics")
-        # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
-        added = [new[place] - arrays[place] for place in self.learned]
-        found = reductions_of_gradients(self.reductions, self.rules, arrays, new) | self.program.named(told)
-        loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
-        struck = None if told.words is None else struck_of(told.words)
-        return new, report(loss, metric, added, new, struck, reductions=found)
-
-    @functools.cached_property
-    def reference(self) -> Any:
-        """The compiled step without support of faults, of the arrays of a state, which it consumes, and a batch."""
-        return jax.jit(functools.partial(self._stepped, None), donate_argnums=0)
-
-    @functools.cached_property
-    def _struck(self) -> Any:
-        return jax.jit(self._stepped)
-
-    @functools.cached_property
-    def _checked(self) -> set[int]:
-        """Sizes of faults whose executable has been compared with the reference."""
-        return set()
-
-    def step(self, state: State, batch: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
-        """See `Program`."""
-        new, told = self.reference(jax.tree.leaves(state), batch)
-        return self.tree(new), told
-
-    def faulty_step(
-        self, state: State, batch: Batch, epoch: int, number: int, fault: Fault
-    ) -> tuple[State, StepReport]:
-        """See `Program`; raises Untrustworthy where the step with an inactive fault has other bits."""
-        arrays, size = jax.tree.leaves(state), len(fault.index)
-        if size not in self._checked:
-            clean, _ = self.reference([jnp.copy(one) for one in arrays], batch)
-            silent, _ = self._struck(words_of(inactive_fault(size)), arrays, batch)
-            pairs = zip(self.program.traced.names, jax.device_get(clean), jax.device_get(silent), strict=True)
+    def step(arrays: list[Any], batch: Batch, fault: Fault) -> Any:
+        if (size := len(fault.index)) not in sizes:
+            clean, _ = reference([jnp.copy(one) for one in arrays], batch)
+            silent, _ = struck(words_of(inactive_fault(size)), arrays, batch)
+            pairs = zip(names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
                 raise Untrustworthy(
-                    f"the step with an inactive fault differs from the reference in {len(odd)} of "
-                    f"{len(arrays)} leaves, {odd[0]!r} the first"
+                    f"the step with an inactive fault differs from the reference in {len(odd)} of {len(names)} leaves, "
+                    f"{odd[0]!r} the first"
                 )
-            self._checked.add(size)
-        new, told = self._struck(words_of(fault), arrays, batch)
-        return self.tree(new), told
+            sizes.add(size)
+        return struck(words_of(fault), arrays, batch)
 
-    def place(self, state: State) -> State:
-        """See `Program`."""
-        pairs = zip(jax.tree.leaves(state), _shardings(self.given, self.program), strict=True)
-        return self.tree([jax.device_put(leaf, sharding) for leaf, sharding in pairs])
+    return step
 
-    def host(self) -> State:
-        """The initial state on the host."""
-        pairs = zip(jax.device_get(self.given), self.kinds, strict=True)
-        return self.tree([np.array(leaf, kind.dtype) for leaf, kind in pairs])
 
-    def batch(self, epoch: int, number: int) -> Batch:
-        """The arrays of a batch."""
-        return self.program.traced.batch.arrays(self.training.batch(epoch, number))
-
-    @functools.cached_property  # twins begin alike
-    def own_step(self) -> Mapping[str, Any]:
-        """See `Extras`."""
-        return distance(self.training, self.program, lambda: self.place(self.host()), self.reference, self.batch)
-
-    def evaluate(self, state: State) -> Evaluation:
-        """See `Program`."""
-        found = self.training.evaluate(self.program.traced.state.joined(jax.tree.leaves(state)))
-        metrics = loss_and_metric(found, self.training.metric.name, "what evaluate returns")
-        return Evaluation(*(float(one) for one in metrics))
-
-    @functools.cached_property
-    def data(self) -> str:
-        """See `Program`.  A batch is the user's to make: its first and last ones stand for the data."""
-        epochs, steps = self.training.epochs, self.training.steps_per_epoch
-        first = [(0, 0), (0, min(1, steps - 1)), (epochs - 1, steps - 1)]
-        parts = [np.asarray(leaf).tobytes() for at in first for leaf in self.batch(*at)]
-        parts += [leaf.tobytes() for leaf in jax.tree.leaves(self.host())]
-        return hashlib.sha256(b"".join(parts)).hexdigest()
+def _data(training: Training, batch: Callable[[int, int], Batch], host: Callable[[], State]) -> str:
+    """Hash of the data.  A batch is the user's to make: its first and last ones stand for the data."""
+    epochs, steps = training.epochs, training.steps_per_epoch
+    first = [(0, 0), (0, min(1, steps - 1)), (epochs - 1, steps - 1)]
+    parts = [np.asarray(leaf).tobytes() for at in first for leaf in batch(*at)]
+    return hashlib.sha256(b"".join([*parts, *(leaf.tobytes() for leaf in jax.tree.leaves(host()))])).hexdigest()
 
 
 def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
@@ -287,16 +242,19 @@ def _relative(one: Any, other: Any) -> float:
     return float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), np.finfo(np.float32).tiny))
 
 
-def _shardings(leaves: list[Any], program: Instrumented) -> list[Any]:
-    """Where each leaf of the state is: as the user's initial state has it, or on all devices of the step's mesh."""
+def _placing(leaves: list[Any], program: Instrumented) -> Callable[[State], State]:
+    """Puts a state on devices: as the user's initial state has each leaf, or on all devices of the step's mesh."""
     meshes = [mesh for mesh in program.meshes if isinstance(mesh, Mesh)]
     everywhere = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
+    own = [getattr(leaf, "sharding", None) for leaf in leaves]
+    shardings = [sharding if isinstance(sharding, NamedSharding) else everywhere for sharding in own]
 
-    def of(leaf: Any) -> Any:
-        sharding = getattr(leaf, "sharding", None)
-        return sharding if isinstance(sharding, NamedSharding) else everywhere
+    def place(state: State) -> State:
+        arrays, structure = jax.tree.flatten(state)
+        placed = [jax.device_put(*pair) for pair in zip(arrays, shardings, strict=True)]
+        return jax.tree.unflatten(structure, placed)
 
-    return [of(leaf) for leaf in leaves]
+    return place
 
 
 @dataclasses.dataclass(frozen=True)

@@ -34,7 +34,7 @@ class ReplicaComparison(Watcher):
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
         """Compare the copies."""
-        chosen = [i for i, leaf in enumerate(self.program.state.leaves) if leaf.role == Role.PARAMETER]
+        chosen = self.program.state.places(Role.PARAMETER)
         leaves = jax.tree.leaves(state)
         copies = [[shard.data for shard in leaves[i].addressable_shards] for i in chosen]
         digests = [np.asarray(_digest([parts[device] for parts in copies])) for device in range(len(copies[0]))]

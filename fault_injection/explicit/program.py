@@ -41,17 +41,15 @@ def explicit_program(
     Args:
       supported: sites that `faulty_step` can strike; None for all.
       devices: how many to use; see `usable_devices`.
-      reductions: of `models.observe.reductions.CHOICES`: what every step returns of tensors and products; no bit of
-        a run depends on it.
+      reductions: what every step returns of tensors and products, see `Engine`.
 
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
     """
     layout, single = layout_of(recipe, devices), recipe.single
     engine = Engine(recipe, layout, supported, reductions)
-    place, replicate, place_batch = map(
-        layout.place, (layout.specs if layout.pieces else layout.of_state, WHOLE, layout.of_batch)
-    )
+    of_state = layout.specs if layout.pieces else layout.of_state
+    place, replicate, place_batch = map(layout.place, (of_state, WHOLE, layout.of_batch))
     numbers = place_batch(np.arange(recipe.workers, dtype=np.int32))
     plain, faulty = engine.stepping(False, donate_argnums=0), engine.stepping(True)
     data = functools.cache(lambda: read_alike(recipe.data))

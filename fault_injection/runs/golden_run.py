@@ -340,7 +340,7 @@ def nudged(program: Program, twin: int) -> State:
     if not twin:
         return state
     leaves, structure = jax.tree.flatten(state)
-    parameters = [i for i, leaf in enumerate(program.state.leaves) if leaf.role == Role.PARAMETER]
+    parameters = program.state.places(Role.PARAMETER)
     largest = max(parameters, key=lambda i: np.size(leaves[i]))
     changed = np.array(leaves[largest])
     element = changed.reshape(-1)[(twin - 1) % changed.size :][:1]

@@ -69,6 +69,10 @@ class StateSpec:
         """Positions among `watched` of all arrays of a role; of one moment, if one is named."""
         return [i for i, leaf in enumerate(self.watched) if leaf.role == role and moment in ("", leaf.moment)]
 
+    def places(self, role: Role) -> list[int]:
+        """Positions among `leaves` of all arrays of a role."""
+        return [i for i, leaf in enumerate(self.leaves) if leaf.role == role]
+
     @property
     def moments(self) -> list[str]:
         """The moments of the optimizer's history, in the order of the state."""

@@ -38,6 +38,7 @@ class ClickWorkload(ExplicitWorkload):
     batch_size: int = 128
     epochs: int = 20
 
+    DATA: ClassVar[Mapping[str, Any]] = CLICK_LOGS
     OPTIONS: ClassVar[Mapping[str, Option]] = {
         "dataset": Option(one_of(CLICK_LOGS), "the table of examples", ("layer", "position")),
         "dimension": Option(whole(1, 2**12), "width of a row of an embedding table", ("position",)),
@@ -74,10 +75,6 @@ class ClickWorkload(ExplicitWorkload):
     def kind(self, site: Site) -> str:
         """The component of the model that it belongs to."""
         return KINDS[re.sub(r"_\d+$", "", site.layer)]
-
-    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
-        """Whether the examples can be read; raises InputError where `data_dir` holds none."""
-        return bool(CLICK_LOGS[self.dataset].find(data_dir))
 
     @property
     def details(self) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ..models.site import Site
 from ..seam.program import Program
@@ -37,6 +37,8 @@ class ExplicitWorkload(Workload):
     precision: str = "float32"
     batch_size: int
 
+    DATA: ClassVar[Mapping[str, Any]]  # datasets by name, each with `find`
+
     @abc.abstractmethod
     def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
         """The `explicit.recipe.Recipe` of its training; nothing is read or computed.
@@ -44,11 +46,6 @@ class ExplicitWorkload(Workload):
         Args:
           data_dir: where the dataset is; by default where its reader looks.
         """
-
-    @property
-    def worker_batch(self) -> int:
-        """Examples of one worker in one step: the b of every operand's shape."""
-        return self.batch_size // self.workers
 
     def sites(self) -> Mapping[str, Site]:
         """The operations that a fault can strike, by name."""
@@ -83,6 +80,10 @@ class ExplicitWorkload(Workload):
         found = f"strategy {self.strategy}: the chain of {self.name} has {parts} parts"
         return Contradiction("strategy", f"{found}; expected at most as many stages")
 
+    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
+        """Whether the data can be read without a download; raises InputError where `data_dir` holds none."""
+        return bool(self.DATA[self.dataset].find(data_dir))
+
     @property
     def label(self) -> str:
         """Name of its folders."""
@@ -101,5 +102,4 @@ def _sites(workload: ExplicitWorkload) -> Mapping[str, Site]:
     from ..models.site import list_sites
 
     recipe = workload.recipe()
-    example = recipe.example
-    return list_sites(recipe.network, jax.ShapeDtypeStruct((workload.worker_batch, *example.shape), example.dtype))
+    return list_sites(recipe.network, jax.ShapeDtypeStruct(recipe.inputs.shape[1:], recipe.inputs.dtype))

@@ -52,6 +52,7 @@ class ImageWorkload(ExplicitWorkload):
     batch_size: int = 1024
     epochs: int = 80
 
+    DATA: ClassVar[Mapping[str, Any]] = DATASETS
     OPTIONS: ClassVar[Mapping[str, Option]] = {
         "dataset": Option(one_of(DATASETS), "the images", ("step",)),
         "width": Option(whole(1, 1024), "channels of the first convolution, the others in proportion", ("position",)),
@@ -125,10 +126,6 @@ class ImageWorkload(ExplicitWorkload):
             f"learning rate: not scaled, {self.learning_rate:g} to {self.end_learning_rate:g} within "
             f"{self.decay_steps} steps, of which the training goes through {through[0]} -> {through[1]}"
         ]
-
-    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
-        """Whether the images can be read without a download; raises InputError where `data_dir` holds none."""
-        return bool(DATASETS[self.dataset].find(data_dir))
 
     @property
     def details(self) -> str:

@@ -39,6 +39,7 @@ class TextWorkload(ExplicitWorkload):
     batch_size: int = 32
     epochs: int = 20
 
+    DATA: ClassVar[Mapping[str, Any]] = TEXTS
     OPTIONS: ClassVar[Mapping[str, Option]] = {
         "dataset": Option(one_of(TEXTS), "the text"),
         "width": Option(whole(1, 2**16), "channels between the blocks", ("position",)),
@@ -94,10 +95,6 @@ class TextWorkload(ExplicitWorkload):
         """The learning rate, whose rise and fall take as long as the training."""
         totals = [workload.epochs * workload.steps_per_epoch for workload in (self, new)]
         return [f"learning rate: not scaled; it rises and falls within {totals[0]} -> {totals[1]} steps"]
-
-    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
-        """Whether the text can be read; raises InputError where `data_dir` holds none."""
-        return bool(TEXTS[self.dataset].find(data_dir))
 
     @property
     def details(self) -> str:
