@@ -95,20 +95,24 @@ def in_evaluation(contestant, rounds, each):
     state = plain.place(plain.init())
     for epoch, step in itertools.product(range(TRAINED), range(plain.steps_per_epoch)):
         state, _ = plain.step(state, plain.batch(epoch, step), epoch, step)
-    tests = plain.tests()
+    tests = plain.forward_passes().tests()
     profile = make_profile(plain, state, tests)
     mitigating = dataclasses.replace(profile, mitigate=True)
 
     def passing(program):
         batches = itertools.cycle(tests)
-        return lambda: [jax.device_get(program.infer(state, next(batches), None)) for _ in range(each)]
+        return lambda: [jax.device_get(program.forward_passes().infer(state, next(batches), None)) for _ in range(each)]
 
     def memory(program):
-        found = program.lower_infer(state, tests[0]).compile().memory_analysis()
+        found = program.forward_passes().lower(state, tests[0]).compile().memory_analysis()
         return found.argument_size_in_bytes + found.temp_size_in_bytes + found.output_size_in_bytes
 
     acting = f"{DR_DNA}, mitigating"
-    programs = {"plain pass": plain, DR_DNA: plain.watching(profile), acting: plain.watching(mitigating)}
+    programs = {
+        "plain pass": plain,
+        DR_DNA: plain.forward_passes().watching(profile),
+        acting: plain.forward_passes().watching(mitigating),
+    }
     seconds = pairs.alternate({name: passing(program) for name, program in programs.items()}, rounds)
     pairs.show_times(seconds)
     size, base, least = ours.size(contestant), seconds["plain pass"], memory(plain)

@@ -46,7 +46,7 @@ def main():
     state = program.place(program.init())
     for step in range(50):  # trained a little, so that outputs are no coin tosses
         state, _ = program.step(state, program.batch(*divmod(step, program.steps_per_epoch)), 0, step)
-    state, tests = jax.device_get(state), program.tests()
+    state, tests = jax.device_get(state), program.forward_passes().tests()
     wanted, count = (Wanted("decision", 0.5), 8192) if options.workload == "dlrm" else (Wanted("class"), None)
     lab = Trials(workload, state, wanted, tests, count)
     names = parameters(workload)
@@ -105,7 +105,7 @@ def jax_loop(workload, state, tests, wanted, count):
     from fault_injection.questions.vulnerability.trials import examples_of
 
     inputs, targets = map(jnp.asarray, examples_of(tests, count))
-    network, params, stats = workload.make_network(), jax.device_put(state.params), jax.device_put(state.stats)
+    network, params, stats = workload.recipe().network, jax.device_put(state.params), jax.device_put(state.stats)
 
     @jax.jit
     def logits(params):

@@ -54,10 +54,10 @@ def of(workload: ImageWorkload | TextWorkload, supported: frozenset[str] | None 
     if isinstance(w, TextWorkload):
         tokens = TEXTS[w.dataset].load(data_dir, w.vocabulary, w.context)
         text = TokenBatches(tokens, w.seed, w.workers, w.batch_size, w.context)
-        return Ours(w, w.program(supported, devices=1, data_dir=data_dir), w.make_network(), text)
+        return Ours(w, w.program(supported, devices=1, data_dir=data_dir), w.recipe().network, text)
     images = DATASETS[w.dataset].load(data_dir)
     batches = Batches(images, w.seed, w.workers, w.batch_size, w.augmentation)
-    return Ours(w, w.program(supported, devices=1, data_dir=data_dir), w.make_network(), batches)
+    return Ours(w, w.program(supported, devices=1, data_dir=data_dir), w.recipe().network, batches)
 
 
 def size(contestant: Ours) -> str:
@@ -95,7 +95,7 @@ def training(contestant: Ours) -> Callable[[], object]:
 
 def lowered(contestant: Ours) -> Any:
     """The fault-free step before compilation."""
-    return contestant.program.lower(start(contestant), contestant.program.batch(0, 0))
+    return contestant.program.extras.lower(start(contestant), contestant.program.batch(0, 0))
 
 
 def batch_to_compare() -> tuple[np.ndarray, np.ndarray]:

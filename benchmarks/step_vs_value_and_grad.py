@@ -36,7 +36,7 @@ def value_and_grad(network, params, stats, image, label):
 
 def training(contestant):
     """A function that does Linen's next training step on the same batches as ours."""
-    network, optimizer = linen.make_network(contestant.workload), contestant.workload.make_optimizer()
+    network, optimizer = linen.make_network(contestant.workload), contestant.workload.recipe().optimizer
 
     @functools.partial(jax.jit, donate_argnums=0)
     def train(state, image, label):

@@ -241,7 +241,7 @@ class TestDlrm:
         """The same faults as `pvf` does them, those of a perceptron or of the tables in one call."""
         dense = case.config["dense"]
         workload = types.SimpleNamespace(
-            make_network=lambda: case.network,
+            recipe=lambda: types.SimpleNamespace(network=case.network),
             lookups=lambda: {f"params/emb_{k}/table": dense + k for k in range(len(case.config["cardinalities"]))},
         )
         state = types.SimpleNamespace(params=case.params, stats={})

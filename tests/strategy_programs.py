@@ -5,8 +5,10 @@ import functools
 import jax
 import numpy as np
 
-from fault_injection.explicit.engine import explicit_program
+from fault_injection.explicit.batch_source import OpenData
 from fault_injection.explicit.optimizers import clipped_adamw, keras_adam, keras_sgd
+from fault_injection.explicit.program import explicit_program
+from fault_injection.explicit.recipe import Recipe
 from fault_injection.models.combinators import chain, residual
 from fault_injection.models.layers.activation import relu
 from fault_injection.models.layers.convolution import convolution
@@ -67,22 +69,18 @@ def program(
 ):
     """The program of a strategy; of one worker's batches alone, where it is named."""
     workers = WORKERS if only is None else 1
-    return explicit_program(
+    recipe = Recipe(
         NETWORK,
         OPTIMIZERS[optimizer],
         jax.ShapeDtypeStruct(IMAGE, np.float32),
+        lambda: OpenData(Drawn(only), Measure("accuracy", "higher", 0.2, 0.1), "drawn"),
         workers=workers,
         batch_size=workers * BATCH,
         steps_per_epoch=5,
         seed=1,
-        batches=lambda: Drawn(only),
-        measure=lambda: Measure("accuracy", "higher", 0.2, 0.1),
-        data=lambda: "drawn",
-        supported=supported,
-        devices=devices,
         strategy=parse_strategy(strategy),
-        reductions=reductions,
     )
+    return explicit_program(recipe, supported, devices, reductions)
 
 
 def trained(own, steps, state=None):

@@ -260,7 +260,7 @@ def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, facto
     golden, program, at = laboratory.golden, laboratory.golden.program, Address(1, 3)
     state = golden.fetch_state_after(at)
     leaves, structure = jax.tree.flatten(jax.device_get(state))
-    struck = [i for i, leaf in enumerate(program.leaves) if leaf.role == Role.VARIANCE][2]
+    struck = program.state.places(Role.VARIANCE)[2]
     leaves[struck] = leaves[struck] * np.float32(factor)
     state = program.place(jax.tree.unflatten(structure, leaves))
 
@@ -292,7 +292,7 @@ def test_a_run_is_not_projected_where_its_statistics_do_not_shrink_alike(laborat
     for step, factor in ((4, 1e9), (5, 1e9)):  # what is struck does not shrink at all
         state = golden.fetch_state_after(Address(1, step))
         leaves, structure = jax.tree.flatten(jax.device_get(state))
-        for i, leaf in enumerate(golden.program.leaves):
+        for i, leaf in enumerate(golden.program.state.leaves):
             if leaf.role == Role.VARIANCE:
                 leaves[i] = leaves[i] * np.float32(factor)
         projection.after_step(Address(1, step), jax.tree.unflatten(structure, leaves), None)

@@ -38,9 +38,9 @@ def copied(state):
 
 def altered_by_hand(found, state, worker, part, places, new):
     """One worker's copy with some elements replaced, by NumPy."""
-    leaves, tree = jax.tree.flatten(found.single(jax.device_get(state), worker))
+    leaves, tree = jax.tree.flatten(found.state.single(jax.device_get(state), worker))
     leaves = [np.array(leaf) for leaf in leaves]
-    of_part = [leaf.number for leaf in placed_leaves(found) if leaf.leaf.role in PARTS[part]]
+    of_part = [leaf.number for leaf in placed_leaves(found.state) if leaf.leaf.role in PARTS[part]]
     begin = 0
     for number in of_part:
         flat = leaves[number].reshape(-1)
@@ -56,8 +56,8 @@ def test_a_restart_without_a_fault_is_the_golden_step(name):
     found = program(name, "adam")
     state = trained(found)
     expected, report = found.step(copied(state), found.batch(0, 2), 0, 2)
-    for site in checkpoint_sites(found):
-        if site.endswith(f"/{found.loaders}"):
+    for site in checkpoint_sites(found.state):
+        if site.endswith(f"/{found.state.loaders}"):
             new, told = faulty_step(found, state, found.batch(0, 2), 0, 2, inactive_fault(1, site_id(site)))
             assert np.array_equal(told.digest, report.digest), site
     assert same_bits(new, expected)
@@ -68,9 +68,9 @@ def test_a_restart_without_a_fault_is_the_golden_step(name):
 def test_a_fault_is_what_the_strategy_makes_of_checkpoints_altered_by_hand(name, part):
     found = program(name, "adam")
     state = trained(found)
-    count = 2 if found.loaders > 1 else 1
-    site = checkpoint_sites(found)[f"checkpoint/{part}/float32/{count}"]
-    first = found.loaders - 1  # the last one, and after it the first
+    count = 2 if found.state.loaders > 1 else 1
+    site = checkpoint_sites(found.state)[f"checkpoint/{part}/float32/{count}"]
+    first = found.state.loaders - 1  # the last one, and after it the first
     size = site.shapes[Operand.INPUT][0]
     places = np.array([3, size // 2, size - 5])
     masks = np.array([1 << 22, 1 << 31, 1 << 23], np.uint32)
@@ -82,7 +82,7 @@ def test_a_fault_is_what_the_strategy_makes_of_checkpoints_altered_by_hand(name,
         return lambda element: (np.asarray(element).view(np.uint32) ^ mask).view(np.float32)
 
     becomes = [flipped(mask) for mask in masks]
-    hand = {r % found.loaders: None for r in range(first, first + count)}
+    hand = {r % found.state.loaders: None for r in range(first, first + count)}
     started = found.start(
         lambda r: altered_by_hand(found, state, r, part, places if r in hand else [], becomes if r in hand else [])
     )
@@ -95,7 +95,7 @@ def test_an_element_that_is_saved_in_a_narrower_format_alone_is_rounded(format):
     found = program("replicated", "adam")
     state = trained(found)
     dtype = np.dtype(format)
-    site = checkpoint_sites(found)[f"checkpoint/model/{dtype.name}/1"]
+    site = checkpoint_sites(found.state)[f"checkpoint/model/{dtype.name}/1"]
     places = np.array([0, 40])
     fault = make_fault(site, Operand.INPUT, -1, places, keep=ALL_ONES, flip=np.array([1, 1 << 14], np.uint32))
     new, told = faulty_step(found, state, found.batch(0, 2), 0, 2, fault)
@@ -123,10 +123,10 @@ def test_worker_0_overwrites_and_a_share_alone_counts():
         state = trained(found)
         clean, _ = found.step(copied(state), found.batch(0, 2), 0, 2)
         for part in ("model", "optimizer"):
-            site = checkpoint_sites(found)[f"checkpoint/{part}/float32/1"]
+            site = checkpoint_sites(found.state)[f"checkpoint/{part}/float32/1"]
             places = np.array([0])  # of the first array's first element: worker 0's share, the first stage's
             mask = np.array([1 << 30], np.uint32)
-            fault = make_fault(site, Operand.INPUT, found.loaders - 1, places, keep=ALL_ONES, flip=mask)
+            fault = make_fault(site, Operand.INPUT, found.state.loaders - 1, places, keep=ALL_ONES, flip=mask)
             new, _ = faulty_step(found, state, found.batch(0, 2), 0, 2, fault)
             reached[name, part] = not same_bits(new, clean)
     own = {"horovod", "local 1", "local 3", "replicated"}

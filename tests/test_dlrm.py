@@ -22,8 +22,9 @@ from fault_injection.data import criteo
 from fault_injection.data.adult import SIZES, load_adult
 from fault_injection.data.clicks import ClickBatches, Clicks
 from fault_injection.data.criteo_text import converted
-from fault_injection.explicit.engine import explicit_program
 from fault_injection.explicit.optimizers import keras_sgd
+from fault_injection.explicit.program import explicit_program
+from fault_injection.explicit.recipe import Recipe
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
@@ -99,7 +100,7 @@ def injection_file(path, **fault):
 def test_a_step_is_that_of_whole_tables_and_its_report_that_of_a_look_at_all_of_them():
     """Digests to the bit; largest values are those of all values that a table has had."""
     own, state = program(), start()
-    names = [leaf.name for leaf in own.leaves]
+    names = [leaf.name for leaf in own.state.leaves]
     tables = [i for i, name in enumerate(names) if name.startswith("params/emb_")]
     largest = magnitude(state)
     for step in range(4):
@@ -107,11 +108,11 @@ def test_a_step_is_that_of_whole_tables_and_its_report_that_of_a_look_at_all_of_
         state, report = own.step(state, batch, 0, step)
         np.testing.assert_array_equal(report.digest, digest(state))
         largest = jnp.maximum(largest, magnitude(state))
-        found = np.asarray(report.magnitude[len(own.gradients) :])
+        found = np.asarray(report.magnitude[len(own.state.gradients) :])
         np.testing.assert_array_equal(found[tables], largest[np.array(tables)])
         others = np.setdiff1d(np.arange(len(names)), tables)
         np.testing.assert_array_equal(found[others], magnitude(state)[others])
-        for name, at in zip(own.gradients, range(len(own.gradients)), strict=True):
+        for name, at in zip(own.state.gradients, range(len(own.state.gradients)), strict=True):
             layer, leaf = name.split("/")[1:]
             gradient = np.asarray(report.reductions[f"{WHOLE}/{layer}/{leaf}"])
             assert np.abs(gradient).max() == report.magnitude[at]
@@ -124,7 +125,7 @@ def test_a_step_is_that_of_whole_tables_and_its_report_that_of_a_look_at_all_of_
 
 def test_a_table_that_is_struck_is_looked_at_again():
     """What is kept of a table is no target, and is that of the table that the step reads."""
-    own, sites, state = program(), state_sites(program()), start()
+    own, sites, state = program(), state_sites(program().state), start()
     assert not [name for name in sites if name.startswith("tables/")]
     fault = make_fault(sites["params/emb_2/table"], Operand.INPUT, ALL, [5], keep=ALL_ONES, flip=1 << 30)
     for step in range(2):
@@ -167,7 +168,7 @@ def test_a_gradient_of_a_row_that_nobody_read_changes_that_row_and_no_other():
     one, other = (np.asarray(s.params["emb_7"]["table"]) for s in (clean, faulty))
     assert np.argwhere(one != other).tolist() == [[row, 2]]
     assert other[row, 2] == pytest.approx(one[row, 2] + 0.3)
-    assert report.magnitude[own.gradients.index("gradient/emb_7/table")] == 3
+    assert report.magnitude[own.state.gradients.index("gradient/emb_7/table")] == 3
     np.testing.assert_array_equal(report.digest, digest(faulty))
 
 
@@ -183,7 +184,7 @@ def test_a_step_is_undone_whole_tables_too():
     """By the optimizer's inverse, up to rounding."""
     before, own = jax.device_get(start()), program()
     after, report = own.step(start(), own.batch(0, 0), 0, 0)
-    undone = own.undo(after, jax.device_get(report))
+    undone = own.extras.undo(after, jax.device_get(report))
     for one, other in zip(*(jax.tree.leaves(state.params) for state in (before, undone)), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     np.testing.assert_array_equal(digest(undone.params["emb_0"]["table"])[0], undone.tables["emb_0/table"]["digest"])
@@ -212,23 +213,21 @@ ROWS = 200_003  # a prime, by which a table is known in a program
 def test_no_operation_of_a_compiled_step_has_a_whole_table():
     """But the one that writes rows into the table that it was given; and nothing of its size is allocated."""
     table = frozenset({"emb_0/table"})
-    own = explicit_program(
+    recipe = Recipe(
         dlrm(2, (ROWS,), 4, (8,), (8,)),
         keras_sgd(0.1),
         jax.ShapeDtypeStruct((3,), np.int32),
+        pytest.fail,
         workers=2,
         batch_size=16,
         steps_per_epoch=1,
         seed=0,
-        batches=pytest.fail,
-        measure=pytest.fail,
-        data=pytest.fail,
-        supported=frozenset(),
         head=binary_cross_entropy,
         tables=table,
     )
+    own = explicit_program(recipe, frozenset())
     batch = {"input": np.zeros((2, 8, 3), np.int32), "target": np.zeros((2, 8), np.int32)}
-    compiled = own.lower(own.place(own.init()), batch).compile()
+    compiled = own.extras.lower(own.place(own.init()), batch).compile()
     size = ROWS * 4 * 4
     assert compiled.memory_analysis().temp_size_in_bytes < size / 10
     assert compiled.memory_analysis().alias_size_in_bytes >= size  # the new table lies where the old one was

@@ -103,7 +103,12 @@ def near_an_edge(histograms, x):
 def test_the_score_is_that_of_an_independent_implementation(name):
     _, program, state, profile = trained(name)
     batch = program.batch(2, 0)
-    seen = jax.device_get(program.watching(dataclasses.replace(profile, histograms=None)).infer(state, batch, None))
+    seen = jax.device_get(
+        program.forward_passes()
+        .watching(dataclasses.replace(profile, histograms=None))
+        .forward_passes()
+        .infer(state, batch, None)
+    )
     samples = np.stack([seen.tensors[SAMPLES][layer] for layer in profile.layers], -2)
     x = samples.reshape(-1, *samples.shape[2:])[:16].copy()
     x[0, 1, :3] = [np.nan, np.inf, -np.inf]
@@ -113,7 +118,7 @@ def test_the_score_is_that_of_an_independent_implementation(name):
     found = np.asarray(excess(profile.histograms, x))[clear]
     np.testing.assert_allclose(found, [reference(profile.histograms, one) for one in x[clear]], atol=2e-5)
     # A pass reports the largest of all its examples, on all devices.
-    watched = program.watching(profile).infer(state, batch, None)
+    watched = program.forward_passes().watching(profile).forward_passes().infer(state, batch, None)
     largest = np.asarray(excess(profile.histograms, samples)).max((0, 1))
     np.testing.assert_allclose(values(profile, watched), largest, atol=2e-6)
     assert SAMPLES not in watched.tensors
@@ -128,15 +133,15 @@ def test_samples_are_elements_of_the_activations_of_examples(name):
     assert set(bare.layers) == {site.name for site in workload.sites().values() if site.stage == "forward"}
     assert bare.layers == tuple(site for site in workload.sites() if site in bare.layers)
     for layer, at in zip(bare.layers, bare.positions, strict=True):
-        assert len(np.unique(at)) == min(program.activations()[layer], PLACES)
+        assert len(np.unique(at)) == min(program.forward_passes().activations()[layer], PLACES)
 
     def forward(state, batch):
         ctx = Context(jax.random.key(0), np.arange(workload.workers), train=False, observe=frozenset({"activations"}))
-        return workload.make_network().forward(state.params, state.stats, batch["input"], ctx)[3]
+        return workload.recipe().network.forward(state.params, state.stats, batch["input"], ctx)[3]
 
     batch = program.batch(2, 0)
     whole = jax.jit(forward)(state, batch).tensors["activations"]
-    samples = program.watching(bare).infer(state, batch, None).tensors[SAMPLES]
+    samples = program.forward_passes().watching(bare).forward_passes().infer(state, batch, None).tensors[SAMPLES]
     for layer, at in zip(bare.layers, bare.positions, strict=True):
         flat = np.asarray(whole[layer]).reshape(*samples[layer].shape[:2], -1)
         np.testing.assert_allclose(samples[layer], flat[..., at], rtol=1e-4, atol=1e-4)
@@ -159,16 +164,21 @@ def alarms_of(name, inference):
 @BOTH
 def test_batches_that_the_profile_has_not_seen_raise_no_alarm(name):
     _, program, state, profile = trained(name)
-    watching = program.watching(profile)
-    for batch in [*(program.batch(2, step) for step in range(8)), *program.tests()[:3]]:
-        assert alarms_of(name, watching.infer(state, batch, None))[1] == []
+    watching = program.forward_passes().watching(profile)
+    for batch in [*(program.batch(2, step) for step in range(8)), *program.forward_passes().tests()[:3]]:
+        assert alarms_of(name, watching.forward_passes().infer(state, batch, None))[1] == []
 
 
 @pytest.mark.slow
 @BOTH
 def test_a_large_wrong_number_raises_an_alarm_there_or_later(name):
     _, program, state, profile = trained(name)
-    seen = program.watching(profile).infer(state, program.batch(2, 0), infinite_output(name))
+    seen = (
+        program.forward_passes()
+        .watching(profile)
+        .forward_passes()
+        .infer(state, program.batch(2, 0), infinite_output(name))
+    )
     assert int(seen.struck.operand_changed) == 1
     detector, alarms = alarms_of(name, seen)
     first = detector.first(alarms)
@@ -199,9 +209,11 @@ def test_mitigation_clamps_the_examples_that_are_flagged():
 @BOTH
 def test_mitigation_changes_no_bit_where_nothing_is_flagged(name):
     _, program, state, profile = trained(name)
-    mitigating = program.watching(dataclasses.replace(profile, mitigate=True))
+    mitigating = program.forward_passes().watching(dataclasses.replace(profile, mitigate=True))
     batch = program.batch(2, 0)
-    plain, same = jax.device_get((program.infer(state, batch, None), mitigating.infer(state, batch, None)))
+    plain, same = jax.device_get(
+        (program.forward_passes().infer(state, batch, None), mitigating.forward_passes().infer(state, batch, None))
+    )
     assert plain.loss.tobytes() == same.loss.tobytes()
 
 
@@ -209,9 +221,14 @@ def test_mitigation_changes_no_bit_where_nothing_is_flagged(name):
 def test_mitigation_makes_a_struck_example_finite_and_leaves_the_others():
     name = "transformer"
     _, program, state, profile = trained(name)
-    mitigating, batch = program.watching(dataclasses.replace(profile, mitigate=True)), program.batch(2, 0)
-    plain, fault = jax.device_get(program.infer(state, batch, None)), infinite_output(name)
-    wrong, mended = jax.device_get((program.infer(state, batch, fault), mitigating.infer(state, batch, fault)))
+    mitigating, batch = (
+        program.forward_passes().watching(dataclasses.replace(profile, mitigate=True)),
+        program.batch(2, 0),
+    )
+    plain, fault = jax.device_get(program.forward_passes().infer(state, batch, None)), infinite_output(name)
+    wrong, mended = jax.device_get(
+        (program.forward_passes().infer(state, batch, fault), mitigating.forward_passes().infer(state, batch, fault))
+    )
     struck = (wrong.loss != plain.loss).reshape(*plain.loss.shape[:2], -1).any(-1)
     assert struck.sum() == 1
     assert plain.loss[~struck].tobytes() == mended.loss[~struck].tobytes()
@@ -238,7 +255,10 @@ def test_no_bit_of_a_training_depends_on_watching(name):
     _, program, _, profile = trained(name)
     bare = dataclasses.replace(profile, histograms=None)
     plain = digests(program)
-    for watching in (program.watching(profile), *([program.watching(bare)] if name == "transformer" else [])):
+    for watching in (
+        program.forward_passes().watching(profile),
+        *([program.forward_passes().watching(bare)] if name == "transformer" else []),
+    ):
         for one, other in zip(plain, digests(watching), strict=True):
             np.testing.assert_array_equal(one.digest, other.digest)
             assert one.loss == other.loss
@@ -250,7 +270,7 @@ def test_a_training_is_watched_by_a_profile_of_its_steps():
     _, program, _, _ = trained(name)
     steps = addresses(Address(0, 0), Address(0, 14), program.steps_per_epoch)
     profile = make_training_profile(program, program.place(program.init()), steps)
-    watching = program.watching(profile)
+    watching = program.forward_passes().watching(profile)
     assert reductions_of(DrDna.signals) == {NAME}
     detector = DrDna.of(profile)
     clean, struck = digests(watching), digests(watching, fault=infinite_output(name))
@@ -285,4 +305,4 @@ def test_what_a_profile_cannot_be_made_of_is_refused():
     with pytest.raises(InputError, match="that are not finite"):
         make_profile(program, broken, [program.batch(0, step) for step in range(4)])
     with pytest.raises(InputError, match="cannot be watched"):
-        dataclasses.replace(program, watching=type(program).watching).watching(None)
+        dataclasses.replace(program, forward=None).forward_passes()

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from small import small
 
 from fault_injection.commands.main import main
-from fault_injection.explicit.engine import explicit_program
+from fault_injection.explicit.batch_source import OpenData
 from fault_injection.explicit.optimizers import keras_adam
 from fault_injection.explicit.passes import forward_and_backward
+from fault_injection.explicit.program import explicit_program
+from fault_injection.explicit.recipe import Recipe
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.models.combinators import chain
@@ -50,23 +52,21 @@ class Drawn:
 
 @functools.cache
 def program(supported=frozenset(), strategy=REPLICATED):
-    return explicit_program(
+    recipe = Recipe(
         NETWORK,
         ADAM,
         jax.ShapeDtypeStruct((INPUTS,), np.float32),
+        lambda: OpenData(Drawn(), Measure("loss", "lower", 1.0, 0.1), "drawn"),
         workers=WORKERS,
         batch_size=WORKERS * BATCH,
         steps_per_epoch=10,
         seed=1,
-        batches=Drawn,
-        measure=lambda: Measure("loss", "lower", 1.0, 0.1),
-        data=lambda: "drawn",
-        supported=supported,
         strategy=strategy,
     )
+    return explicit_program(recipe, supported)
 
 
-STRIKING = functools.partial(program, frozenset(program().exchanged()) | {"fc"})
+STRIKING = functools.partial(program, frozenset(program().state.exchanged) | {"fc"})
 
 
 @functools.cache
@@ -106,19 +106,19 @@ def test_support_of_such_faults_adds_nothing_to_the_plain_step():
         program(frozenset({"gradient/fc/kernel", "params/fc/kernel", "worker_gradient/fc/bias"})),
     )
     state, batch = plain.place(plain.init()), plain.batch(0, 0)
-    assert supporting.lower(state, batch).as_text() == plain.lower(state, batch).as_text()
+    assert supporting.extras.lower(state, batch).as_text() == plain.extras.lower(state, batch).as_text()
 
 
 @given(
     stage=st.sampled_from(EXCHANGED),
-    path=st.sampled_from(leaf_names(program().abstract.params)),
+    path=st.sampled_from(leaf_names(program().state.abstract.params)),
     worker=st.integers(0, WORKERS - 1),
     at=st.integers(0, 10**6),
     bit=st.integers(0, 31),
 )
 @settings(max_examples=60)
 def test_a_struck_element_is_what_arithmetic_says_and_all_others_keep_their_bits(stage, path, worker, at, bit):
-    site = program().exchanged()[f"{stage}/{path}"]
+    site = program().state.exchanged[f"{stage}/{path}"]
     shape = site.shapes[Operand.INPUT]
     place = np.unravel_index(at % np.prod(shape), shape)
     index = int(np.ravel_multi_index(place, shape))
@@ -164,7 +164,7 @@ def test_an_operation_is_struck_beside_them():
 
 
 def test_several_elements_of_a_gradient_are_struck_together():
-    site = program().exchanged()["gradient/fc/kernel"]
+    site = program().state.exchanged["gradient/fc/kernel"]
     state, report = struck(make_fault(site, Operand.INPUT, ALL, [0, 4, 7], flip=0))
     assert report.struck.operand_changed == 3
     differ = np.flatnonzero(state.opt_state.m["fc"]["kernel"] != golden()[0].opt_state.m["fc"]["kernel"])
@@ -173,11 +173,11 @@ def test_several_elements_of_a_gradient_are_struck_together():
 
 # ---- Parts of the state --------------------------------------------------------------------
 
-PARTS = {name: site for name, site in state_sites(program()).items() if not site.layer}
+PARTS = {name: site for name, site in state_sites(program().state).items() if not site.layer}
 
 
 def test_a_part_has_the_elements_of_its_leaves():
-    size = sum(leaf.size for leaf in jax.tree.leaves(program().abstract.params))
+    size = sum(leaf.size for leaf in jax.tree.leaves(program().state.abstract.params))
     assert {name: site.shapes[Operand.INPUT] for name, site in PARTS.items()} == dict.fromkeys(
         ["params", "opt_state/m", "opt_state/v"], (size,)
     )
@@ -249,7 +249,7 @@ def test_copies_stay_alike_without_a_fault_and_train_as_one_state_does():
 def test_one_workers_copy_diverges_as_its_rule_says(name, bit):
     """The others' copies stay alike: all read one gradient, in which the struck worker's share is another."""
     own, worker = program(strategy=DDP), 2
-    fault = make_fault(state_sites(own)[name], Operand.INPUT, worker, [0], flip=1 << bit, keep=ALL_ONES)
+    fault = make_fault(state_sites(own.state)[name], Operand.INPUT, worker, [0], flip=1 << bit, keep=ALL_ONES)
     clean, found = own_copies(4), own_copies(4, fault)
     assert found[0][1].struck.operand_changed == 1
     start = jax.tree.map(np.array, jax.device_get(own.init()))

@@ -29,7 +29,8 @@ from fault_injection.models.layer import Context
 from fault_injection.models.loss import cross_entropy, nats_per_token
 from fault_injection.models.observe.reductions import CHOICES, LOWEST, reduced, together
 from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
-from fault_injection.models.precision import HISTORY, PRECISIONS, remembered, scale
+from fault_injection.models.precision import HISTORY, remembered, scale
+from fault_injection.models.precisions import PRECISIONS
 from fault_injection.models.strike import perform
 
 FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")]
@@ -107,7 +108,7 @@ def test_gradients_in_a_format_are_about_those_in_float32(name, precision):
         batch, state = trained.batch(0, 0), trained.init()
         head = nats_per_token if name == "transformer" else cross_entropy
         ctx = Context(jax.random.key(0), jnp.arange(workload.workers))
-        passes = jax.jit(functools.partial(forward_and_backward, workload.make_network(), head=head, terms=64))
+        passes = jax.jit(functools.partial(forward_and_backward, workload.recipe().network, head=head, terms=64))
         grads = passes(state.params, state.stats, batch, ctx).grads
         assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(grads))
         gradients.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(grads)]))
@@ -303,7 +304,7 @@ def test_a_workload_without_formats_says_so(capsys, tmp_path):
 def test_reductions_are_those_of_the_tensors(precision):
     """A loss scale is taken out of gradients."""
     workload, trained = program("transformer", precision)
-    network, batch = workload.make_network(), trained.batch(0, 0)
+    network, batch = workload.recipe().network, trained.batch(0, 0)
     state = trained.init()
 
     def passes(reduce, observe):
@@ -334,7 +335,7 @@ def test_a_step_reports_reductions_and_no_bit_depends_on_them():
     telling = workload.program(frozenset({STRUCK}), reductions=frozenset(CHOICES))
     (_, plain), (_, report) = first_steps(trained, None), first_steps(telling, None)
     np.testing.assert_array_equal(plain.digest, report.digest)
-    names = [name.removeprefix("gradient/") for name in trained.gradients]
+    names = [name.removeprefix("gradient/") for name in trained.state.gradients]
     largest = [report.reductions[f"largest/parameter_gradients/{name}"] for name in names]
     np.testing.assert_array_equal(largest, report.magnitude[: len(names)])
     assert not plain.reductions

@@ -103,7 +103,7 @@ def test_a_run_that_does_not_repeat_its_record_is_refused(copy):
     record["digest"][3, 5] ^= 1
     copy.store.write_record(1, record)
     copy.store.checkpoint_path(2).unlink()
-    with pytest.raises(NotRepeated, match=rf"epoch 1, step 3 .*{copy.program.leaves[5].name} the first"):
+    with pytest.raises(NotRepeated, match=rf"epoch 1, step 3 .*{copy.program.state.leaves[5].name} the first"):
         copy.fetch_state_before(2)
 
 
@@ -140,7 +140,7 @@ def test_only_the_epochs_asked_for_keep_their_checkpoints(whole, tmp_path):
     assert golden.store.checkpoints() == [1, EPOCHS]
     size = sum(path.stat().st_size for path in golden.folder.rglob("*.npz"))
     # Names and alignment of a few hundred small arrays come on top of their bytes.
-    assert size <= golden.disk_bytes(EPOCHS) + (2 + EPOCHS) * 400 * len(whole.program.leaves)
+    assert size <= golden.disk_bytes(EPOCHS) + (2 + EPOCHS) * 400 * len(whole.program.state.leaves)
     assert same_bits(golden.fetch_state_before(3), whole.fetch_state_before(3))
 
 
@@ -205,7 +205,7 @@ def test_any_state_of_the_run_can_be_had_again(whole, at):
 
 
 def test_a_store_reads_back_the_state_that_was_written(program, tmp_path):
-    store = RunStore(tmp_path, program.abstract, tuple(leaf.name for leaf in program.leaves))
+    store = RunStore(tmp_path, program.state.abstract, program.state.names)
     state = program.place(program.init())
     store.write_checkpoint(0, state)
     assert same_bits(state, store.read_checkpoint(0))

@@ -7,7 +7,7 @@ import optax
 import pytest
 
 from fault_injection.explicit.optimizers import history, keras_adam, keras_sgd
-from fault_injection.workloads.image import OPTIMIZERS
+from fault_injection.workloads.image_recipe import OPTIMIZERS
 from fault_injection.workloads.registry import WORKLOADS
 
 STEPS = 20

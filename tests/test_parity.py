@@ -18,15 +18,19 @@ from conftest import FIXTURES
 from dlrm_parity import TestDlrm  # noqa: F401
 from transformer_parity import TestTransformer  # noqa: F401
 
-from fault_injection.explicit.engine import ExplicitState, explicit_program
+from fault_injection.explicit.batch_source import OpenData
 from fault_injection.explicit.passes import forward_and_backward
+from fault_injection.explicit.program import explicit_program
+from fault_injection.explicit.recipe import Recipe
+from fault_injection.explicit.state import ExplicitState
 from fault_injection.models.fault import Operand, inactive_fault, make_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.loss import cross_entropy
 from fault_injection.models.networks import NETWORKS
 from fault_injection.models.site import list_sites
 from fault_injection.seam.measure import Measure
-from fault_injection.workloads.image import OPTIMIZERS, PUBLISHED
+from fault_injection.workloads.image import PUBLISHED
+from fault_injection.workloads.image_recipe import OPTIMIZERS
 
 STRICT = 1e-4  # forward values, relative to the largest element
 LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with rounding
@@ -329,16 +333,17 @@ def evaluated(case, state, batch):
     """What the program's own evaluation says of a state on one batch."""
     image = batch["input"].shape[2:]
     test = [{**batch, "weight": np.ones_like(batch["target"], np.float32)}]
-    program = explicit_program(
+    recipe = Recipe(
         network_of(case["workload"]),
         optimizer_of(case["workload"], 1e-3),
         jax.ShapeDtypeStruct(image, np.float32),
+        lambda: OpenData(
+            SimpleNamespace(test=lambda: iter(test)), Measure("accuracy", "higher", 0.1, 0.02), "a fixture"
+        ),
         workers=1,
         batch_size=case["N"],
         steps_per_epoch=1,
         seed=0,
-        batches=lambda: SimpleNamespace(test=lambda: iter(test)),
-        measure=lambda: Measure("accuracy", "higher", 0.1, 0.02),
-        data=lambda: "a fixture",
     )
+    program = explicit_program(recipe)
     return program.evaluate(program.place(state))

@@ -122,7 +122,7 @@ def test_the_published_set_ups_have_momentum_nine_tenths_and_one_has_99_hundredt
     x = np.random.default_rng(0).normal(3, 2, (1, 2, 32, 32, 3)).astype(np.float32)
     kept = {}
     for name in ("resnet18", "resnet18_largedecay"):
-        network = make_workload(name, width=2, blocks=(1, 1, 1, 1)).make_network()
+        network = make_workload(name, width=2, blocks=(1, 1, 1, 1)).recipe().network
         params, stats = network.init((0,), x.shape)
         ctx = Context(jax.random.key(0), jnp.arange(1))
         # Of the whole pass XLA compiles what leads to the first norm.
@@ -143,7 +143,7 @@ def program():
 
 
 def leaf(program, state, name):
-    names = [each.name for each in program.leaves]
+    names = [each.name for each in program.state.leaves]
     return np.asarray(jax.tree.leaves(state)[names.index(name)])
 
 
@@ -156,7 +156,7 @@ def leaf(program, state, name):
 )
 def test_the_compiled_step_computes_infinity_less_infinity(program, infinite, nan):
     """XLA does not turn the published form into the other one, which would leave the leaf infinite."""
-    names = [each.name for each in program.leaves]
+    names = [each.name for each in program.state.leaves]
     leaves, tree = jax.tree.flatten(program.init())
     leaves[names.index(infinite)] = np.full_like(leaves[names.index(infinite)], np.inf)
     state, report = program.step(program.place(jax.tree.unflatten(tree, leaves)), program.batch(0, 0), 0, 0)

@@ -35,7 +35,7 @@ STEPS = 49  # of an epoch
 
 @functools.cache
 def abstract(workload):
-    return make_workload(workload).program().abstract
+    return make_workload(workload).program().state.abstract
 
 
 def store_of(folder, workload):

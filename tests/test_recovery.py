@@ -126,7 +126,7 @@ def test_an_inverted_step_is_undone_up_to_rounding_and_a_huge_one_is_not():
         state, _ = program.step(state, program.batch(0, step), 0, step)
     before = jax.device_get(state)
     after, report = program.step(state, program.batch(0, 6), 0, 6)
-    undone = jax.device_get(program.undo(after, jax.device_get(report)))
+    undone = jax.device_get(program.extras.undo(after, jax.device_get(report)))
     assert undone.opt_state.iterations == before.opt_state.iterations
     for part in (lambda s: s.params, lambda s: s.opt_state.m, lambda s: s.opt_state.v):
         for one, other in zip(*map(jax.tree.leaves, (part(undone), part(before))), strict=True):
@@ -189,7 +189,7 @@ def test_watching_changes_no_bit_and_sees_what_the_step_reports():
     assert found["gradient_norm"] == pytest.approx(np.linalg.norm(gradients))
     assert found["loss"] == report.loss
     assert found["largest/gradients/bn1"] == report.reductions["largest/gradients/bn1"]
-    for leaf, value in zip(telling.watched, report.magnitude, strict=True):
+    for leaf, value in zip(telling.state.watched, report.magnitude, strict=True):
         assert found[leaf.name] == value
 
 
@@ -204,7 +204,7 @@ def test_the_bound_of_history_is_the_published_one():
         assert bounds[f"opt_state/v/{layer}/kernel"] == pytest.approx(expected**2)
     assert bounds["opt_state/m/fc/kernel"] == pytest.approx(20 / 32)
     own = {name.split("/", 2)[2] for name in bounds if name.startswith("opt_state/m/")}
-    assert own == {name.removeprefix("gradient/") for name in workload.program(frozenset()).gradients}
+    assert own == {name.removeprefix("gradient/") for name in workload.program(frozenset()).state.gradients}
 
 
 LATENT = f"""model,resnet18

@@ -112,7 +112,7 @@ def test_experiments_come_to_the_verdicts_of_their_replays(capsys, tmp_path, rep
 
     # An early verdict looks at every array: a parameter that is not a number does not show in the optimizer's history.
     envelope = Envelope(golden, found.workload.epochs, 0, Conditions())
-    magnitude, watched = golden.fetch_record(0)["magnitude"][0], golden.program.watched
+    magnitude, watched = golden.fetch_record(0)["magnitude"][0], golden.program.state.watched
     for leaf in range(len(watched)):
         value = magnitude.copy()
         for finite in (True, False):

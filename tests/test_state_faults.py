@@ -66,7 +66,7 @@ def run(faults, observers=(), **options):
 
 
 def fault_of(name, index, **masks):
-    return make_fault(state_sites(PROGRAM)[name], Operand.INPUT, ALL, [index], **masks)
+    return make_fault(state_sites(PROGRAM.state)[name], Operand.INPUT, ALL, [index], **masks)
 
 
 @pytest.mark.parametrize("schedule", [Schedule(), Schedule(every=1), Schedule(every=3)])

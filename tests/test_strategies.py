@@ -114,7 +114,7 @@ def test_without_a_fault_every_strategy_trains_as_one_shared_state_does(strategy
     state, report = trained(own, STEPS)
     shared, golden = trained(program(), STEPS)
     for worker in range(WORKERS):
-        close(named(own.single(state, worker)), named(shared))
+        close(named(own.state.single(state, worker)), named(shared))
     assert report.loss == pytest.approx(float(golden.loss), rel=1e-5)
     assert np.any(named(shared)["params/fc/kernel"] != named(program().init())["params/fc/kernel"])
     evaluated = own.evaluate(own.place(state)), program().evaluate(program().place(shared))
@@ -181,10 +181,10 @@ def test_copies_that_go_their_own_ways_are_single_workers_that_are_averaged(opti
             )
             states = [each.place(mean) for each in alone]
         for r in range(WORKERS):
-            close(named(own.single(jax.device_get(state), r)), named(states[r]), 1e-4)
+            close(named(own.state.single(jax.device_get(state), r)), named(states[r]), 1e-4)
         assert report.loss == pytest.approx(np.mean([float(one.loss) for one in reports]), rel=1e-4)
-        gradients = np.stack([one.magnitude[: len(own.gradients)] for one in reports]).max(0)
-        np.testing.assert_allclose(report.magnitude[: len(own.gradients)], gradients, rtol=1e-3, atol=1e-6)
+        gradients = np.stack([one.magnitude[: len(own.state.gradients)] for one in reports]).max(0)
+        np.testing.assert_allclose(report.magnitude[: len(own.state.gradients)], gradients, rtol=1e-3, atol=1e-6)
         kernel = np.asarray(state.params["fc"]["kernel"])
         assert same_bits(kernel[0], kernel[1]) == (number % 3 == 2)
 
@@ -223,7 +223,7 @@ def test_the_step_of_horovod_sums_around_a_ring():
     for name in ("ddp", "horovod"):
         own = program(name)
         state = own.place(own.init())
-        found[name] = "collective_permute" in own.lower(state, own.batch(0, 0)).as_text()
+        found[name] = "collective_permute" in own.extras.lower(state, own.batch(0, 0)).as_text()
     assert found == {"ddp": False, "horovod": True}
 
 
@@ -233,16 +233,16 @@ def test_the_step_of_horovod_sums_around_a_ring():
 @pytest.mark.parametrize("strategy", NAMES)
 def test_a_start_takes_of_each_loader_what_the_rule_says(strategy):
     """To the bit, also of what is not a number."""
-    own, single = program(strategy, "adam"), program("replicated", "adam").abstract
-    loaded, asked = [random_state(single, r) for r in range(own.loaders)], []
+    own, single = program(strategy, "adam"), program("replicated", "adam").state.abstract
+    loaded, asked = [random_state(single, r) for r in range(own.state.loaders)], []
 
     def load(r):
         asked.append(r)
         return loaded[r]
 
     state = named(own.start(load))
-    assert sorted(asked) == [*range(own.loaders)]
-    assert own.loaders == parse_strategy(strategy).loaders(WORKERS)
+    assert sorted(asked) == [*range(own.state.loaders)]
+    assert own.state.loaders == parse_strategy(strategy).loaders(WORKERS)
     stages = [list(params) for _, params in staged(NETWORK, parse_strategy(strategy).stages or 1, (1, BATCH, 8, 8, 3))]
     for name, leaf in state.items():
         stage = next((k for k, layers in enumerate(stages) if set(layers) & set(name.split("/"))), 0)
@@ -256,13 +256,13 @@ def test_a_start_from_one_state_is_that_state_in_its_place(strategy):
     """The step that is compiled for one is that for the other."""
     own = program(strategy)
     golden = own.init()
-    state, placed = own.start(lambda r: own.single(golden, min(r, WORKERS - 1))), own.place(golden)
+    state, placed = own.start(lambda r: own.state.single(golden, min(r, WORKERS - 1))), own.place(golden)
     assert same_bits(state, placed)
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == jax.tree.map(lambda leaf: leaf.sharding, placed)
 
 
 def test_a_program_of_any_other_kind_starts_from_its_only_loader():
-    other = dataclasses.replace(program(), start=type(program()).start, place=lambda state: ("placed", state))
+    other = dataclasses.replace(program(), joined=None, place=lambda state: ("placed", state))
     assert (other.start(lambda r: f"state {r}"), other.loaders) == (("placed", "state 0"), 1)
 
 
@@ -323,18 +323,18 @@ def test_an_operation_of_one_worker_is_struck_once(strategy, name):
     fault = make_fault(SITES[name], Operand.OUTPUT, 2, [3], flip=np.float32(7).view(np.uint32))
     state, report = step(own, fault)
     check_struck(name, fault, report.struck)
-    assert not same_bits(own.single(state, 2), own.single(step(own)[0], 2))
+    assert not same_bits(own.state.single(state, 2), own.state.single(step(own)[0], 2))
 
 
 @pytest.mark.parametrize("strategy", KINDS)
 def test_a_struck_gradient_of_one_worker_reaches_those_who_read_it(strategy):
     own = program(strategy, "sgd", STRUCK)
-    site = exchanged_sites(program().abstract.params)["worker_gradient/fc/kernel"]
+    site = exchanged_sites(program().state.abstract.params)["worker_gradient/fc/kernel"]
     fault = make_fault(site, Operand.INPUT, 2, [3], flip=np.float32(7).view(np.uint32))
     (state, report), (plain, _) = step(own, fault), step(own)
     check_struck(site.name, fault, report.struck)
     for worker in range(WORKERS):
-        one, other = (named(own.single(each, worker)) for each in (state, plain))
+        one, other = (named(own.state.single(each, worker)) for each in (state, plain))
         differs = {name: np.flatnonzero(one[name] != other[name]).tolist() for name in one}
         reached = worker == 2 or strategy != "local 3"
         assert {name: at for name, at in differs.items() if at} == ({"params/fc/kernel": [3]} if reached else {})
@@ -360,7 +360,7 @@ def test_a_struck_gradient_of_one_worker_reaches_those_who_read_it(strategy):
 )
 def test_a_fault_in_the_state_strikes_the_one_that_all_workers_share(strategy, optimizer, name, bit):
     own, shared = program(strategy, optimizer), program("replicated", optimizer)
-    fault = make_fault(state_sites(own)[name], Operand.INPUT, ALL, [0], flip=1 << bit, keep=ALL_ONES)
+    fault = make_fault(state_sites(own.state)[name], Operand.INPUT, ALL, [0], flip=1 << bit, keep=ALL_ONES)
     (state, report), (expected, golden) = step(own, fault), step(shared, fault)
     assert report.struck.operand_changed == golden.struck.operand_changed == 1
     close(named(state), named(expected))

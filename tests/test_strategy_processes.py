@@ -42,8 +42,8 @@ for name in names:
     def load(r):
         asked.append(r)
         read = open_checkpoint(pathlib.Path(checkpoints) / f"{r}.npz")
-        arrays = [read.array(leaf.name) for leaf in own.leaves]
-        return jax.tree.unflatten(jax.tree.structure(own.abstract), arrays)
+        arrays = [read.array(leaf.name) for leaf in own.state.leaves]
+        return jax.tree.unflatten(jax.tree.structure(own.state.abstract), arrays)
 
     state = own.start(load)
     for number in range(int(steps)):
@@ -53,10 +53,10 @@ for name in names:
     told = jax.device_get(report)
     found[name] = {
         "asked": sorted(asked),
-        "loaders": own.loaders,
+        "loaders": own.state.loaders,
         "digest": np.asarray(told.digest).tolist(),
         "told": {"loss": float(told.loss)}
-        | {leaf.name: float(value) for leaf, value in zip(own.watched, told.magnitude, strict=True)},
+        | {leaf.name: float(value) for leaf, value in zip(own.state.watched, told.magnitude, strict=True)},
     }
 with open(out, "w") as file:
     json.dump(found, file)

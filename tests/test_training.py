@@ -157,7 +157,7 @@ program = make_workload({workload!r}, **{options}).program(devices={devices})
 state = program.place(program.init())
 for step in range({steps}):
     state, report = program.step(state, program.batch(0, step), 0, step)
-leaves = dict(zip([leaf.name for leaf in program.leaves], jax.tree.leaves(state), strict=True))
+leaves = dict(zip([leaf.name for leaf in program.state.leaves], jax.tree.leaves(state), strict=True))
 np.savez(sys.argv[1], digest=report.digest, loss=report.loss, **jax.device_get(leaves))
 """
 

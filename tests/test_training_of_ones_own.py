@@ -95,7 +95,7 @@ def test_sites_lists_what_can_be_struck(capsys):
 
 def test_the_leaves_of_a_state_have_their_roles():
     program = find_workload(WORKLOAD).program(frozenset())
-    roles = {leaf.name: (leaf.role, leaf.moment) for leaf in program.leaves}
+    roles = {leaf.name: (leaf.role, leaf.moment) for leaf in program.state.leaves}
     assert roles["params/fc1/bias"] == (Role.PARAMETER, "")
     assert roles["opt/0/mu/fc2/kernel"] == (Role.HISTORY, "mu")
     assert roles["opt/0/nu/fc1/bias"] == (Role.HISTORY, "nu")

@@ -64,8 +64,8 @@ def test_what_tensorflow_writes_is_read_and_imported_value_by_value(python, writ
     assert done.returncode == 0, done.stderr
     for workload in (workload for workload in LAYOUT if workload in WORKLOADS):
         program = make_workload(workload).program()
-        names = tuple(leaf.name for leaf in program.leaves)
-        state = RunStore(tmp_path / "upstream" / workload, program.abstract, names).read_checkpoint(19)
+        names = program.state.names
+        state = RunStore(tmp_path / "upstream" / workload, program.state.abstract, names).read_checkpoint(19)
         expected = {"opt_state/iterations": np.int32(19 * STEPS)}
         for key, shape in LAYOUT[workload]:
             if not key.startswith(("optimizer/", "data_augmentation/")):

@@ -16,7 +16,8 @@ from fault_injection.models.strike import perform
 from fault_injection.seam.leaves import Leaf, Role
 from fault_injection.seam.measure import Evaluation, Measure
 from fault_injection.seam.program import Program
-from fault_injection.seam.report import report
+from fault_injection.seam.reporting import report
+from fault_injection.seam.state_spec import StateSpec
 from fault_injection.seam.trees import abstract
 from fault_injection.seam.workload import Workload
 
@@ -76,10 +77,12 @@ class Linear(Workload):
 
         start = (np.zeros((FEATURES, 1), np.float32), np.zeros((), np.float32))
         return Program(
+            StateSpec(
+                abstract(start),
+                (Leaf("slopes", Role.PARAMETER), Leaf("offset", Role.PARAMETER)),
+                gradients=("gradient/slopes", "gradient/offset"),
+            ),
             steps_per_epoch=STEPS,
-            abstract=abstract(start),
-            leaves=(Leaf("slopes", Role.PARAMETER), Leaf("offset", Role.PARAMETER)),
-            gradients=("gradient/slopes", "gradient/offset"),
             measure=lambda: Measure("loss", "lower", chance=float(np.var(y)), tolerance=0.01),
             data=lambda: "drawn",
             devices=1,

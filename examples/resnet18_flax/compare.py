@@ -175,7 +175,7 @@ class Door:
         new, report = self.program.faulty_step(state, batch, 0, 0, self.fault(strike))
         struck = jax.device_get(report.struck)
         assert int(struck.hits) == 1, strike
-        leaves = {leaf.name: value for leaf, value in zip(self.program.leaves, jax.tree.leaves(new), strict=True)}
+        leaves = {leaf.name: value for leaf, value in zip(self.program.state.leaves, jax.tree.leaves(new), strict=True)}
         return float(struck.old.view(np.float32)[0]), float(report.loss), jax.device_get(leaves)
 
     def verdict(self, strike: Strike, noise: Noise, twin: int = 0) -> Verdict:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,8 +16,10 @@ from ..models.fault import Fault, inactive_fault, struck_of, words_of
 from ..models.isolation import fence
 from ..seam.leaves import Role
 from ..seam.measure import Evaluation
-from ..seam.program import Program
-from ..seam.report import StepReport, report
+from ..seam.program import Extras, Program
+from ..seam.report import StepReport
+from ..seam.reporting import report
+from ..seam.state_spec import StateSpec
 from ..seam.trees import Batch, State
 from . import recovered_gradient, step_checks
 from .instrument import Instrumented, instrument
@@ -33,9 +35,6 @@ def training_program(
 ) -> Program:
     """What runs of a user's training need.
 
-    Before the first fault strikes, the executable with fault support is compared with the reference over that step,
-    bit by bit.
-
     Args:
       initial: the user's initial state.
       program: the user's step, with the sites that are to be supported.
@@ -46,109 +45,132 @@ def training_program(
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
     """
     program = program.telling(reductions)
-    traced, measure = program.traced, training.metric
-    count = len(traced.names)
-    structure = jax.tree.structure(traced.arrays)
-    kinds = traced.jaxpr.in_avals[:count]
-    given = traced.state.arrays(initial)
-    read = {site.layer.partition("#")[0] for site in program.all_sites.values() if site.parameter is not None}
-    leaves = state_leaves(traced.names, given, initial, read & set(traced.names), training.roles)
-    learned = [place for place, leaf in enumerate(leaves) if leaf.role == Role.PARAMETER]
-    shardings = _shardings(given, program)
-
-    def measured(metrics: Any, of: str) -> tuple[Any, Any]:
-        return loss_and_metric(metrics, measure.name, of)
-
-    def stepped(words: jax.Array | None, arrays: list[Any], batch: list[Any]) -> tuple[list[Any], StepReport]:
-        results, told = program.flat(words, *arrays, *batch)
-        results = list(fence(*results))
-        new = results[:count]
-        loss, metric = measured(jax.tree.unflatten(traced.metrics, results[count:]), "the step's metrics")
-        # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
-        added = [new[place] - arrays[place] for place in learned]
-        found = reductions_of_gradients(reductions, rules, arrays, new) | program.named(told)
-        loss, metric = jnp.asarray(loss, jnp.float32), jnp.asarray(metric, jnp.float32)
-        struck = None if told.words is None else struck_of(told.words)
-        return new, report(loss, metric, added, new, struck, reductions=found)
-
-    reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
-    struck = jax.jit(stepped)
-    checked: list[int] = []  # sizes of faults whose executable has been compared
-
-    def step(state: State, batch: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
-        new, told = reference(jax.tree.leaves(state), batch)
-        return jax.tree.unflatten(structure, new), told
-
-    def faulty_step(state: State, batch: Batch, epoch: int, number: int, fault: Fault) -> tuple[State, StepReport]:
-        arrays, size = jax.tree.leaves(state), len(fault.index)
-        if size not in checked:
-            clean, _ = reference([jnp.copy(one) for one in arrays], batch)
-            silent, _ = struck(words_of(inactive_fault(size)), arrays, batch)
-            pairs = zip(traced.names, jax.device_get(clean), jax.device_get(silent), strict=True)
-            if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
-                raise Untrustworthy(
-                    f"the step with an inactive fault differs from the reference in {len(odd)} of {count} leaves, "
-                    f"{odd[0]!r} the first"
-                )
-            checked.append(size)
-        new, told = struck(words_of(fault), arrays, batch)
-        return jax.tree.unflatten(structure, new), told
-
-    def place(state: State) -> State:
-        placed = [
-            jax.device_put(leaf) if sharding is None else jax.device_put(leaf, sharding)
-            for leaf, sharding in zip(jax.tree.leaves(state), shardings, strict=True)
-        ]
-        return jax.tree.unflatten(structure, placed)
+    traced, state, metric = program.traced, _state(training, initial, program), training.metric.name
+    structure, given = jax.tree.structure(state.abstract), traced.state.arrays(initial)
+    place = _placing(given, program)
 
     def host() -> State:
-        return jax.tree.unflatten(
-            structure, [np.array(leaf, kind.dtype) for leaf, kind in zip(jax.device_get(given), kinds, strict=True)]
-        )
+        pairs = zip(jax.device_get(given), jax.tree.leaves(state.abstract), strict=True)
+        return jax.tree.unflatten(structure, [np.array(leaf, kind.dtype) for leaf, kind in pairs])
 
     def batch(epoch: int, number: int) -> Batch:
         return traced.batch.arrays(training.batch(epoch, number))
 
     def plainly(*arrays: Any) -> list[Any]:
-        return list(program.flat(None, *arrays, *batch(0, 0))[0][:count])
+        return list(program.flat(None, *arrays, *batch(0, 0))[0][: len(arrays)])
 
     of_gradients = reductions & recovered_gradient.REPORTED
-    rules = recovered(leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
+    rules = recovered(state.leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
+    reductions_of = functools.partial(reductions_of_gradients, reductions, rules)
+    stepped = functools.partial(_stepped, program, metric, state.places(Role.PARAMETER), reductions_of)
+    reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
+    struck = _compared(traced.names, reference, jax.jit(stepped))
 
-    @functools.cache  # twins begin alike
-    def own_step() -> Mapping[str, Any]:
-        return distance(training, program, lambda: place(host()), reference, batch)
+    def step(old: State, examples: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
+        new, told = reference(jax.tree.leaves(old), examples)
+        return jax.tree.unflatten(structure, new), told
 
-    def evaluate(state: State) -> Evaluation:
-        found = training.evaluate(traced.state.joined(jax.tree.leaves(state)))
-        return Evaluation(*(float(one) for one in measured(found, "what evaluate returns")))
+    def faulty_step(old: State, examples: Batch, epoch: int, number: int, fault: Fault) -> tuple[State, StepReport]:
+        new, told = struck(jax.tree.leaves(old), examples, fault)
+        return jax.tree.unflatten(structure, new), told
 
-    @functools.cache
-    def data() -> str:
-        # A batch is the user's to make: its first and last ones stand for the data.
-        first = [(0, 0), (0, min(1, training.steps_per_epoch - 1)), (training.epochs - 1, training.steps_per_epoch - 1)]
-        parts = [np.asarray(leaf).tobytes() for at in first for leaf in batch(*at)]
-        return hashlib.sha256(b"".join([*parts, *(leaf.tobytes() for leaf in jax.tree.leaves(host()))])).hexdigest()
+    def evaluate(trained: State) -> Evaluation:
+        found = training.evaluate(traced.state.joined(jax.tree.leaves(trained)))
+        return Evaluation(*(float(one) for one in loss_and_metric(found, metric, "what evaluate returns")))
 
-    devices = max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1)
+    recoverable = recovered_gradient.REPORTED if first_moments(state.leaves) else frozenset()
     return Program(
+        state=state,
         steps_per_epoch=training.steps_per_epoch,
-        abstract=jax.tree.unflatten(structure, [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in kinds]),
-        leaves=leaves,
-        gradients=tuple(f"update/{leaves[place].name}" for place in learned),
-        measure=lambda: measure,
-        data=data,
-        devices=devices,
+        devices=max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1),
+        measure=lambda: training.metric,
+        data=functools.cache(lambda: _data(training, batch, host)),
         init=host,
         place=place,
         batch=batch,
         step=step,
         faulty_step=faulty_step,
         evaluate=evaluate,
-        own_step=own_step,
-        reports=step_checks.REPORTED | (recovered_gradient.REPORTED if first_moments(leaves) else frozenset()),
-        lower=lambda state, examples: reference.lower(jax.tree.leaves(state), examples),
+        extras=Extras(
+            reports=step_checks.REPORTED | recoverable,
+            own_step=functools.cache(  # once, since twins begin alike
+                lambda: distance(training, program, lambda: place(host()), reference, batch)
+            ),
+            lower=lambda old, examples: reference.lower(jax.tree.leaves(old), examples),
+        ),
     )
+
+
+def _state(training: Training, initial: Any, program: Instrumented) -> StateSpec:
+    """What the user's state consists of."""
+    traced, sites = program.traced, program.all_sites.values()
+    read = {site.layer.partition("#")[0] for site in sites if site.parameter is not None}
+    given, names = traced.state.arrays(initial), traced.names
+    leaves = state_leaves(names, given, initial, read & set(names), training.roles)
+    abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(names)]]
+    # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
+    added = tuple(f"update/{leaf.name}" for leaf in leaves if leaf.role == Role.PARAMETER)
+    return StateSpec(jax.tree.unflatten(jax.tree.structure(traced.arrays), abstract), leaves, added)
+
+
+def _stepped(
+    program: Instrumented,
+    metric: str,
+    learned: Sequence[int],
+    reductions_of: Callable[[Sequence[Any], Sequence[Any]], dict[str, jax.Array]],
+    words: jax.Array | None,
+    arrays: list[Any],
+    batch: list[Any],
+) -> tuple[list[Any], StepReport]:
+    """The arrays of the new state, and the report.
+
+    Args:
+      metric: name of the user's.
+      learned: places of the parameters.
+      reductions_of: reductions of gradients, from the arrays before and after the step.
+      words: of a fault; None without fault support.
+    """
+    results, told = program.flat(words, *arrays, *batch)
+    results = list(fence(*results))
+    new = results[: len(arrays)]
+    metrics = jax.tree.unflatten(program.traced.metrics, results[len(arrays) :])
+    loss, value = loss_and_metric(metrics, metric, "the step's metrics")
+    added = [new[place] - arrays[place] for place in learned]
+    found = reductions_of(arrays, new) | program.named(told)
+    loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)
+    struck = None if told.words is None else struck_of(told.words)
+    return new, report(loss, value, added, new, struck, reductions=found)
+
+
+def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[list[Any], Batch, Fault], Any]:
+    """The step with a fault, of arrays: each of its executables is compared with the reference before its first fault.
+
+    It raises Untrustworthy where an inactive fault changes a bit.
+    """
+    sizes: set[int] = set()  # of faults: each has its executable
+
+    def step(arrays: list[Any], batch: Batch, fault: Fault) -> Any:
+        if (size := len(fault.index)) not in sizes:
+            clean, _ = reference([jnp.copy(one) for one in arrays], batch)
+            silent, _ = struck(words_of(inactive_fault(size)), arrays, batch)
+            pairs = zip(names, jax.device_get(clean), jax.device_get(silent), strict=True)
+            if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
+                raise Untrustworthy(
+                    f"the step with an inactive fault differs from the reference in {len(odd)} of {len(names)} leaves, "
+                    f"{odd[0]!r} the first"
+                )
+            sizes.add(size)
+        return struck(words_of(fault), arrays, batch)
+
+    return step
+
+
+def _data(training: Training, batch: Callable[[int, int], Batch], host: Callable[[], State]) -> str:
+    """Hash of the data.  A batch is the user's to make: its first and last ones stand for the data."""
+    epochs, steps = training.epochs, training.steps_per_epoch
+    first = [(0, 0), (0, min(1, steps - 1)), (epochs - 1, steps - 1)]
+    parts = [np.asarray(leaf).tobytes() for at in first for leaf in batch(*at)]
+    return hashlib.sha256(b"".join([*parts, *(leaf.tobytes() for leaf in jax.tree.leaves(host()))])).hexdigest()
 
 
 def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
@@ -220,16 +242,19 @@ def _relative(one: Any, other: Any) -> float:
     return float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), np.finfo(np.float32).tiny))
 
 
-def _shardings(leaves: list[Any], program: Instrumented) -> list[Any]:
-    """Where each leaf of the state is: as the user's initial state has it, or on all devices of the step's mesh."""
+def _placing(leaves: list[Any], program: Instrumented) -> Callable[[State], State]:
+    """Puts a state on devices: as the user's initial state has each leaf, or on all devices of the step's mesh."""
     meshes = [mesh for mesh in program.meshes if isinstance(mesh, Mesh)]
     everywhere = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
+    own = [getattr(leaf, "sharding", None) for leaf in leaves]
+    shardings = [sharding if isinstance(sharding, NamedSharding) else everywhere for sharding in own]
 
-    def of(leaf: Any) -> Any:
-        sharding = getattr(leaf, "sharding", None)
-        return sharding if isinstance(sharding, NamedSharding) else everywhere
+    def place(state: State) -> State:
+        arrays, structure = jax.tree.flatten(state)
+        placed = [jax.device_put(*pair) for pair in zip(arrays, shardings, strict=True)]
+        return jax.tree.unflatten(structure, placed)
 
-    return [of(leaf) for leaf in leaves]
+    return place
 
 
 @dataclasses.dataclass(frozen=True)

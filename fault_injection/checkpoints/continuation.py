@@ -23,8 +23,10 @@ from .formats import open_checkpoint
 
 def named_arrays(program: Program, state: State, worker: int = 0) -> dict[str, np.ndarray]:
     """One worker's copy of a state as arrays on the host, by the names of its leaves."""
-    own = program.single(fetched(state), worker)
-    return {leaf.name: np.asarray(array) for leaf, array in zip(program.leaves, jax.tree.leaves(own), strict=True)}
+    own = program.state.single(fetched(state), worker)
+    return {
+        leaf.name: np.asarray(array) for leaf, array in zip(program.state.leaves, jax.tree.leaves(own), strict=True)
+    }
 
 
 def alteration(
@@ -57,7 +59,7 @@ def alteration(
         workload=golden.workload,
         stage=CHECKPOINT,
         fmodel="",
-        worker=ALL if program.loaders == 1 else worker,
+        worker=ALL if program.state.loaders == 1 else worker,
         layer=target,
         epoch=epoch,
         step=0,

@@ -57,7 +57,7 @@ def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Ch
     Raises:
       InputError: they are no checkpoints of this program, do not differ, or differ in what cannot be struck.
     """
-    leaves = saved_leaves(program)
+    leaves = saved_leaves(program.state)
     unknown = next((name for name in altered.arrays if name not in saved), None)
     if unknown is not None:
         raise InputError(f"{unknown!r} is no array of {what}{did_you_mean(unknown, saved)}", altered.path)
@@ -83,7 +83,7 @@ def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Ch
 
 def flips_of_log(program: Program, path: pathlib.Path, mapping: Mapping[str, Mapped]) -> Flips:
     """What a log inverts, in a checkpoint of this program; raises InputError where it does not fit."""
-    entries, leaves = read_log(path), saved_leaves(program)
+    entries, leaves = read_log(path), saved_leaves(program.state)
     kinds = {entry.dtype for entry in entries if entry.dtype is not None} or {leaf.dtype for leaf in leaves}
     format = _one_of(kinds, path)
     arrays = {leaf.leaf.name: Described(leaf.shape, format) for leaf in leaves}

@@ -26,7 +26,7 @@ def add(commands: CommandLine) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
-    if options.check:  # of a job, which computes with one thread on CPUs; reading a plan may start JAX's backend
+    if options.check:  # as a job, with one thread on CPUs; reading the plan of a user's own training computes
         environment.prepare(1, options.matrix_precision, bind=False)
     plan = read_plan(options.plan)
     task = jobs.Task(plan, cache=options.cache, data_dir=options.data_dir, matrix_precision=options.matrix_precision)

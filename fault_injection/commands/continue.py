@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--epoch {options.epoch} is not among the {workload.epochs} epochs")
     from_leader(lambda: open_checkpoint(options.checkpoint).format)  # before anything is made
     program = workload.program(frozenset(), data_dir=options.data_dir)
-    if options.worker >= program.loaders or options.loaders > program.loaders:
+    if options.worker >= program.state.loaders or options.loaders > program.state.loaders:
         what = f"strategy {workload.strategy} of {workload.workers} workers"
-        raise InputError(f"{program.loaders} load a checkpoint (--worker, --loaders): {what}")
+        raise InputError(f"{program.state.loaders} load a checkpoint (--worker, --loaders): {what}")
     if options.loaders not in (counts := loader_counts(workload)):
         raise InputError(f"--loaders {options.loaders}, expected one of {', '.join(map(str, counts))}")
     golden = Golden(workload, program, options.cache, kept_epochs(program, workload.epochs, {options.epoch}))

@@ -13,7 +13,7 @@ from ..machine.errors import InputError, did_you_mean
 from ..machine.files import write_json
 from ..machine.processes import from_leader
 from ..models.fault import ALL_ONES
-from ..models.precision import PRECISIONS
+from ..models.precisions import PRECISIONS
 from ..runs.records import columns
 from ..runs.replay_files import struck_values, write_replay
 from ..runs.replay_run import Replay, golden_for, replay

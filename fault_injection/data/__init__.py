@@ -1,20 +1,19 @@
-"""Datasets.  A batch is a pure function of its address, so that any batch can be produced alone.
+"""Datasets of images [32,32,3], float32.
 
->>> DATASETS["cifar10"].train, DATASETS["cifar10"].example
-(50000, ShapeDtypeStruct(shape=(32, 32, 3), dtype=float32))
+A batch is a pure function of its address, so that any batch can be produced alone.
+
+>>> DATASETS["cifar10"].train, DATASETS["cifar10"].classes
+(50000, 10)
 """
 
 import dataclasses
 import pathlib
 from collections.abc import Callable
 
-import jax
-import numpy as np
-
 from .batches import Batches
 from .cifar10 import find_cifar10, load_cifar10
 from .digits import load_digits
-from .images import SHAPE, Images
+from .images import Images
 
 __all__ = ["DATASETS", "Batches", "DatasetInfo", "Images"]
 
@@ -26,7 +25,6 @@ class DatasetInfo:
     Attributes:
       train, test: numbers of examples.
       classes: number of labels, which are 0 to `classes` − 1.
-      example: shape and type of one input.
       load: reads the dataset from the folder given, or from where it looks by default; raises
         InputError or OSError.
       find: whether `load` would find it without the network; raises InputError.
@@ -35,13 +33,11 @@ class DatasetInfo:
     train: int
     test: int
     classes: int
-    example: jax.ShapeDtypeStruct
     load: Callable[[pathlib.Path | None], Images]
     find: Callable[[pathlib.Path | None], object] = lambda folder: True
 
 
-IMAGE = jax.ShapeDtypeStruct(SHAPE, np.float32)
 DATASETS = {
-    "digits": DatasetInfo(train=1437, test=360, classes=10, example=IMAGE, load=load_digits),
-    "cifar10": DatasetInfo(50_000, 10_000, classes=10, example=IMAGE, load=load_cifar10, find=find_cifar10),
+    "digits": DatasetInfo(train=1437, test=360, classes=10, load=load_digits),
+    "cifar10": DatasetInfo(50_000, 10_000, classes=10, load=load_cifar10, find=find_cifar10),
 }

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import jax
@@ -75,7 +75,7 @@ def places(program: Program, seed: int = 0) -> Profile:
 
     A layer with fewer than `PLACES` elements has all of them, some repeatedly.
     """
-    sizes = program.activations()
+    sizes = program.forward_passes().activations()
 
     def drawn(layer: str, size: int) -> np.ndarray:
         random = np.random.default_rng([seed, site_id(layer)])
@@ -92,7 +92,7 @@ def make_profile(program: Program, state: State, batches: Iterable[Batch], seed:
 
     Args:
       state: without faults, on the devices.
-      batches: on the devices, such as some of `program.tests()` or of `program.batch(…)`.
+      batches: on the devices, such as some of `ForwardPasses.tests` or of `program.batch(…)`.
       seed: of the places.
 
     Raises:
@@ -100,10 +100,10 @@ def make_profile(program: Program, state: State, batches: Iterable[Batch], seed:
         program has no activations to watch.
     """
     bare = places(program, seed)
-    watching = program.watching(bare)
+    watching = program.forward_passes().watching(bare)
     found, largest = [], []
     for batch in batches:
-        seen = jax.device_get(watching.infer(state, batch, None))
+        seen = jax.device_get(watching.forward_passes().infer(state, batch, None))
         weight = np.asarray(jax.device_get(batch.get("weight", np.ones_like(seen.loss))))
         kept = weight > 0
         if seen.metric.dtype == bool:
@@ -130,7 +130,7 @@ def make_training_profile(program: Program, state: State, steps: Iterable[Addres
     """
     bare = places(program, seed)
     kept = _Kept(bare)
-    follow(program.watching(bare), state, steps, observers=[kept])
+    follow(program.forward_passes().watching(bare), state, steps, observers=[kept])
     return profile_of(bare, kept.samples, kept.largest)
 
 
@@ -213,7 +213,7 @@ class _Kept(Observer):
         self.largest.append(_largest(self._bare, report.reductions))
 
 
-def _samples(bare: Profile, tensors: dict[str, Any]) -> np.ndarray:
+def _samples(bare: Profile, tensors: Mapping[str, Any]) -> np.ndarray:
     """float32 [R·b,L,PLACES]."""
     stacked = np.stack([tensors[SAMPLES][layer] for layer in bare.layers], -2)
     return stacked.reshape(-1, *stacked.shape[2:])

@@ -56,7 +56,7 @@ class DrDnaWatch(Watcher):
     activations are not all finite makes none: the profile before it goes on.
 
     Args:
-      program: samples activations: `program.watching(settings.places(program))`.
+      program: samples activations: `ForwardPasses.watching(settings.places(program))`.
     """
 
     def __init__(self, program: Program, settings: DrDnaSettings, *rest: object) -> None:

@@ -85,9 +85,9 @@ def history_bound(program: Program, momentum: float = 0.9) -> HistoryBound:
     Args:
       momentum: μ of an optimizer with plain momentum.
     """
-    scale, bounds = program.gradient_scale(), {}
-    watched = Role.HISTORY if program.moments else Role.GRADIENT
-    for leaf in program.watched:
+    scale, bounds = program.extras.gradient_scale(), {}
+    watched = Role.HISTORY if program.state.moments else Role.GRADIENT
+    for leaf in program.state.watched:
         parameter = _parameter(leaf.name, scale)
         if parameter is None or leaf.role != watched:
             continue
@@ -98,7 +98,7 @@ def history_bound(program: Program, momentum: float = 0.9) -> HistoryBound:
             bounds[leaf.name] = first**2
         elif kind in MOMENTUM:
             bounds[leaf.name] = first / (1 - momentum)
-    return HistoryBound(tuple(bounds.items()), "history" if program.moments else "gradients_of_parameters")
+    return HistoryBound(tuple(bounds.items()), "history" if program.state.moments else "gradients_of_parameters")
 
 
 def _parameter(name: str, scale: Mapping[str, float]) -> str | None:

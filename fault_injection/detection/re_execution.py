@@ -67,7 +67,7 @@ class ReExecution(Watcher):
             _, second = again.step(jax.tree.map(jnp.copy, start), again.batch(*at), *at)
             differing = np.flatnonzero(report.digest != jax.device_get(second.digest)).tolist()
             found = [
-                Alarm(number, self.program.leaves[i].name, float(report.digest[i]), STOP, float(second.digest[i]))
+                Alarm(number, self.program.state.leaves[i].name, float(report.digest[i]), STOP, float(second.digest[i]))
                 for i in differing
             ]
         self.memory = jax.tree.map(jnp.copy, state) if (number + 2) % every == 0 else None

@@ -31,6 +31,6 @@ def undoing(recovery: str | None, program: Program) -> Callable[[State, StepRepo
     """
     if recovery != INVERSE:
         return None
-    if program.undo is None:
+    if program.extras.undo is None:
         raise InputError("recovery inverse needs an optimizer with an algebraic inverse: Adam or SGD as Keras has them")
-    return program.undo
+    return program.extras.undo

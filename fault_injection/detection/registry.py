@@ -107,7 +107,7 @@ def unreported(chosen: Chosen, program: Program) -> list[str]:
     signals = chosen.detector.signals if chosen.detector else ()
     if isinstance(chosen.detector, DrDnaSettings):  # which asks for activations by `telling`
         signals = DrDna.signals
-    return [kind for kind in signals if not reductions_of([kind]) <= program.reports]
+    return [kind for kind in signals if not reductions_of([kind]) <= program.extras.reports]
 
 
 def of_one_device(program: Program, environment: Mapping[str, str]) -> tuple[str, ...]:
@@ -120,7 +120,7 @@ def of_one_device(program: Program, environment: Mapping[str, str]) -> tuple[str
 def telling(program: Program, settings: Iterable[AnyDetector]) -> Program:
     """The program whose steps also report the activations that some of the detectors look at."""
     sampled = [each for each in settings if isinstance(each, DrDnaSettings)]
-    return program.watching(sampled[0].places(program)) if sampled else program
+    return program.forward_passes().watching(sampled[0].places(program)) if sampled else program
 
 
 def watcher(

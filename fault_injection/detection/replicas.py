@@ -34,12 +34,12 @@ class ReplicaComparison(Watcher):
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
         """Compare the copies."""
-        chosen = [i for i, leaf in enumerate(self.program.leaves) if leaf.role == Role.PARAMETER]
+        chosen = self.program.state.places(Role.PARAMETER)
         leaves = jax.tree.leaves(state)
         copies = [[shard.data for shard in leaves[i].addressable_shards] for i in chosen]
         digests = [np.asarray(_digest([parts[device] for parts in copies])) for device in range(len(copies[0]))]
         found = [
-            Alarm(self.number(at), self.program.leaves[i].name, float(other[k]), STOP, float(digests[0][k]))
+            Alarm(self.number(at), self.program.state.leaves[i].name, float(other[k]), STOP, float(digests[0][k]))
             for other in digests[1:]
             for k, i in enumerate(chosen)
             if other[k] != digests[0][k]
@@ -58,8 +58,8 @@ def replicas(program: Program) -> ReplicaSettings:
     """
     if program.devices < 2:
         raise InputError("replicas compares the copies on several devices; this run has one device")
-    if program.diverges:
+    if program.state.strategy.diverges:
         raise InputError("replicas compares copies; without a fault, the strategy of this run lets them differ")
-    if program.sharded:
+    if "params" in program.state.strategy.sharded:
         raise InputError("replicas compares the copies on several devices; here each device has a piece of a parameter")
     return ReplicaSettings()

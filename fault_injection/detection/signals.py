@@ -62,7 +62,7 @@ class SignalReader:
     def __init__(self, program: Program, kinds: Iterable[str]):
         self._kinds = tuple(kinds)
         self._leaves = {
-            kind: np.array([i for i, leaf in enumerate(program.watched) if leaf.role in KINDS[kind].roles], int)
+            kind: np.array([i for i, leaf in enumerate(program.state.watched) if leaf.role in KINDS[kind].roles], int)
             for kind in self._kinds
         }
         self._program = program
@@ -81,7 +81,7 @@ class SignalReader:
             if kind in ("loss", "gradient_norm"):
                 found.append(kind)
             elif KINDS[kind].roles:
-                found += [self._program.watched[i].name for i in self._leaves[kind]]
+                found += [self._program.state.watched[i].name for i in self._leaves[kind]]
             else:
                 found += self._of(kind, report)
         return tuple(found)

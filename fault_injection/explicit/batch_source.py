@@ -1,13 +1,14 @@
 """Where a program's batches come from."""
 
 from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol
 
 import jax
 import numpy as np
 
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
+from ..seam.measure import Measure
 
 
 class BatchSource(Protocol):
@@ -23,18 +24,21 @@ class BatchSource(Protocol):
         """The test data as batches of one shape, with `weight`, shaped as `target`: 0 where they are padded, else 1."""
 
 
-class Hashed(Protocol):
-    """Data that have been read, with a hash of them."""
+class OpenData(NamedTuple):
+    """Data that have been read.
 
-    @property
-    def sha256(self) -> str:
-        """Of all that a run sees of the data."""
+    Attributes:
+      batches: of them.
+      measure: what the loss head measures of them.
+      sha256: hash of all that a run sees of them.
+    """
+
+    batches: BatchSource
+    measure: Measure
+    sha256: str
 
 
-Data = TypeVar("Data", bound=Hashed)
-
-
-def read_alike(load: Callable[[], Data]) -> Data:
+def read_alike(load: Callable[[], OpenData]) -> OpenData:
     """What `load` reads.
 
     Raises:

@@ -19,6 +19,7 @@ from ..models.layer import Params
 from ..models.site import Site
 from ..seam.stages import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
 from ..seam.trees import leaf_names
+from .sparse import parameter, replaced
 
 
 def exchanged_sites(params: Any, tables: Iterable[str] = (), stages: Iterable[str] = EXCHANGED) -> dict[str, Site]:
@@ -83,11 +84,14 @@ class Striker:
         if count > 1:
             own, rest = alone(r[None]), alone((r + 1 + jnp.arange(count - 1)) % count)
         for path, name in names.items():
-            parts = jnp.where(owner, _leaf(own, path), 0), jnp.where(owner, _leaf(rest, path), _leaf(local, path))
+            parts = (
+                jnp.where(owner, parameter(own, path), 0),
+                jnp.where(owner, parameter(rest, path), parameter(local, path)),
+            )
             mine, others = fence(*(parts if axis is None else lax.psum(parts, axis)))
             changed = self._overwritten(name, mine)
             differs = bits(changed) != bits(mine)
-            total = _replaced(total, path, jnp.where(differs, others + changed, _leaf(total, path)))
+            total = replaced(total, path, jnp.where(differs, others + changed, parameter(total, path)))
         return total
 
     def of_copies(self, grads: Params, workers: jax.Array, axis: str | None) -> Params:
@@ -99,19 +103,19 @@ class Striker:
         names = self._names(WORKER_GRADIENT)
         for path, name in names.items():
             assert self._fault is not None  # else there are no names
-            here, each = workers == self._fault.worker, _leaf(grads, path)
+            here, each = workers == self._fault.worker, parameter(grads, path)
             r = jnp.argmax(here)
             mine = jnp.where(jnp.any(here), each[r], 0)
             mine = fence(mine if axis is None else lax.psum(mine, axis))  # all devices tell of the same numbers
             changed = self._overwritten(name, mine)
             differs = jnp.any(here) & (bits(changed) != bits(mine))
-            grads = _replaced(grads, path, each.at[r].set(jnp.where(differs, changed, each[r])))
+            grads = replaced(grads, path, each.at[r].set(jnp.where(differs, changed, each[r])))
         return grads
 
     def of_sum(self, total: Params) -> Params:
         """Gradients summed over all workers, with the fault in them."""
         for path, name in self._names(GRADIENT).items():
-            total = _replaced(total, path, self._overwritten(name, _leaf(total, path)))
+            total = replaced(total, path, self._overwritten(name, parameter(total, path)))
         return total
 
     def of_update(self, params: Params, before: Params, updates: Callable[[], Params]) -> Params:
@@ -124,11 +128,11 @@ class Striker:
         names = self._names(UPDATE)
         added = updates() if names else {}
         for path, name in names.items():
-            update = fence(_leaf(added, path))
-            changed, old = self._overwritten(name, update), _leaf(before, path)
+            update = fence(parameter(added, path))
+            changed, old = self._overwritten(name, update), parameter(before, path)
             differs = bits(changed) != bits(update)
-            struck = jnp.where(differs, old + changed.astype(old.dtype), _leaf(params, path))
-            params = _replaced(params, path, struck)
+            struck = jnp.where(differs, old + changed.astype(old.dtype), parameter(params, path))
+            params = replaced(params, path, struck)
         return params
 
     def _names(self, stage: str) -> dict[str, str]:
@@ -143,13 +147,3 @@ class Striker:
         tensor, struck = overwritten(tensor, dataclasses.replace(fault, index=jnp.where(hit, fault.index, INACTIVE)))
         self._struck.append(dataclasses.replace(struck, hits=struck.hits + hit.astype(jnp.int32)))
         return fence(tensor)
-
-
-def _leaf(tree: Params, path: str) -> jax.Array:
-    layer, name = path.rsplit("/", 1)
-    return tree[layer][name]
-
-
-def _replaced(tree: Params, path: str, leaf: jax.Array) -> Params:
-    layer, name = path.rsplit("/", 1)
-    return tree | {layer: tree[layer] | {name: leaf}}

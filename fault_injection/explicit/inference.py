@@ -42,14 +42,13 @@ def inferring(
     head: Head,
     axis: str | None,
     supported: frozenset[str] | None,
-    observe: frozenset[str],
     reductions: frozenset[str],
 ) -> Callable[..., Inference]:
     """A function that makes a forward pass and says of each example what `Inference` has.
 
     Args:
       head, axis: as for `evaluating`.
-      supported, observe, reductions: as for `explicit_program`.
+      supported, reductions: as for `explicit_program`.
     """
 
     def inference(
@@ -61,7 +60,6 @@ def inferring(
             fault=fault,
             supported=supported,
             train=False,
-            observe=observe,
             reduce=with_largest(reductions, profile),
             profile=profile,
         )

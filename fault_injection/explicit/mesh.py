@@ -29,6 +29,11 @@ def compiler_options() -> dict[str, str] | None:
     return CPU_OPTIONS
 
 
+def jitted(function: Callable[..., Any], **options: Any) -> Any:
+    """A function compiled with `compiler_options`, which only the outermost `jit` can have."""
+    return jax.jit(function, compiler_options=compiler_options(), **options)
+
+
 def usable_devices(workers: int, wanted: int | None = None) -> int:
     """How many devices to use: those wanted, else the largest number that divides the workers.
 

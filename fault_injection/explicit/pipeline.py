@@ -188,17 +188,7 @@ def _on_devices(stages: Sequence[Layer], axis: str) -> tuple[Any, Any]:
 
             return run
 
-        passed = [jax.eval_shape(of_stage(k), jnp.int32(0), jnp.zeros(size)) for k in range(last + 1)]
-        whole = _merged([new for _, new, _ in passed]), _zeros(merge([seen for *_, seen in passed]))
-
-        def branch(k: int) -> Any:
-            def run(m: jax.Array, flat: jax.Array) -> Any:
-                y, new, seen = of_stage(k)(m, flat)
-                return y, whole[0] | new, _filled(whole[1], seen)
-
-            return run
-
-        branches = [*map(branch, range(last + 1)), lambda m, flat: (jnp.zeros(size), *whole)]
+        branches, whole = _branches([*map(of_stage, range(last + 1))], size)
 
         def tick(carry: Any, t: jax.Array) -> Any:
             flat, kept, outputs, stats_sum, seen = carry
@@ -234,17 +224,7 @@ def _on_devices(stages: Sequence[Layer], axis: str) -> tuple[Any, Any]:
 
             return run
 
-        passed = [jax.eval_shape(of_stage(k), jnp.int32(0), jnp.zeros(size)) for k in range(last + 1)]
-        whole = _merged([dp for _, dp, _ in passed]), _zeros(merge([seen for *_, seen in passed]))
-
-        def branch(k: int) -> Any:
-            def run(m: jax.Array, flat: jax.Array) -> Any:
-                dx, dp, seen = of_stage(k)(m, flat)
-                return dx, whole[0] | dp, _filled(whole[1], seen)
-
-            return run
-
-        branches = [*map(branch, range(last + 1)), lambda m, flat: (jnp.zeros(size), *whole)]
+        branches, whole = _branches([*map(of_stage, range(last + 1))], size)
 
         def tick(carry: Any, t: jax.Array) -> Any:
             flat, dparams, seen = carry
@@ -259,6 +239,29 @@ def _on_devices(stages: Sequence[Layer], axis: str) -> tuple[Any, Any]:
         return jnp.zeros_like(x), lax.psum(dparams, axis), _across(seen, axis)
 
     return forward, backward
+
+
+def _branches(stages: Sequence[Any], size: int) -> tuple[list[Any], tuple[dict[str, Any], Observations]]:
+    """The stages' passes of a micro-batch, each with zeros for what the others give, and one that does nothing.
+
+    Args:
+      stages: of each `(m, flat) -> flat, named arrays, Observations`.
+      size: of `flat`.
+
+    Returns:
+      The passes, and what the last one gives but for `flat`.
+    """
+    passed = [jax.eval_shape(stage, jnp.int32(0), jnp.zeros(size)) for stage in stages]
+    whole = _merged([named for _, named, _ in passed]), _zeros(merge([seen for *_, seen in passed]))
+
+    def branch(stage: Any) -> Any:
+        def run(m: jax.Array, flat: jax.Array) -> Any:
+            out, named, seen = stage(m, flat)
+            return out, whole[0] | named, _filled(whole[1], seen)
+
+        return run
+
+    return [*map(branch, stages), lambda m, flat: (jnp.zeros(size), *whole)], whole
 
 
 def _of(ctx: Context, m: jax.Array) -> Context:

@@ -38,7 +38,7 @@ def initial(params: Mapping[str, Any], names: frozenset[str]) -> Tables:
     """
     found: Tables = {}
     for name in sorted(names):
-        table = _leaf(params, name)
+        table = parameter(params, name)
         if isinstance(table, jax.ShapeDtypeStruct):
             found[name] = {key: jax.ShapeDtypeStruct((), kind) for key, kind in _KEPT.items()}
             continue
@@ -57,7 +57,7 @@ def looked_at(params: Params, tables: Tables) -> Tables:
     """What is kept of each table, where it was changed in another way than `written`."""
     found = {}
     for name, kept in tables.items():
-        table = [_leaf(params, name)]
+        table = [parameter(params, name)]
         found[name] = {"digest": digest(table)[0], "largest": _larger(kept["largest"], magnitude(table)[0])}
     return found
 
@@ -67,7 +67,7 @@ _KEPT = {"digest": np.dtype(np.uint32), "largest": np.dtype(np.float32)}
 
 def apart(grads: Params, rows: Rows) -> tuple[Params, dict[str, SparseGradient]]:
     """The gradients of whole parameters, and those of rows of tables."""
-    tables = {name: SparseGradient(read, _leaf(grads, name)) for name, read in rows.items()}
+    tables = {name: SparseGradient(read, parameter(grads, name)) for name, read in rows.items()}
     return {layer: kept for layer, leaves in grads.items() if (kept := _without(layer, leaves, rows))}, tables
 
 
@@ -79,9 +79,9 @@ def joined(
     for name, found in tables.items():
         if devices > 1:
             every = [lax.all_gather(part, axis, tiled=True) for part in found]
-            found = coalesced(every[0], every[1], len(_leaf(params, name)))
+            found = coalesced(every[0], every[1], len(parameter(params, name)))
         rows[name] = found.rows
-        grads = _replaced(grads, name, found.values)
+        grads = replaced(grads, name, found.values)
     # In the parameters' order, in which they are named.
     return {layer: grads[layer] for layer in params}, rows
 
@@ -89,7 +89,7 @@ def joined(
 def read(params: Params, rows: Rows) -> Params:
     """The parameters with, of each table, those rows alone; 0 for none."""
     for name, chosen in rows.items():
-        params = _replaced(params, name, _leaf(params, name).at[chosen].get(mode="fill", fill_value=0))
+        params = replaced(params, name, parameter(params, name).at[chosen].get(mode="fill", fill_value=0))
     return params
 
 
@@ -109,9 +109,9 @@ def written(
     """
     kept, known = {}, {}
     for name, chosen in rows.items():
-        table, old, new = (_leaf(tree, name) for tree in (params, before, after))
+        table, old, new = (parameter(tree, name) for tree in (params, before, after))
         flags: dict[str, Any] = {"mode": "drop", "unique_indices": True}
-        after = _replaced(after, name, table.at[chosen].set(new, **flags))
+        after = replaced(after, name, table.at[chosen].set(new, **flags))
         total = tables[name]["digest"] + _moved(chosen, old, new, len(table))
         largest = _larger(tables[name]["largest"], magnitude([new])[0])
         kept[name] = {"digest": total, "largest": largest}
@@ -122,7 +122,7 @@ def written(
 def whole(grads: Params, params: Params, rows: Rows) -> dict[str, jax.Array]:
     """The gradients of whole tables, by name: for those who ask, since it takes as long as a table is large."""
     return {
-        name: jnp.zeros_like(_leaf(params, name)).at[chosen].set(_leaf(grads, name), mode="drop")
+        name: jnp.zeros_like(parameter(params, name)).at[chosen].set(parameter(grads, name), mode="drop")
         for name, chosen in rows.items()
     }
 
@@ -142,7 +142,8 @@ def _larger(one: jax.Array, other: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(jnp.maximum(*words), jnp.float32)
 
 
-def _leaf(tree: Mapping[str, Any], name: str) -> Any:
+def parameter(tree: Mapping[str, Any], name: str) -> Any:
+    """The parameter of a name, such as `fc/kernel`."""
     layer, leaf = name.split("/")
     return tree[layer][leaf]
 
@@ -151,6 +152,7 @@ def _without(layer: str, leaves: Mapping[str, Any], rows: Rows) -> dict[str, Any
     return {leaf: value for leaf, value in leaves.items() if f"{layer}/{leaf}" not in rows}
 
 
-def _replaced(tree: Params, name: str, value: jax.Array) -> Params:
+def replaced(tree: Params, name: str, value: jax.Array) -> Params:
+    """The parameters with another array of that name."""
     layer, leaf = name.split("/")
     return tree | {layer: tree.get(layer, {}) | {leaf: value}}

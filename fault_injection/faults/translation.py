@@ -19,7 +19,7 @@ def translate(injection: Injection, precision: str) -> Injection:
     integers stays as it is.
 
     Args:
-      precision: key of `models.precision.PRECISIONS`.
+      precision: key of `models.precisions.PRECISIONS`.
 
     Raises:
       InputError: the new format has no bit of a role.

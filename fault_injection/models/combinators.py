@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .isolation import only_shapes
 from .layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
-from .precision import HISTORY, MAXIMA, PRECISIONS, Precision, wide
+from .precision import HISTORY, MAXIMA, wide
+from .precisions import PRECISIONS, Precision
 
 
 def chain(*layers: Layer) -> Layer:
@@ -196,7 +198,7 @@ def in_precision(network: Layer, precision: Precision) -> Layer:
     `Context.maxima` is.  The step brings it up to date with `Observations.maxima` of both passes.
 
     >>> from fault_injection.models.layers.dense import dense
-    >>> from fault_injection.models.precision import PRECISIONS
+    >>> from fault_injection.models.precisions import PRECISIONS
     >>> network, ctx = in_precision(dense("fc", 2), PRECISIONS["float8"]), Context(jax.random.key(0), jnp.arange(1))
     >>> params, stats = network.init((0,), (1, 4, 3))
     >>> sorted(stats["maxima"]), network.forward(params, stats, jnp.ones((1, 4, 3)), ctx)[0].dtype
@@ -253,4 +255,5 @@ def output_shape(layer: Layer, params: Initial, stats: Initial, shape: Shape) ->
         ctx = Context(key=jax.random.key(0), workers=jnp.arange(shape[0], dtype=jnp.int32))
         return layer.forward(params, stats, x, ctx)[0]
 
-    return jax.eval_shape(output, params, stats, jax.ShapeDtypeStruct(shape, layer.takes)).shape
+    with only_shapes():
+        return jax.eval_shape(output, params, stats, jax.ShapeDtypeStruct(shape, layer.takes)).shape

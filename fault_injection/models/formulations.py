@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .isolation import isolated
+from .isolation import isolated, on_cpus
 
 # For the outermost `jit` on CPUs.  By default XLA hands convolutions and reductions to YNNPACK.  It ran a
 # convolution of 16×16×64 at 100 GFLOP/s where XLA's own reached 170 (2 cores, JAX 0.10.2), but made
@@ -98,7 +98,7 @@ def weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, 
 
 def depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """x [N,H,W,C], kernel [k,l,C,1] -> y [N,h,w,C]."""
-    if jax.default_backend() == "cpu":
+    if on_cpus():
         with isolated("false"):
             return _output_by_shifts(x, kernel, stride, padding)
     return short_depthwise_convolution(x, kernel, stride, padding)
@@ -124,7 +124,7 @@ def depthwise_input_gradient(
 
 def depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:
     """x [N,H,W,C], dy [N,h,w,C] -> dw [size,size,C,1]."""
-    if jax.default_backend() == "cpu":
+    if on_cpus():
         with isolated("false"):
             return _weight_gradient_by_shifts(x, dy, stride, padding, size)
     return short_depthwise_weight_gradient(x, dy, stride, padding, size)
@@ -151,7 +151,7 @@ def short_depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, pa
 
 def _few_positions(kernel_shape: Shape) -> bool:
     """Whether this is a CPU and the kernel positions are few enough to write out: 49 take seconds to compile."""
-    return jax.default_backend() == "cpu" and kernel_shape[0] * kernel_shape[1] <= 9
+    return on_cpus() and kernel_shape[0] * kernel_shape[1] <= 9
 
 
 def _by_products(image: Shape, kernel_shape: Shape, stride: int, padding: Padding) -> bool:

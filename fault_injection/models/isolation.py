@@ -5,6 +5,7 @@ operations and the other without.  So the compiler must treat alike what they sh
 """
 
 import contextlib
+import contextvars
 from collections.abc import Iterator
 from typing import overload
 
@@ -12,10 +13,28 @@ import jax
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
+_abstract = contextvars.ContextVar("_abstract", default=False)
+
+
+@contextlib.contextmanager
+def only_shapes() -> Iterator[None]:
+    """Trace for shapes alone, which are the same on all devices: no backend is started to ask which it is.
+
+    >>> with only_shapes():
+    ...     on_cpus(), jax.eval_shape(jax.numpy.sin, jax.numpy.ones(2)).shape
+    (False, (2,))
+    """
+    before = _abstract.set(True)
+    try:
+        with set_xla_metadata(only="shapes"):  # what JAX keeps of this trace serves no other
+            yield
+    finally:
+        _abstract.reset(before)
+
 
 def on_cpus() -> bool:
     """Whether what is traced now runs on CPUs.  Asked then: asking for the backend earlier would choose it."""
-    return jax.default_backend() == "cpu"
+    return not _abstract.get() and jax.default_backend() == "cpu"
 
 
 @contextlib.contextmanager

@@ -11,7 +11,8 @@ from flax import struct
 from .fault import Fault, Struck
 from .observe.dr_dna import Profile
 from .observe.reductions import reduced
-from .precision import Precision, wide
+from .precision import wide
+from .precisions import Precision
 
 Shape = tuple[int, ...]
 Key = tuple[int, ...] | None  # integers such as the seed; None asks for shapes alone

@@ -5,42 +5,16 @@ and gives numbers of the format, and sums in float32.  Norms, softmax, activatio
 computed in float32 and rounded once; sums of two activations are rounded as they are.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 from jax import lax
+
+from .isolation import on_cpus
 
 MAXIMA = "maxima"  # the statistic that holds them, see `combinators.in_precision`
 # Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
 MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
 HISTORY = 16  # steps whose largest value gives the scale of an operand of 8 bits
-
-
-@dataclasses.dataclass(frozen=True)
-class Precision:
-    """The formats of a step, by their names in NumPy and `ml_dtypes`.
-
-    Attributes:
-      held: of activations, of their gradients, and of what an operation gives.
-      forward, backward: what a product reads, where that is narrower: activations and parameters,
-        and gradients.  Each operand is divided by a scale of its own, see `scale`.
-      loss_scale: the gradients of the backward pass are so many times as large, and those of the
-        parameters are divided by it.
-    """
-
-    held: str
-    forward: str | None = None
-    backward: str | None = None
-    loss_scale: float = 1.0
-
-
-PRECISIONS = {
-    "float32": Precision("float32"),
-    "bfloat16": Precision("bfloat16"),
-    "float16": Precision("float16", loss_scale=1024.0),
-    "float8": Precision("bfloat16", "float8_e4m3fn", "float8_e5m2"),
-}
 
 
 def wide(tensor: jax.Array) -> jax.Array:
@@ -57,7 +31,7 @@ def wide(tensor: jax.Array) -> jax.Array:
 def natively(a: jax.Array, b: jax.Array, held: str | None) -> bool:
     """Whether the device itself multiplies operands of 16 bits, sums in float32, and rounds the result to `held`."""
     # XLA for CPUs sums in float32 in some places only.
-    return held is not None and a.dtype == b.dtype == held and jax.default_backend() != "cpu"
+    return held is not None and a.dtype == b.dtype == held and not on_cpus()
 
 
 def read(a: jax.Array, b: jax.Array, held: str | None) -> tuple[jax.Array, jax.Array]:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from .fault import Operand, site_id
+from .isolation import only_shapes
 from .layer import Context, Layer, Observations, Params, Stats, merge
 
 
@@ -62,7 +63,8 @@ def list_sites(network: Layer, example: jax.ShapeDtypeStruct) -> dict[str, Site]
         _, _, backward = network.backward(params, cache, y, ctx)
         return forward, backward
 
-    traced = jax.eval_shape(passes, params, stats, jax.ShapeDtypeStruct(shape, example.dtype))
+    with only_shapes():
+        traced = jax.eval_shape(passes, params, stats, jax.ShapeDtypeStruct(shape, example.dtype))
     merge(traced)  # raises if a site occurs twice
     sites: dict[str, Site] = {}
     ids: dict[int, str] = {}

@@ -21,7 +21,8 @@ from .observe.dr_dna import SAMPLES, watched
 from .observe.reductions import reduced
 from .operations.lookup import SparseLookupGradWt
 from .operations.operation import Checkable, Operation, SparseGradient, Summed
-from .precision import Precision, largest, narrowed, natively, read, scale
+from .precision import largest, narrowed, natively, read, scale
+from .precisions import Precision
 
 Multiply = Callable[[jax.Array, jax.Array], Any]
 

@@ -40,7 +40,7 @@ def fitting(named: Named, workloads: Iterable[str] = SAVED) -> list[str]:
     names = set(named.arrays)
     fits = []
     for workload in workloads:
-        expected = {leaf.name for leaf in _program(workload).leaves}
+        expected = set(_program(workload).state.names)
         if not named.has_optimizer:
             expected = {name for name in expected if not name.startswith("opt_state/")}
         if names == expected:
@@ -142,7 +142,7 @@ def _files(prefix: pathlib.Path) -> list[pathlib.Path]:
 def _import(prefix: pathlib.Path, named: Named, workload: str, epoch: int | None, cache: pathlib.Path) -> pathlib.Path:
     """Write one checkpoint as the state before an epoch; returns its file."""
     program = _program(workload)
-    abstract = program.abstract
+    abstract = program.state.abstract
     wrong = mismatches(named, abstract)
     for line in wrong:
         say(f"{prefix}: {line}")
@@ -185,7 +185,7 @@ def _import(prefix: pathlib.Path, named: Named, workload: str, epoch: int | None
 
 
 def _store(cache: pathlib.Path, workload: str, program: Program) -> RunStore:
-    return RunStore(cache / "upstream" / workload, program.abstract, tuple(leaf.name for leaf in program.leaves))
+    return RunStore(cache / "upstream" / workload, program.state.abstract, program.state.names)
 
 
 def imported_start(golden: Golden, epoch: int, cache: pathlib.Path | None = None) -> Start:

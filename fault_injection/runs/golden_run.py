@@ -116,9 +116,9 @@ class Golden:
     def store(self) -> RunStore:
         """Its files."""
         runs = (self.cache or cache_folder()) / "golden"
-        names = tuple(leaf.name for leaf in self.program.leaves)
+        names = self.program.state.names
         folder = runs / f"{self.workload.label}-{self.key}"
-        return RunStore(folder, self.program.abstract, names, abstract_record(self.program))
+        return RunStore(folder, self.program.state.abstract, names, abstract_record(self.program))
 
     @property
     def folder(self) -> pathlib.Path:
@@ -154,8 +154,8 @@ class Golden:
         made = range(self.first, epochs)
         # Besides those kept there are the newest and, while it is written, the one before it.
         kept = len(made) + 1 if self.keep is None else min(len(self.keep & set(made)) + 2, len(made) + 1)
-        row = 4 * (len(self.program.leaves) + len(self.program.watched) + 3)
-        return kept * self.program.state_bytes + len(made) * self.program.steps_per_epoch * row
+        row = 4 * (len(self.program.state.leaves) + len(self.program.state.watched) + 3)
+        return kept * self.program.state.bytes + len(made) * self.program.steps_per_epoch * row
 
     def recorded(self) -> int:
         """Up to, but not including, which epoch the run has been made."""
@@ -174,7 +174,7 @@ class Golden:
             if self.recorded() >= epochs:  # another process has made it meanwhile
                 return
             imported = {"imported": self.start.origin} if self.start else {}
-            if apart := self.program.own_step():
+            if apart := self.program.extras.own_step():
                 say(apart["sentence"])
             known = {**self.determined_by, **imported, **({"own_step": apart} if apart else {})}
             from_leader(lambda: write_json(self.folder / DESCRIBED, known))
@@ -255,7 +255,7 @@ class Golden:
         """
         differs = record["digest"][at.step] != digest
         if differs.any():
-            leaves = [leaf.name for leaf, d in zip(self.program.leaves, differs, strict=True) if d]
+            leaves = [leaf.name for leaf, d in zip(self.program.state.leaves, differs, strict=True) if d]
             raise NotRepeated(
                 f"epoch {at.epoch}, step {at.step} does not repeat the golden run in {self.folder}: "
                 f"{len(leaves)} of {len(differs)} arrays of the state differ, {leaves[0]} the first. Either this "
@@ -331,7 +331,7 @@ class _Filing(Observer):
 
 def kept_epochs(program: Program, epochs: int, wanted: Collection[int]) -> frozenset[int] | None:
     """Which checkpoints a golden run keeps: all where they are small, else those of the epochs wanted."""
-    return None if (epochs + 1) * program.state_bytes <= KEEP_ALL_BELOW else frozenset(wanted)
+    return None if (epochs + 1) * program.state.bytes <= KEEP_ALL_BELOW else frozenset(wanted)
 
 
 def nudged(program: Program, twin: int) -> State:
@@ -340,7 +340,7 @@ def nudged(program: Program, twin: int) -> State:
     if not twin:
         return state
     leaves, structure = jax.tree.flatten(state)
-    parameters = [i for i, leaf in enumerate(program.leaves) if leaf.role == Role.PARAMETER]
+    parameters = program.state.places(Role.PARAMETER)
     largest = max(parameters, key=lambda i: np.size(leaves[i]))
     changed = np.array(leaves[largest])
     element = changed.reshape(-1)[(twin - 1) % changed.size :][:1]

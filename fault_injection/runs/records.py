@@ -45,7 +45,7 @@ def epoch_record(rows: Sequence[StepRow], evaluation: Evaluation = NOT_EVALUATED
 def abstract_record(program: Program) -> dict[str, tuple[int, ...]]:
     """Shapes of the columns of an epoch's record."""
     steps = program.steps_per_epoch
-    wide = {"digest": (steps, len(program.leaves)), "magnitude": (steps, len(program.watched))}
+    wide = {"digest": (steps, len(program.state.leaves)), "magnitude": (steps, len(program.state.watched))}
     return {name: wide.get(name, (steps,)) for name in PER_STEP} | dict.fromkeys(PER_EPOCH, ())
 
 
@@ -129,8 +129,10 @@ def columns(run: Run, program: Program, metric: str) -> dict[str, np.ndarray]:
     optimizer's history apart.
     """
     magnitude = run.column("magnitude")
-    groups = {role.value: program.positions(role) for role in Role if role not in (Role.HISTORY, Role.KEPT, Role.OTHER)}
-    groups |= {f"history_{moment}": program.positions(Role.HISTORY, moment) for moment in program.moments}
+    groups = {
+        role.value: program.state.positions(role) for role in Role if role not in (Role.HISTORY, Role.KEPT, Role.OTHER)
+    }
+    groups |= {f"history_{moment}": program.state.positions(Role.HISTORY, moment) for moment in program.state.moments}
     steps = {
         "epoch": np.concatenate([np.full(len(e["step"]), run.first + i) for i, e in enumerate(run.epochs)]),
         "step": run.column("step"),

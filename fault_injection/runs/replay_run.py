@@ -134,7 +134,7 @@ def replay(
             record,
             struck_at,
             measure,
-            watched=program.watched,
+            watched=program.state.watched,
             finished=last == last_step(dataclasses.replace(injection, horizon=None)),
             first_nonfinite=nonfinite.first,
             exactly_masked_after=masked.after,

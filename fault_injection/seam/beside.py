@@ -3,20 +3,19 @@
 So they cost neither a program with fault support nor time in any other step.
 """
 
-import dataclasses
-
 from ..models.fault import Fault
 from ..models.site import Site
 from .checkpoint_faults import checkpoint_sites, restarted
 from .program import Program
 from .report import StepReport
 from .state_faults import state_sites, struck_state
+from .state_spec import StateSpec
 from .trees import Batch, State
 
 
-def sites_beside(program: Program) -> dict[str, Site]:
+def sites_beside(state: StateSpec) -> dict[str, Site]:
     """What a fault can strike beside the step, by name."""
-    return {**state_sites(program), **checkpoint_sites(program)}
+    return {**state_sites(state), **checkpoint_sites(state)}
 
 
 def faulty_step(
@@ -27,5 +26,5 @@ def faulty_step(
         if (found := strike(program, state, fault)) is not None:
             new, struck = found
             state, report = program.step(program.restated(new), batch, epoch, step)
-            return state, dataclasses.replace(report, struck=struck)
+            return state, report._replace(struck=struck)
     return program.faulty_step(state, batch, epoch, step, fault)

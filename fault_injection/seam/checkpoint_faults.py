@@ -19,6 +19,7 @@ from .leaves import Role
 from .program import Program
 from .stages import CHECKPOINT
 from .state_faults import Placed, placed_leaves
+from .state_spec import StateSpec
 from .trees import State, fetched
 
 PARTS = {
@@ -44,7 +45,7 @@ class _Target(NamedTuple):
     loaders: int
 
 
-def checkpoint_sites(program: Program) -> dict[str, Site]:
+def checkpoint_sites(state: StateSpec) -> dict[str, Site]:
     """What a fault can strike of a checkpoint, by name; the one operand is `Operand.INPUT`.
 
     A name says the part of the state, the format in which it is saved, and how many of those that load a
@@ -53,22 +54,22 @@ def checkpoint_sites(program: Program) -> dict[str, Site]:
     return {
         name: Site(
             name,
-            f"{target.loaders} of {program.loaders}",
+            f"{target.loaders} of {state.loaders}",
             CHECKPOINT,
             {Operand.INPUT: ShapeDtypeStruct((sum(leaf.size for leaf in target.leaves),), target.dtype)},
         )
-        for name, target in _targets(program).items()
+        for name, target in _targets(state).items()
     }
 
 
-def saved_leaves(program: Program, part: str = "state") -> list[Placed]:
+def saved_leaves(state: StateSpec, part: str = "state") -> list[Placed]:
     """The leaves of a part of a checkpoint, in the order in which a fault counts through their elements."""
-    return [leaf for leaf in placed_leaves(program) if leaf.leaf.role in PARTS[part]]
+    return [leaf for leaf in placed_leaves(state) if leaf.leaf.role in PARTS[part]]
 
 
-def elements_of(program: Program, site: str, index: np.ndarray) -> list[tuple[str, int]]:
+def elements_of(state: StateSpec, site: str, index: np.ndarray) -> list[tuple[str, int]]:
     """Which elements a fault strikes of a checkpoint: of each the array's name and the row-major position in it."""
-    leaves = _targets(program)[site].leaves
+    leaves = _targets(state)[site].leaves
     ends = np.cumsum([leaf.size for leaf in leaves])
     which = np.searchsorted(ends, index, side="right")
     return [(leaves[k].leaf.name, int(at - ends[k]) + leaves[k].size) for k, at in zip(which, index, strict=True)]
@@ -80,30 +81,30 @@ def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Stru
     Where an element is saved in a narrower format, it alone is rounded to it.  So a run without a fault is the
     golden one.  Several processes call this together.
     """
-    target = next((found for name, found in _targets(program).items() if site_id(name) == int(fault.site)), None)
+    target = next((found for name, found in _targets(program.state).items() if site_id(name) == int(fault.site)), None)
     if target is None:
         return None
     saved, first = fetched(state), max(int(fault.worker), 0)
-    struck = {(first + k) % program.loaders for k in range(target.loaders)}
+    struck = {(first + k) % program.state.loaders for k in range(target.loaders)}
 
     def load(r: int) -> State:
-        own = program.single(saved, r)
+        own = program.state.single(saved, r)
         return _altered(own, target, fault)[0] if r in struck else own
 
     # What the fault does is told of the first that loads it: in `local` the others' elements may have been others.
-    return program.start(load), _altered(program.single(saved, first), target, fault)[1]
+    return program.start(load), _altered(program.state.single(saved, first), target, fault)[1]
 
 
-def _targets(program: Program) -> Mapping[str, _Target]:
+def _targets(state: StateSpec) -> Mapping[str, _Target]:
     found = {}
     for part in PARTS:
-        leaves = saved_leaves(program, part)
+        leaves = saved_leaves(state, part)
         dtypes = {leaf.dtype for leaf in leaves}
         if len(dtypes) != 1 or sum(leaf.size for leaf in leaves) > LARGEST_OPERAND:
             continue
         (own,) = dtypes
         for dtype in (own, *(each for each in NARROWER if each.itemsize < own.itemsize)):
-            for loaders in _counts(program.loaders):
+            for loaders in _counts(state.loaders):
                 found[f"{CHECKPOINT}/{part}/{dtype.name}/{loaders}"] = _Target(leaves, dtype, loaders)
     return found
 

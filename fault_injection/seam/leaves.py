@@ -1,7 +1,10 @@
 """What the arrays of a state are to a training run."""
 
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+State = Any  # any pytree of arrays
+Batch = Any  # any pytree of arrays
 
 
 class Role(enum.StrEnum):

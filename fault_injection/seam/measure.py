@@ -2,8 +2,6 @@
 
 from typing import Any, NamedTuple
 
-from .trees import Array
-
 NONFINITE_RULES = ("loss", "state")  # what has to stay finite for a run to go on, see `finite`; the first by default
 
 
@@ -24,7 +22,7 @@ class Measure(NamedTuple):
     tolerance: float
     limits: tuple[float, float] | None = None
 
-    def worse(self, golden: Array | float, faulty: Array | float) -> Any:
+    def worse(self, golden: Any, faulty: Any) -> Any:
         """By how much `faulty` is worse than `golden`; negative where it is better.
 
         >>> Measure("accuracy", "higher", 0.1, 0.02).worse(0.75, 0.5)
@@ -34,7 +32,7 @@ class Measure(NamedTuple):
         """
         return golden - faulty if self.better == "higher" else faulty - golden
 
-    def lead(self, value: Array | float) -> Any:
+    def lead(self, value: Any) -> Any:
         """How much better than guessing `value` is."""
         return self.worse(value, self.chance)
 

@@ -26,11 +26,12 @@ from ..models.site import Site
 from .leaves import Leaf, Role
 from .program import Program
 from .stages import STATE
+from .state_spec import StateSpec
 from .trees import State
 
 
-def state_sites(program: Program) -> dict[str, Site]:
-    """What a fault can strike of a program's state, by name; the one operand is `Operand.INPUT`.
+def state_sites(state: StateSpec) -> dict[str, Site]:
+    """What a fault can strike of a state, by name; the one operand is `Operand.INPUT`.
 
     These are the leaves, and the parts of the state, such as `params` and `opt_state/v`: a part is a vector of
     all elements of its leaves, in their order.
@@ -39,7 +40,7 @@ def state_sites(program: Program) -> dict[str, Site]:
       ValueError: two names have the same id.
     """
     found = {}
-    for name, leaves in _targets(program).items():
+    for name, leaves in _targets(state).items():
         of_part = leaves[0].leaf.name != name
         # One number has the position 0.
         shape = (sum(leaf.size for leaf in leaves),) if of_part else leaves[0].shape or (1,)
@@ -67,13 +68,13 @@ def struck_state(program: Program, state: State, fault: Fault) -> tuple[State, S
     Raises:
       InputError: one worker's copy is to be struck, and there are several processes.
     """
-    leaves_struck = next((of for name, of in _targets(program).items() if site_id(name) == int(fault.site)), None)
+    leaves_struck = next((of for name, of in _targets(program.state).items() if site_id(name) == int(fault.site)), None)
     if leaves_struck is None:
         return None
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.copy, state))
-    if program.copies and jax.process_count() > 1:
+    if program.state.copies and jax.process_count() > 1:
         raise InputError("one worker's copy of the state can be struck in one process only")
-    r = int(fault.worker) if program.copies else None
+    r = int(fault.worker) if program.state.copies else None
     own = leaves if r is None else [leaf[r] for leaf in leaves]
     struck = _strike(own, leaves_struck, fault)
     if r is not None:
@@ -94,17 +95,17 @@ class Placed(NamedTuple):
         return math.prod(self.shape)
 
 
-def placed_leaves(program: Program) -> list[Placed]:
-    """The leaves of a program's state, of one copy where each worker has one."""
-    tensors = jax.tree.leaves(program.abstract)
-    own = 1 if program.copies else 0  # the leading axis is that of the workers
-    placed = zip(enumerate(program.leaves), tensors, strict=True)
+def placed_leaves(state: StateSpec) -> list[Placed]:
+    """The leaves of a state, of one copy where each worker has one."""
+    tensors = jax.tree.leaves(state.abstract)
+    own = 1 if state.copies else 0  # the leading axis is that of the workers
+    placed = zip(enumerate(state.leaves), tensors, strict=True)
     return [Placed(*each, tensor.shape[own:], tensor.dtype) for each, tensor in placed]
 
 
-def _targets(program: Program) -> dict[str, list[Placed]]:
+def _targets(state: StateSpec) -> dict[str, list[Placed]]:
     """What a fault can strike of the state, by name, as the leaves that it consists of."""
-    leaves = placed_leaves(program)
+    leaves = placed_leaves(state)
     found = {one.leaf.name: [one] for one in leaves if one.leaf.role != Role.KEPT}
     in_parts = [one for one in leaves if one.leaf.role not in (Role.KEPT, Role.OTHER)]
     for part, group in itertools.groupby(in_parts, key=lambda one: part_of(one.leaf.name)):

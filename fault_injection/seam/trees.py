@@ -6,13 +6,10 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
+from .leaves import Batch as Batch
+from .leaves import State as State
+
 Array = jax.Array | np.ndarray  # on a device, or fetched from it
-
-
-State = Any  # any pytree of arrays
-
-
-Batch = Any  # any pytree of arrays
 
 
 def leaf_names(tree: Any) -> list[str]:

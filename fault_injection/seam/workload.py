@@ -6,17 +6,16 @@ import functools
 import inspect
 import pathlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 from ..machine.reading import Kind, number, one_of, whole
 from ..machine.user_files import module_named
-from ..models.layer import Layer
-from ..models.precision import PRECISIONS
+from ..models.precisions import PRECISIONS
 from ..models.site import Site
-from .beside import sites_beside
 from .program import Program
 from .stages import CHECKPOINT, GRADIENT, STATE, UPDATE
+from .state_spec import StateSpec
 from .strategies import KIND, REPLICATED, Strategy, parse_strategy
 
 
@@ -113,6 +112,10 @@ class Workload(abc.ABC):
     def leaves(self) -> Mapping[str, Site]:
         """What a fault can strike beside operations, by name: leaves of the state, gradients, and the update."""
         return _leaves(self)
+
+    def state(self) -> StateSpec:
+        """What its state consists of: here that of its program."""
+        return self.program(frozenset()).state
 
     def components(self) -> Mapping[str, list[str]]:
         """Groups of parameters whose vulnerability is told apart, as patterns of their names without `params/`."""
@@ -232,8 +235,10 @@ def _rebuilt(fields: dict[str, Any], module: str, name: str) -> Workload:
 
 @functools.lru_cache(maxsize=8)
 def _leaves(workload: Workload) -> Mapping[str, Site]:
-    program = workload.program(frozenset())
-    return {**sites_beside(program), **program.exchanged()}
+    from .beside import sites_beside  # which imports JAX
+
+    state = workload.state()
+    return {**sites_beside(state), **state.exchanged}
 
 
 def narrower(precision: str) -> str:
@@ -248,15 +253,6 @@ def narrower(precision: str) -> str:
 def shared_out(workload: Workload) -> str:
     """How a description of a workload goes on whose workers do not simply share one state."""
     return "" if workload.rules == REPLICATED else f"strategy {workload.strategy}, "
-
-
-def too_many_stages(workload: Workload, network: Callable[[], Layer]) -> Contradiction | None:
-    """Why a network cannot be split into a pipeline's stages; None where it can, or need not be."""
-    stages = workload.rules.stages
-    if not stages or stages <= (parts := len(network().parts)):
-        return None
-    found = f"strategy {workload.strategy}: the chain of {workload.name} has {parts} parts"
-    return Contradiction("strategy", f"{found}; expected at most as many stages")
 
 
 def format_option(value: object) -> object:

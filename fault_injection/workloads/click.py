@@ -1,41 +1,30 @@
 """Workloads of recommendation: whether somebody clicks, decided from numbers and categories."""
 
 import dataclasses
-import functools
 import pathlib
 import re
 from collections.abc import Mapping
-from typing import ClassVar
-
-import jax
-import numpy as np
+from typing import Any, ClassVar
 
 from ..data.click_logs import CLICK_LOGS
 from ..machine.reading import counts, one_of, whole
-from ..models.combinators import in_precision
-from ..models.layer import Layer
-from ..models.networks.dlrm import dlrm
-from ..models.precision import PRECISIONS
-from ..models.site import Site, list_sites
-from ..seam.program import Program
-from ..seam.workload import PRECISION, Contradiction, Option, Workload, format_option, narrower
-from .click_program import click_program
+from ..models.site import Site
+from ..seam.workload import PRECISION, Option, Workload, format_option, narrower
+from .explicit import ExplicitWorkload
 
 WIDTHS = counts("/", 1, "a width for each hidden layer, such as 64/32")
 KINDS = {"bot": "bottom MLP", "top": "top MLP", "emb": "embedding", "interaction": "interaction"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ClickWorkload(Workload):
+class ClickWorkload(ExplicitWorkload):
     """A DLRM that decides about examples of numbers and categories, trained by plain gradient descent.
 
     Attributes:
       dataset: key of `fault_injection.data.click_logs.CLICK_LOGS`.
       dimension, bottom, top: as in `models.networks.dlrm`.
       max_rows: rows of a table, at most; an index is taken modulo the rows of its table.
-      precision: key of `models.precision.PRECISIONS`.
       steps_per_epoch: steps in each epoch: it goes through no whole table of examples.
-      batch_size: examples of all workers together, a multiple of `workers`.
     """
 
     learning_rate: float = 0.1
@@ -44,12 +33,12 @@ class ClickWorkload(Workload):
     bottom: tuple[int, ...] = (64, 32)
     top: tuple[int, ...] = (64, 32)
     max_rows: int = 2**31 - 1
-    precision: str = "float32"
     steps_per_epoch: int = 100
     workers: int = 4
     batch_size: int = 128
     epochs: int = 20
 
+    DATA: ClassVar[Mapping[str, Any]] = CLICK_LOGS
     OPTIONS: ClassVar[Mapping[str, Option]] = {
         "dataset": Option(one_of(CLICK_LOGS), "the table of examples", ("layer", "position")),
         "dimension": Option(whole(1, 2**12), "width of a row of an embedding table", ("position",)),
@@ -68,27 +57,11 @@ class ClickWorkload(Workload):
         """Rows of each embedding table."""
         return tuple(min(size, self.max_rows) for size in CLICK_LOGS[self.dataset].sizes)
 
-    def sites(self) -> Mapping[str, Site]:
-        """The operations that a fault can strike, by name."""
-        return _sites(dataclasses.replace(self, learning_rate=1.0, epochs=1, steps_per_epoch=1, seed=0))
+    def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
+        """The recipe of its training."""
+        from .click_recipe import click_recipe
 
-    def program(
-        self,
-        supported: frozenset[str] | None = None,
-        devices: int | None = None,
-        data_dir: pathlib.Path | None = None,
-        reductions: frozenset[str] = frozenset(),
-    ) -> Program:
-        """What runs of this workload need; see `Workload.program`."""
-        self.check_supported(supported)
-        log = CLICK_LOGS[self.dataset]
-        return click_program(self, self.make_network(), log, supported, devices, data_dir, reductions)
-
-    def make_network(self) -> Layer:
-        """The network that it trains."""
-        numbers = CLICK_LOGS[self.dataset].numbers
-        network = dlrm(numbers, self.tables, self.dimension, self.bottom, self.top)
-        return in_precision(network, PRECISIONS[self.precision])
+        return click_recipe(self, data_dir)
 
     def components(self) -> Mapping[str, list[str]]:
         """The two perceptrons and the tables."""
@@ -103,27 +76,6 @@ class ClickWorkload(Workload):
         """The component of the model that it belongs to."""
         return KINDS[re.sub(r"_\d+$", "", site.layer)]
 
-    def contradiction(self) -> Contradiction | None:
-        """The first option that does not go with the others; None where all do."""
-        if self.batch_size % self.workers:
-            message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
-            return Contradiction("batch_size", message)
-        return None
-
-    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
-        """Whether the examples can be read; raises InputError where `data_dir` holds none."""
-        return bool(CLICK_LOGS[self.dataset].find(data_dir))
-
-    @property
-    def label(self) -> str:
-        """Name of its folders."""
-        return f"{self.name}-{self.dataset}"
-
-    @property
-    def title(self) -> str:
-        """What it is."""
-        return f"{self.name} on {self.dataset}"
-
     @property
     def details(self) -> str:
         """How large it is."""
@@ -133,13 +85,6 @@ class ClickWorkload(Workload):
             f"batches of {self.batch_size} on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
-
-
-@functools.lru_cache(maxsize=256)
-def _sites(workload: ClickWorkload) -> Mapping[str, Site]:
-    log = CLICK_LOGS[workload.dataset]
-    shape = (workload.batch_size // workload.workers, log.numbers + len(log.sizes))
-    return list_sites(workload.make_network(), jax.ShapeDtypeStruct(shape, np.int32))
 
 
 # Naumov et al., arXiv 1906.00091: that of Criteo's challenge has the published sizes.

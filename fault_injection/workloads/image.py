@@ -1,42 +1,21 @@
 """Workloads of image classification: the published set-ups, and others of their kind."""
 
 import dataclasses
-import functools
 import operator
 import pathlib
 import re
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import jax
-import optax
-
 from ..data import DATASETS
 from ..data.batches import steps_per_epoch
-from ..explicit.optimizers import keras_adam, keras_sgd
 from ..machine.reading import counts, number, one_of, whole
-from ..models.combinators import in_precision
 from ..models.fault import Operand
-from ..models.layer import Layer
-from ..models.networks import NETWORKS
-from ..models.precision import PRECISIONS
-from ..models.site import Site, list_sites
-from ..seam.program import Program
-from ..seam.workload import (
-    PRECISION,
-    STRATEGY,
-    Contradiction,
-    Option,
-    Workload,
-    format_option,
-    narrower,
-    shared_out,
-    too_many_stages,
-)
-from .image_program import image_program, scheduled
+from ..models.site import Site
+from ..seam.workload import PRECISION, STRATEGY, Contradiction, Option, Workload, format_option, narrower, shared_out
+from .explicit import ExplicitWorkload
 
 AUGMENTATIONS = ("flip+crop", "crop", "none")
-OPTIMIZERS = {"adam": keras_adam, "sgd": keras_sgd}
 
 # What a dataset changes in the published options.  Digits are not symmetric, and dropout makes
 # twins differ by several points, which would drown most verdicts.
@@ -44,12 +23,12 @@ IMPLIED: dict[str, dict[str, Any]] = {"digits": {"dropout": 0.0, "augmentation":
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ImageWorkload(Workload):
+class ImageWorkload(ExplicitWorkload):
     """A network that classifies images.
 
     Attributes:
       network: key of `models.networks.NETWORKS`.
-      optimizer: key of `OPTIMIZERS`.
+      optimizer: key of `image_recipe.OPTIMIZERS`.
       learning_rate, end_learning_rate, decay_steps: linear decay from the first to the
         second in that many steps.
       dataset: key of `fault_injection.data.DATASETS`.
@@ -57,8 +36,6 @@ class ImageWorkload(Workload):
       blocks: repeated parts of each stage, at most as many as published.
       dropout: rate, where the network has its dropout.
       augmentation: one of `AUGMENTATIONS`.
-      precision: key of `models.precision.PRECISIONS`.
-      batch_size: global, a multiple of `workers`.
     """
 
     network: str = "resnet18"
@@ -71,11 +48,11 @@ class ImageWorkload(Workload):
     blocks: tuple[int, ...] = (2, 2, 2, 2)
     dropout: float = 0.15
     augmentation: str = "flip+crop"
-    precision: str = "float32"
     workers: int = 8
     batch_size: int = 1024
     epochs: int = 80
 
+    DATA: ClassVar[Mapping[str, Any]] = DATASETS
     OPTIONS: ClassVar[Mapping[str, Option]] = {
         "dataset": Option(one_of(DATASETS), "the images", ("step",)),
         "width": Option(whole(1, 1024), "channels of the first convolution, the others in proportion", ("position",)),
@@ -90,42 +67,15 @@ class ImageWorkload(Workload):
     }
 
     @property
-    def worker_batch(self) -> int:
-        """Images of one worker in one step: the b of every operand's shape."""
-        return self.batch_size // self.workers
-
-    @property
     def steps_per_epoch(self) -> int:
         """Steps in each epoch."""
         return steps_per_epoch(DATASETS[self.dataset].train, self.batch_size)
 
-    def sites(self) -> Mapping[str, Site]:
-        """The operations that a fault can strike, by name."""
-        example = DATASETS[self.dataset].example
-        return _sites(self.network, self.width, self.blocks, self.precision, self.worker_batch, example)
+    def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
+        """The recipe of its training."""
+        from .image_recipe import image_recipe
 
-    def program(
-        self,
-        supported: frozenset[str] | None = None,
-        devices: int | None = None,
-        data_dir: pathlib.Path | None = None,
-        reductions: frozenset[str] = frozenset(),
-    ) -> Program:
-        """What runs of this workload need; see `Workload.program`."""
-        self.check_supported(supported)
-        dataset = DATASETS[self.dataset]
-        return image_program(
-            self, self.make_network(), self.make_optimizer(), dataset, supported, devices, data_dir, reductions
-        )
-
-    def make_network(self) -> Layer:
-        """The network that it trains."""
-        network: Layer = NETWORKS[self.network](width=self.width, blocks=self.blocks, dropout_rate=self.dropout)
-        return in_precision(network, PRECISIONS[self.precision])
-
-    def make_optimizer(self) -> optax.GradientTransformation:
-        """The optimizer with its schedule."""
-        return scheduled(self, OPTIMIZERS[self.optimizer])
+        return image_recipe(self, data_dir)
 
     def components(self) -> Mapping[str, list[str]]:
         """The stages of the network: layers whose names are alike up to their first number."""
@@ -163,13 +113,10 @@ class ImageWorkload(Workload):
             expected = f"{len(most)} counts, from 1 each to the published {format_option(most)}"
             found = str(format_option(self.blocks))[:60]
             return Contradiction("blocks", f"blocks {found} of {self.name}; expected {expected}")
-        if self.batch_size % self.workers:
-            message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
-            return Contradiction("batch_size", message)
         if self.batch_size > (images := DATASETS[self.dataset].train):
             message = f"batch_size {self.batch_size} is larger than {self.dataset}, which has {images} training images"
             return Contradiction("batch_size", message)
-        return too_many_stages(self, self.make_network)
+        return super().contradiction()
 
     def unscaled(self, new: Self) -> list[str]:
         """The learning rate, which counts in steps whatever their number is."""
@@ -180,20 +127,6 @@ class ImageWorkload(Workload):
             f"{self.decay_steps} steps, of which the training goes through {through[0]} -> {through[1]}"
         ]
 
-    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
-        """Whether the images can be read without a download; raises InputError where `data_dir` holds none."""
-        return bool(DATASETS[self.dataset].find(data_dir))
-
-    @property
-    def label(self) -> str:
-        """Name of its folders."""
-        return f"{self.name}-{self.dataset}"
-
-    @property
-    def title(self) -> str:
-        """What it is."""
-        return f"{self.name} on {self.dataset}"
-
     @property
     def details(self) -> str:
         """How large it is."""
@@ -202,19 +135,6 @@ class ImageWorkload(Workload):
             f"batches of {self.batch_size} on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
-
-
-@functools.lru_cache(maxsize=256)
-def _sites(
-    network: str,
-    width: int,
-    blocks: tuple[int, ...],
-    precision: str,
-    worker_batch: int,
-    example: jax.ShapeDtypeStruct,
-) -> Mapping[str, Site]:
-    layer = in_precision(NETWORKS[network](width=width, blocks=blocks), PRECISIONS[precision])
-    return list_sites(layer, jax.ShapeDtypeStruct((worker_batch, *example.shape), example.dtype))
 
 
 # docs/science.md, Published set-up (He et al., ISCA 2023, artifact).

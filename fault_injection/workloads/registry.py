@@ -3,13 +3,11 @@
 import dataclasses
 from typing import Any
 
-from ..any_step.training import Training
 from ..machine.errors import InputError, did_you_mean
 from ..machine.reading import SHOWN
 from ..seam.workload import Workload
 from .click import RECOMMENDERS
 from .image import PUBLISHED
-from .own import own_workload
 from .own_file import own_function
 from .text import TRANSFORMERS
 
@@ -35,6 +33,9 @@ def find_workload(name: str) -> Workload:
 
 
 def _load(name: str) -> Workload:
+    from ..any_step.training import Training  # which imports JAX, as the user's file does
+    from .own import own_workload
+
     shown, function = name[:SHOWN], name.rpartition(":")[2]
     make, path = own_function(name)
     try:

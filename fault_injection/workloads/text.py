@@ -1,39 +1,28 @@
 """Workloads that predict the next token of a text."""
 
 import dataclasses
-import functools
 import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
-import jax
-import numpy as np
-
 from ..data.texts import TEXTS
 from ..machine.reading import one_of, whole
-from ..models.combinators import in_precision
-from ..models.layer import Layer
-from ..models.networks.transformer import transformer
-from ..models.precision import PRECISIONS
-from ..models.site import Site, list_sites
-from ..seam.program import Program
-from ..seam.workload import PRECISION, STRATEGY, Contradiction, Option, Workload, narrower, shared_out, too_many_stages
-from .text_program import text_program
+from ..models.site import Site
+from ..seam.workload import PRECISION, STRATEGY, Contradiction, Option, Workload, narrower, shared_out
+from .explicit import ExplicitWorkload
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TextWorkload(Workload):
+class TextWorkload(ExplicitWorkload):
     """A decoder-only transformer that predicts the next token.
 
     Attributes:
-      learning_rate: the largest one; it rises to this and falls, see `text_program.schedule`.
+      learning_rate: the largest one; it rises to this and falls, see `text_recipe.schedule`.
       dataset: key of `fault_injection.data.texts.TEXTS`.
       width, blocks, heads, kv_heads, vocabulary: as in `models.networks.transformer`.
       context: tokens of a sequence.
-      precision: key of `models.precision.PRECISIONS`.
       tied: `yes` where the head shares the table of the embedding, else `no`.
       steps_per_epoch: steps in each epoch: it goes through no whole text.
-      batch_size: sequences of all workers together, a multiple of `workers`.
     """
 
     learning_rate: float = 5e-3
@@ -45,12 +34,12 @@ class TextWorkload(Workload):
     context: int = 64
     vocabulary: int = 128
     tied: str = "yes"
-    precision: str = "float32"
     steps_per_epoch: int = 50
     workers: int = 4
     batch_size: int = 32
     epochs: int = 20
 
+    DATA: ClassVar[Mapping[str, Any]] = TEXTS
     OPTIONS: ClassVar[Mapping[str, Option]] = {
         "dataset": Option(one_of(TEXTS), "the text"),
         "width": Option(whole(1, 2**16), "channels between the blocks", ("position",)),
@@ -68,26 +57,11 @@ class TextWorkload(Workload):
         "workers": Workload.OPTIONS["workers"],
     }
 
-    def sites(self) -> Mapping[str, Site]:
-        """The operations that a fault can strike, by name."""
-        return _sites(dataclasses.replace(self, learning_rate=1.0, epochs=1, steps_per_epoch=1, seed=0))
+    def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
+        """The recipe of its training."""
+        from .text_recipe import text_recipe
 
-    def program(
-        self,
-        supported: frozenset[str] | None = None,
-        devices: int | None = None,
-        data_dir: pathlib.Path | None = None,
-        reductions: frozenset[str] = frozenset(),
-    ) -> Program:
-        """What runs of this workload need; see `Workload.program`."""
-        self.check_supported(supported)
-        return text_program(self, self.make_network(), TEXTS[self.dataset], supported, devices, data_dir, reductions)
-
-    def make_network(self) -> Layer:
-        """The network that it trains."""
-        tied = self.tied == "yes"
-        network = transformer(self.vocabulary, self.width, self.blocks, self.heads, self.kv_heads, tied)
-        return in_precision(network, PRECISIONS[self.precision])
+        return text_recipe(self, data_dir)
 
     def identity(self) -> dict[str, Any]:
         """All fields: the learning rate rises and falls within the length of the training."""
@@ -115,29 +89,12 @@ class TextWorkload(Workload):
         if self.vocabulary < (least := TEXTS[self.dataset].vocabulary):
             found = f"vocabulary {self.vocabulary} is too small for {self.dataset}"
             return Contradiction("vocabulary", f"{found}, whose tokens go up to {least - 1}; expected at least {least}")
-        if self.batch_size % self.workers:
-            message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
-            return Contradiction("batch_size", message)
-        return too_many_stages(self, self.make_network)
+        return super().contradiction()
 
     def unscaled(self, new: Self) -> list[str]:
         """The learning rate, whose rise and fall take as long as the training."""
         totals = [workload.epochs * workload.steps_per_epoch for workload in (self, new)]
         return [f"learning rate: not scaled; it rises and falls within {totals[0]} -> {totals[1]} steps"]
-
-    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
-        """Whether the text can be read; raises InputError where `data_dir` holds none."""
-        return bool(TEXTS[self.dataset].find(data_dir))
-
-    @property
-    def label(self) -> str:
-        """Name of its folders."""
-        return f"{self.name}-{self.dataset}"
-
-    @property
-    def title(self) -> str:
-        """What it is."""
-        return f"{self.name} on {self.dataset}"
 
     @property
     def details(self) -> str:
@@ -147,12 +104,6 @@ class TextWorkload(Workload):
             f"batches of {self.batch_size} × {self.context} tokens on {self.workers} workers, "
             f"{self.epochs} epochs of {self.steps_per_epoch} steps"
         )
-
-
-@functools.lru_cache(maxsize=256)
-def _sites(workload: TextWorkload) -> Mapping[str, Site]:
-    shape = (workload.batch_size // workload.workers, workload.context)
-    return list_sites(workload.make_network(), jax.ShapeDtypeStruct(shape, np.int32))
 
 
 TRANSFORMERS = {"transformer": TextWorkload(name="transformer")}

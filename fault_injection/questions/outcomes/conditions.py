@@ -151,11 +151,11 @@ class Envelope:
 
     def __init__(self, golden: Golden, epochs: int, epoch: int, conditions: Conditions):
         program = golden.program
-        self._moments = [program.positions(Role.HISTORY, moment) for moment in program.moments] or [
-            program.positions(Role.GRADIENT)
+        self._moments = [program.state.positions(Role.HISTORY, moment) for moment in program.state.moments] or [
+            program.state.positions(Role.GRADIENT)
         ]
-        self._variance = program.positions(Role.VARIANCE)
-        self._parameters = program.positions(Role.PARAMETER)
+        self._variance = program.state.positions(Role.VARIANCE)
+        self._parameters = program.state.positions(Role.PARAMETER)
         first = max(golden.first, epoch - conditions.neighbours)
         last = min(epochs, epoch + conditions.neighbours + 1)
         largest = np.max([golden.fetch_record(e)["magnitude"].max(axis=0) for e in range(first, last)], axis=0)

@@ -203,7 +203,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
         golden=lab.record,
         fault=choice.at,
         measure=lab.golden.program.measure(),
-        watched=lab.golden.program.watched,
+        watched=lab.golden.program.state.watched,
         noise=lab.noise,
         thresholds=Thresholds(nonfinite=lab.plan.nonfinite),
     )
@@ -279,8 +279,8 @@ def _of_norms(program: Program, target: str) -> bool:
 
     Scales of formats are statistics too, and every step reads them; but they stand beside no variance.
     """
-    norms = {leaf.name.rpartition("/")[0] for leaf in program.leaves if leaf.role == Role.VARIANCE}
-    struck = [leaf.name for leaf in program.leaves if f"{leaf.name}/".startswith(f"{target}/")]
+    norms = {leaf.name.rpartition("/")[0] for leaf in program.state.leaves if leaf.role == Role.VARIANCE}
+    struck = [leaf.name for leaf in program.state.leaves if f"{leaf.name}/".startswith(f"{target}/")]
     return bool(struck) and all(name.rpartition("/")[0] in norms for name in struck)
 
 
@@ -366,7 +366,7 @@ def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alter
     """What was altered, where a run restarted from a checkpoint."""
     if choice.site.stage != CHECKPOINT:
         return ()
-    places = elements_of(lab.golden.program, choice.site.name, choice.index)
+    places = elements_of(lab.golden.program.state, choice.site.name, choice.index)
     words = zip(places, struck.old.tolist(), struck.new.tolist(), strict=False)  # those of a fault are padded
     return tuple(Alteration(*place, before, after) for place, before, after in words)
 

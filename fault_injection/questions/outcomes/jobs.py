@@ -102,7 +102,7 @@ def make_golden(task: Task) -> Ready:
 
 def disk_bytes(plan: Plan, golden: Golden) -> int:
     """The most disk that a campaign's golden runs take, with the states that experiments fork from."""
-    states = 2 * (plan.steps_per_epoch + 1) * golden.program.state_bytes  # within two epochs at a time
+    states = 2 * (plan.steps_per_epoch + 1) * golden.program.state.bytes  # within two epochs at a time
     runs = (golden, *map(golden.twin_run, range(1, plan.twins + 1)))
     return states + sum(run.disk_bytes(plan.golden_epochs) for run in runs)
 

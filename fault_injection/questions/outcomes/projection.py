@@ -53,7 +53,7 @@ class Projection(Observer):
         self._of_statistics = of_statistics
         self._golden, self._fault, self._since, self._record = golden, fault, since, record
         self._golden_after, self._nonfinite = golden_after, nonfinite
-        leaves = golden.program.leaves
+        leaves = golden.program.state.leaves
         self._variances = [i for i, leaf in enumerate(leaves) if leaf.role == Role.VARIANCE]
         self._statistics = [i for i, leaf in enumerate(leaves) if leaf.role == Role.STATISTIC] + self._variances
         self._seen: dict[Address, Excess] = {}

@@ -248,7 +248,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
         lab.record,
         at,
         program.measure(),
-        watched=program.watched,
+        watched=program.state.watched,
         noise=lab.noise,
         thresholds=Thresholds(nonfinite=plan.nonfinite),
         finished=followed.ended is None and last == plan.end,
@@ -317,9 +317,9 @@ def _in_turns(plain: Program, watching: Watcher, pairs: int, each: int = 5) -> S
 
 def _bytes(program: Program) -> int | None:
     """What a compiled step needs: arguments, results and what is between; None where that is not known."""
-    if program.lower is None:
+    if program.extras.lower is None:
         return None
-    analysis = program.lower(program.place(program.init()), program.batch(0, 0)).compile().memory_analysis()
+    analysis = program.extras.lower(program.place(program.init()), program.batch(0, 0)).compile().memory_analysis()
     if analysis is None:
         return None
     return int(analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes)

@@ -1,0 +1,105 @@
+"""A recipe: what an explicit training consists of, apart from the machine."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+
+from ..models.layer import Layer
+from ..models.loss import Head, cross_entropy
+from ..seam.stages import EXCHANGED, UPDATE, WORKER_GRADIENT
+from ..seam.state_spec import StateSpec
+from ..seam.strategies import REPLICATED, Strategy, Sum
+from ..seam.trees import leaf_names
+from . import sparse
+from .batch_source import OpenData
+from .exchange import exchanged_sites
+from .optimizers import Invertible
+from .state import ExplicitState, named_leaves
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """A training of an explicit network.
+
+    Attributes:
+      network: with both passes.
+      optimizer: with its schedule.
+      example: shape and dtype of one input of the network.
+      data: reads the data; called when they are first needed.
+      workers: data-parallel replicas.
+      batch_size: global, a multiple of the workers.
+      steps_per_epoch: steps in each epoch.
+      seed: of initial values, dropout and whatever else a layer draws.
+      head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
+      tables: parameters whose gradients are sparse (`Observations.rows`); the optimizer keeps no history of them.
+      strategy: how the workers share their work.  Where each has its own copy, every leaf of the state has the
+        workers as leading axis.  `tables` work only with the strategy `replicated`.
+    """
+
+    network: Layer
+    optimizer: optax.GradientTransformation | Invertible
+    example: jax.ShapeDtypeStruct
+    data: Callable[[], OpenData]
+    workers: int
+    batch_size: int
+    steps_per_epoch: int
+    seed: int
+    head: Head = cross_entropy
+    tables: frozenset[str] = frozenset()
+    strategy: Strategy = REPLICATED
+
+    @property
+    def inputs(self) -> jax.ShapeDtypeStruct:
+        """Shape [R,b,…] and dtype of the global batch's input."""
+        shape = (self.workers, self.batch_size // self.workers, *self.example.shape)
+        return jax.ShapeDtypeStruct(shape, self.example.dtype)
+
+    @property
+    def copies(self) -> int:
+        """Workers that each have their own copy of the state; 0 where all share one."""
+        return self.workers if self.strategy.copies else 0
+
+    @property
+    def own_gradients(self) -> bool:
+        """Whether each worker follows its own gradient, summed with no other."""
+        return self.strategy.gradients is Sum.NONE
+
+    def init(self, key: tuple[int, ...] | None) -> ExplicitState:
+        """One copy of the state before the first step, on the host; its shapes where there is no key."""
+        params, stats = self.network.init(key, self.inputs.shape)
+        make = self.optimizer.init
+        if key is None:
+            make = functools.partial(jax.eval_shape, make)
+        return ExplicitState(params, stats, make(params), sparse.initial(params, self.tables))
+
+    @functools.cached_property
+    def single(self) -> ExplicitState:
+        """Shapes and dtypes of one copy of the state."""
+        return self.init(None)
+
+    def copied(self, tree: Any) -> Any:
+        """A copy of a state, or of its shapes, for each worker; the state itself where all share one."""
+
+        def stacked(leaf: Any) -> Any:
+            shape = (self.copies, *np.shape(leaf))
+            abstractly = isinstance(leaf, jax.ShapeDtypeStruct)
+            return jax.ShapeDtypeStruct(shape, leaf.dtype) if abstractly else np.broadcast_to(leaf, shape)
+
+        return jax.tree.map(stacked, tree) if self.copies else tree
+
+    def state(self) -> StateSpec:
+        """What the state consists of; no device is asked for."""
+        stages = {WORKER_GRADIENT} if self.own_gradients else set(EXCHANGED) - ({UPDATE} if self.copies else set())
+        return StateSpec(
+            abstract=self.copied(self.single),
+            leaves=named_leaves(self.single),
+            gradients=tuple(f"gradient/{name}" for name in leaf_names(self.single.params)),
+            exchanged=exchanged_sites(self.single.params, self.tables, stages),
+            workers=self.workers,
+            strategy=self.strategy,
+        )

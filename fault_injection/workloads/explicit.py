@@ -1,0 +1,105 @@
+"""What the families of workloads share whose networks are written out in this project.
+
+A family is a description, its options, and a recipe of what they mean.  The description imports no JAX, so that names,
+options and plans are read without it; its methods import the recipe, and what computes, when they are first called.
+"""
+
+import abc
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from ..models.site import Site
+from ..seam.program import Program
+from ..seam.state_spec import StateSpec
+from ..seam.workload import Contradiction, Workload
+
+# Options on which no site depends, so that workloads that differ in them share what is traced.
+RATES = {
+    *("learning_rate", "end_learning_rate", "decay_steps", "epochs", "steps_per_epoch", "seed"),
+    *("dropout", "augmentation"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExplicitWorkload(Workload):
+    """A network of `models/`, trained on a dataset.
+
+    Attributes:
+      dataset: its name.
+      precision: key of `models.precisions.PRECISIONS`.
+      batch_size: of all workers together, a multiple of `workers`.
+    """
+
+    dataset: str
+    precision: str = "float32"
+    batch_size: int
+
+    DATA: ClassVar[Mapping[str, Any]]  # datasets by name, each with `find`
+
+    @abc.abstractmethod
+    def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
+        """The `explicit.recipe.Recipe` of its training; nothing is read or computed.
+
+        Args:
+          data_dir: where the dataset is; by default where its reader looks.
+        """
+
+    def sites(self) -> Mapping[str, Site]:
+        """The operations that a fault can strike, by name."""
+        same: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self) if f.name in RATES}
+        return _sites(dataclasses.replace(self, **same))
+
+    def state(self) -> StateSpec:
+        """What its state consists of; no device is asked for."""
+        found: StateSpec = self.recipe().state()
+        return found
+
+    def program(
+        self,
+        supported: frozenset[str] | None = None,
+        devices: int | None = None,
+        data_dir: pathlib.Path | None = None,
+        reductions: frozenset[str] = frozenset(),
+    ) -> Program:
+        """What runs of this workload need; see `Workload.program`."""
+        from ..explicit.program import explicit_program
+
+        self.check_supported(supported)
+        return explicit_program(self.recipe(data_dir), supported, devices, reductions)
+
+    def contradiction(self) -> Contradiction | None:
+        """The first option that does not go with the others; None where all do."""
+        if self.batch_size % self.workers:
+            message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
+            return Contradiction("batch_size", message)
+        if not (stages := self.rules.stages) or stages <= (parts := len(self.recipe().network.parts)):
+            return None
+        found = f"strategy {self.strategy}: the chain of {self.name} has {parts} parts"
+        return Contradiction("strategy", f"{found}; expected at most as many stages")
+
+    def data_at_hand(self, data_dir: pathlib.Path | None = None) -> bool:
+        """Whether the data can be read without a download; raises InputError where `data_dir` holds none."""
+        return bool(self.DATA[self.dataset].find(data_dir))
+
+    @property
+    def label(self) -> str:
+        """Name of its folders."""
+        return f"{self.name}-{self.dataset}"
+
+    @property
+    def title(self) -> str:
+        """What it is."""
+        return f"{self.name} on {self.dataset}"
+
+
+@functools.lru_cache(maxsize=256)
+def _sites(workload: ExplicitWorkload) -> Mapping[str, Site]:
+    import jax
+
+    from ..models.site import list_sites
+
+    recipe = workload.recipe()
+    return list_sites(recipe.network, jax.ShapeDtypeStruct(recipe.inputs.shape[1:], recipe.inputs.dtype))
