@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import STEPS, linear
 
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.site import make_fault
 from fault_injection.runs.follow import Address, Observer, addresses, follow, horizon_or_end, numbered
 from fault_injection.seam.trees import same_bits
 

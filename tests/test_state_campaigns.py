@@ -77,10 +77,13 @@ def test_leaves_are_drawn_by_their_size_and_elements_uniformly():
     found = np.mean([choice.site.name == largest for choice in drawn])
     assert abs(found - share) < 4 * (share * (1 - share) / 1000) ** 0.5
     assert {choice.experiment.worker for choice in drawn} == {ALL}
-    counts = {len(choice.index) for choice in drawn}
+    counts = {len(choice.bits.index) for choice in drawn}
     assert 16 in counts and 1 in counts and max(counts) == 16
     for choice in drawn:
-        assert len(set(choice.index.tolist())) == len(choice.index) and choice.index.max() < sizes[choice.site.name]
+        assert (
+            len(set(choice.bits.index.tolist())) == len(choice.bits.index)
+            and choice.bits.index.max() < sizes[choice.site.name]
+        )
         assert all(int(mask).bit_count() == 1 for mask in choice.bits.flip)
 
 

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fault_injection.models.fault import Operand, make_fault
+from fault_injection.models.fault import Operand
+from fault_injection.models.site import make_fault
 from fault_injection.runs.exits import FirstNonFinite
 from fault_injection.runs.follow import Address, Observer, addresses, follow, numbered
 from fault_injection.runs.golden_run import final_metrics, nudged

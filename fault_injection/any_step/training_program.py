@@ -12,8 +12,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
-from ..models.fault import Fault, inactive_fault, struck_of, words_of
+from ..models.fault import Fault, inactive_fault
 from ..models.isolation import fence
+from ..models.overwrite import struck_of, words_of
 from ..seam.leaves import Role
 from ..seam.measure import Evaluation
 from ..seam.program import Extras, Program

@@ -12,7 +12,7 @@ from ..faults.translation import translations
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import write_json
 from ..machine.processes import from_leader
-from ..models.fault import ALL_ONES
+from ..models.bits import ALL_ONES
 from ..models.precisions import PRECISIONS
 from ..runs.records import columns
 from ..runs.replay_files import struck_values, write_replay

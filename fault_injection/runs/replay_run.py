@@ -19,6 +19,7 @@ from ..faults.injection_file import format_injection
 from ..machine.errors import Untrustworthy
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
+from ..models.bits import rewritten
 from ..models.fault import Fault, Operand, Struck, inactive_fault
 from ..models.site import Site
 from ..seam.measure import Evaluation
@@ -243,7 +244,7 @@ class Witness(Observer):
 
 def left_out(site: Site, struck: Struck | None) -> bool:
     """Whether a step has left out an operation that it may leave out, such as one in a branch not taken."""
-    return getattr(site, "conditional", False) and struck is not None and int(struck.hits) == 0
+    return site.conditional and struck is not None and int(struck.hits) == 0
 
 
 def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = False) -> Struck:
@@ -267,7 +268,7 @@ def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = 
         return struck
     listed = fault.index >= 0
     known = listed & ((fault.keep == 0) | (fault.source == fault.index))
-    wanted = (struck.old & fault.keep) ^ fault.flip
+    wanted = rewritten(struck.old, fault.keep, fault.flip)
     changed = int(np.sum((struck.old != struck.new)[listed]))
     found = {
         "operations struck": (int(struck.hits), 1),

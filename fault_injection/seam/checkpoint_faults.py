@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
-from jax import ShapeDtypeStruct
 
+from ..models.bits import rewritten
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, site_id
-from ..models.site import Site
+from ..models.site import Site, TensorSpec
 from .leaves import Role
 from .program import Program
 from .stages import CHECKPOINT
@@ -28,7 +28,7 @@ PARTS = {
     "state": (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY),
 }
 # Number formats in which checkpoints are saved, other than that of the state.
-NARROWER = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+NARROWER = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 
 
 class _Target(NamedTuple):
@@ -56,7 +56,7 @@ def checkpoint_sites(state: StateSpec) -> dict[str, Site]:
             name,
             f"{target.loaders} of {state.loaders}",
             CHECKPOINT,
-            {Operand.INPUT: ShapeDtypeStruct((sum(leaf.size for leaf in target.leaves),), target.dtype)},
+            {Operand.INPUT: TensorSpec((sum(leaf.size for leaf in target.leaves),), target.dtype)},
         )
         for name, target in _targets(state).items()
     }
@@ -131,9 +131,8 @@ def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck
 
     listed = np.flatnonzero(index >= 0)
     old, new = np.zeros(len(keep), np.uint32), np.zeros(len(keep), np.uint32)
-    for k in listed:
-        old[k] = word(index[k])
-        new[k] = (word(source[k]) & int(keep[k])) ^ int(flip[k])
+    old[listed] = [word(at) for at in index[listed]]
+    new[listed] = rewritten(np.array([word(at) for at in source[listed]], np.uint32), keep[listed], flip[listed])
     changed: dict[int, np.ndarray] = {}
     for k in listed:
         number, local = place(index[k])

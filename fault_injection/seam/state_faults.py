@@ -8,21 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import ShapeDtypeStruct
 
 from ..machine.errors import InputError
-from ..models.fault import (
-    ALL_ONES,
-    INACTIVE,
-    LARGEST_OPERAND,
-    Fault,
-    Operand,
-    Struck,
-    nothing_struck,
-    overwritten,
-    site_id,
-)
-from ..models.site import Site
+from ..models.bits import rewritten
+from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, site_id
+from ..models.overwrite import overwritten
+from ..models.site import Site, TensorSpec
 from .leaves import Leaf, Role
 from .program import Program
 from .stages import STATE
@@ -44,7 +35,7 @@ def state_sites(state: StateSpec) -> dict[str, Site]:
         of_part = leaves[0].leaf.name != name
         # One number has the position 0.
         shape = (sum(leaf.size for leaf in leaves),) if of_part else leaves[0].shape or (1,)
-        operands = {Operand.INPUT: ShapeDtypeStruct(shape, leaves[0].dtype)}
+        operands = {Operand.INPUT: TensorSpec(shape, leaves[0].dtype)}
         found[name] = Site(name, "" if of_part else name, STATE, operands)
     if len({site_id(name) for name in found}) < len(found):
         raise ValueError("two leaves of the state have names with the same id")
@@ -125,7 +116,7 @@ def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Stru
     for k in np.flatnonzero((fault.index >= 0) & (which != of_source)):  # a copy from another leaf
         leaf = struck[of_source[k]]
         word = _word(leaves[leaf.number], source[k] - before[of_source[k]])
-        keep[k], flip[k], source[k] = 0, (word & keep[k]) ^ flip[k], fault.index[k]
+        keep[k], flip[k], source[k] = 0, rewritten(word, keep[k], flip[k]), fault.index[k]
     told = nothing_struck(fault)
     for number in np.unique(which[fault.index >= 0]):
         here = (fault.index >= 0) & (which == number)
@@ -145,7 +136,7 @@ def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Stru
 def _word(leaf: jax.Array, at: int) -> np.uint32:
     """The bits of an element."""
     element = np.asarray(leaf.reshape(-1)[at])
-    return np.uint32(element.view(f"uint{8 * element.itemsize}")) & np.uint32(ALL_ONES)
+    return np.uint32(element.view(f"uint{8 * element.itemsize}"))
 
 
 @jax.jit

@@ -99,7 +99,7 @@ class ExplicitWorkload(Workload):
 def _sites(workload: ExplicitWorkload) -> Mapping[str, Site]:
     import jax
 
-    from ..models.site import list_sites
+    from ..explicit.sites import list_sites
 
     recipe = workload.recipe()
     return list_sites(recipe.network, jax.ShapeDtypeStruct(recipe.inputs.shape[1:], recipe.inputs.dtype))

@@ -327,9 +327,9 @@ def _result(
         operand=e.operand.name.lower(),
         model=e.model.name,
         value_source=e.model.values,
-        elements=len(choice.index),
+        elements=len(choice.bits.index),
         bit=choice.one_bit,
-        first_position=int(choice.index[0]),
+        first_position=int(choice.bits.index[0]),
         old_bits=int(struck.old[0]),
         new_bits=int(struck.new[0]),
         operand_changed=int(struck.operand_changed),
@@ -366,7 +366,7 @@ def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alter
     """What was altered, where a run restarted from a checkpoint."""
     if choice.site.stage != CHECKPOINT:
         return ()
-    places = elements_of(lab.golden.program.state, choice.site.name, choice.index)
+    places = elements_of(lab.golden.program.state, choice.site.name, choice.bits.index)
     words = zip(places, struck.old.tolist(), struck.new.tolist(), strict=False)  # those of a fault are padded
     return tuple(Alteration(*place, before, after) for place, before, after in words)
 
