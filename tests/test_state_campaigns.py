@@ -11,7 +11,8 @@ from strict_html import check_html
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL
 from fault_injection.machine.errors import InputError
-from fault_injection.questions.outcomes.conditions import Conditions, Envelope, Seen
+from fault_injection.questions.outcomes.conditions import Conditions, Seen
+from fault_injection.questions.outcomes.early_verdict import Envelope
 from fault_injection.questions.outcomes.experiment import _of_norms
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import choose, draw, injection_of

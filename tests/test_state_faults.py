@@ -20,11 +20,12 @@ from fault_injection.faults.schedule import SCHEDULE, Schedule
 from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand, inactive_fault, site_id
 from fault_injection.models.site import make_fault
-from fault_injection.runs.follow import Address, Back, Observer, addresses, follow
+from fault_injection.runs.follow import follow
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED
 from fault_injection.runs.replay_files import write_replay
 from fault_injection.runs.replay_run import replay, strikes
+from fault_injection.runs.steps import Address, Back, Observer, addresses
 from fault_injection.seam.stages import STATE
 from fault_injection.seam.state_faults import state_sites
 from fault_injection.seam.trees import same_bits

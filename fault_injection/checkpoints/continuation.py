@@ -9,8 +9,8 @@ import numpy as np
 from ..faults.injection import ALL, Injection
 from ..machine.files import write_arrays
 from ..machine.processes import from_leader
-from ..runs.follow import Observer
 from ..runs.golden_run import Golden
+from ..runs.steps import Observer
 from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.trees import State, fetched

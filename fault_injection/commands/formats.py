@@ -24,9 +24,7 @@ COLUMNS = ("format", "operand", "new bits", "from", "to", "outcome", "worse trai
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add(
-        "formats", run, "replay the same logical fault in several number formats: one picture, one table"
-    )
+    sub = commands.add("formats", run)
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
     sub.add_argument(
         "--formats",

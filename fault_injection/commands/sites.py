@@ -12,8 +12,7 @@ LEAVES = (*BESIDE, *EXCHANGED)
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    text = "list what a fault can strike: operations, leaves of the state, gradients and updates; runs nothing"
-    sub = commands.add("sites", run, text)
+    sub = commands.add("sites", run)
     sub.add_argument("workload", help="name of a workload")
     text = "only this pass; or what a row `target` names: the state, gradients, updates (default: both passes)"
     sub.add_argument("--stage", choices=("forward", "backward", *LEAVES), help=text)

@@ -12,7 +12,8 @@ from ..machine.errors import InputError
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..models.fault import site_id
 from ..models.observe.dr_dna import BINS, NAME, PLACES, SAMPLES, Histograms, Profile, bins_of, layer_scores
-from ..runs.follow import Address, Observer, follow
+from ..runs.follow import follow
+from ..runs.steps import Address, Observer
 from ..seam.program import Program
 from ..seam.report import StepReport
 from ..seam.trees import Batch, State

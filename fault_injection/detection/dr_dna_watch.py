@@ -7,7 +7,7 @@ import numpy as np
 
 from ..machine.errors import InputError
 from ..models.observe.dr_dna import SAMPLES, Profile, largest_excess
-from ..runs.follow import Address
+from ..runs.steps import Address
 from ..seam.program import Program
 from ..seam.report import StepReport
 from ..seam.trees import State

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..runs.follow import Address, Back
+from ..runs.steps import Address, Back
 from ..seam.program import Program
 from ..seam.report import StepReport
 from ..seam.trees import State

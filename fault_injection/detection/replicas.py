@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..machine.errors import InputError
-from ..runs.follow import Address
+from ..runs.steps import Address
 from ..seam.digest import digest
 from ..seam.leaves import Role
 from ..seam.program import Program

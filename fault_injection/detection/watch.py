@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..runs.follow import Address, Back, Observer, numbered
+from ..runs.steps import Address, Back, Observer, numbered
 from ..seam.program import Program
 from ..seam.report import StepReport
 from ..seam.trees import State

@@ -7,8 +7,8 @@ import numpy as np
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport, finite
 from ..seam.trees import State, same_bits
-from .follow import Address, Observer
 from .records import Epoch
+from .steps import Address, Observer
 
 NONFINITE, EXACT = "non-finite", "exact"  # reasons to end a run
 

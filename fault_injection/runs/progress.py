@@ -9,8 +9,8 @@ from tqdm import tqdm
 from ..machine.processes import leading
 from ..seam.report import StepReport
 from ..seam.trees import State
-from .follow import Address, Observer
 from .records import Epoch
+from .steps import Address, Observer
 
 
 class Progress(Observer):

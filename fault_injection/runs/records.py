@@ -11,7 +11,7 @@ from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.report import StepReport
 from ..seam.trees import State
-from .follow import Address, Observer
+from .steps import Address, Observer
 
 Epoch = dict[str, np.ndarray]
 PER_STEP = ("step", "loss", "metric", "digest", "magnitude")

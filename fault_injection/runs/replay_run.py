@@ -28,12 +28,13 @@ from ..seam.stages import BESIDE
 from ..seam.trees import State, fetched
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
-from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered
+from .follow import follow
 from .golden_run import Golden, Repeats, Start, kept_epochs, noise_floor
 from .outcome import Outcome, Thresholds, judge
 from .progress import Progress
 from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of
 from .run_store import RunStore
+from .steps import Address, Observer, addresses, horizon_or_end, numbered
 
 
 class FaultNotApplied(Untrustworthy):

@@ -16,7 +16,7 @@ from ...machine.reading import fits
 from ...models.bits import ALL_ONES, NewBits
 from ...models.fault import Operand
 from ...models.site import Site
-from ...runs.follow import Address, horizon_or_end, numbered
+from ...runs.steps import Address, horizon_or_end, numbered
 from ...seam.measure import NONFINITE_RULES
 from ...seam.stages import BESIDE, CHECKPOINT
 from ...seam.workload import Workload, format_option

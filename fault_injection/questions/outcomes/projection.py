@@ -13,9 +13,10 @@ import jax
 import numpy as np
 
 from ...runs.exits import FirstNonFinite
-from ...runs.follow import Address, Observer, addresses, follow
+from ...runs.follow import follow
 from ...runs.golden_run import Golden
 from ...runs.records import Epoch, Recorder, Run, rows_of
+from ...runs.steps import Address, Observer, addresses
 from ...seam.leaves import Role
 from ...seam.measure import Evaluation
 from ...seam.report import StepReport

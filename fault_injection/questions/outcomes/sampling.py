@@ -13,7 +13,7 @@ from ...machine.errors import InputError
 from ...models.bits import ALL_ONES, NewBits
 from ...models.fault import Fault, Operand
 from ...models.site import Site, make_fault
-from ...runs.follow import Address, addresses
+from ...runs.steps import Address, addresses
 from ...seam.stages import CHECKPOINT
 from .plan import Model, Plan
 

@@ -1,0 +1,42 @@
+"""Commands that compute nothing import no JAX: they answer at once, and claim no accelerator."""
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+# Runs a command, and says on the last line which of these were imported.
+RUN = """
+import sys
+from fault_injection.commands.main import main
+code = 0
+try:
+    code = main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code or 0
+print(code, *sorted({"jax", "jaxlib", "flax", "optax"} & set(sys.modules)))
+"""
+CAMPAIGN = "results/campaign"
+SMALLER = "--dataset digits --width 8 --epochs 20 --batch-size 128"
+
+COMMANDS = {
+    "help": "--help",
+    "results": "results results/reference/quick_start",
+    "detect": "detect {folder}/values.csv --detector loss_spike",
+    "status": "status {folder}/campaign",
+    "report": "report {folder}/campaign",
+    "export": "export {folder}/campaign",
+    "export injections": "export {folder}/campaign --id 3",
+    "scale": f"scale injections/published/resnet18-slow_degrade.csv {SMALLER} --out {{folder}}/scaled.csv",
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_computes_nothing_imports_no_jax(name, tmp_path):
+    shutil.copytree(CAMPAIGN, tmp_path / "campaign")
+    rows = [f"{step},loss,{1 / (step + 1)}" for step in range(50)]
+    (tmp_path / "values.csv").write_text("\n".join(["step,tensor,value", *rows]) + "\n")
+    words = COMMANDS[name].format(folder=tmp_path).split()
+    done = subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True)
+    assert done.stderr == "" and done.stdout.splitlines()[-1] == "0", done.stderr + done.stdout[-500:]
