@@ -11,9 +11,10 @@ from ..machine.files import write_arrays
 from ..machine.processes import from_leader
 from ..runs.golden_run import Golden
 from ..runs.steps import Observer
+from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
-from ..seam.trees import State, fetched
+from ..seam.trees import fetched
 from .flips import flips_between, restart_site
 from .formats import open_checkpoint
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..machine.errors import InputError, did_you_mean
 from ..runs.steps import Back
+from ..seam.leaves import State
 from ..seam.program import Program
-from ..seam.trees import State
 from .checksum import Checksum, VarianceChecksum
 from .detector import Detector, Memory
 from .dr_dna import DrDna

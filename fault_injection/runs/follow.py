@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from ..machine.termination import heed
 from ..models.fault import Fault
 from ..seam.beside import faulty_step
+from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
 from .steps import Address, Back, Observer
 
 

@@ -7,8 +7,8 @@ from typing import Self
 from tqdm import tqdm
 
 from ..machine.processes import leading
+from ..seam.leaves import State
 from ..seam.report import StepReport
-from ..seam.trees import State
 from .records import Epoch
 from .steps import Address, Observer
 

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..seam.leaves import Role
+from ..seam.leaves import Role, State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
 from .steps import Address, Observer
 
 Epoch = dict[str, np.ndarray]

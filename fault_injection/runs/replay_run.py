@@ -22,10 +22,11 @@ from ..machine.processes import from_leader, say
 from ..models.bits import rewritten
 from ..models.fault import Fault, Operand, Struck, inactive_fault
 from ..models.site import Site
+from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport
 from ..seam.stages import BESIDE
-from ..seam.trees import State, fetched
+from ..seam.trees import fetched
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
 from .follow import follow

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport
-from ..seam.trees import State
 
 
 class Address(NamedTuple):

@@ -15,12 +15,12 @@ import numpy as np
 from ..models.bits import rewritten
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, site_id
 from ..models.site import Site, TensorSpec
-from .leaves import Role
+from .leaves import Role, State
 from .program import Program
 from .stages import CHECKPOINT
 from .state_faults import Placed, placed_leaves
 from .state_spec import StateSpec
-from .trees import State, fetched
+from .trees import fetched
 
 PARTS = {
     "model": (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE),

@@ -14,11 +14,10 @@ from ..models.bits import rewritten
 from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, site_id
 from ..models.overwrite import overwritten
 from ..models.site import Site, TensorSpec
-from .leaves import Leaf, Role
+from .leaves import Leaf, Role, State
 from .program import Program
 from .stages import STATE
 from .state_spec import StateSpec
-from .trees import State
 
 
 def state_sites(state: StateSpec) -> dict[str, Site]:

@@ -7,9 +7,8 @@ import numpy as np
 from ...runs.golden_run import Golden
 from ...runs.records import Epoch
 from ...runs.steps import Address, Observer
-from ...seam.leaves import Role
+from ...seam.leaves import Role, State
 from ...seam.report import StepReport
-from ...seam.trees import State
 from .conditions import CONDITIONS, Conditions, Rule, Seen
 
 

@@ -20,10 +20,9 @@ from ...runs.records import Recorder, Run, rows_of
 from ...runs.replay_run import Witness
 from ...runs.steps import Address, addresses, numbered
 from ...seam.checkpoint_faults import elements_of
-from ...seam.leaves import Role
+from ...seam.leaves import Role, State
 from ...seam.program import Program
 from ...seam.stages import BESIDE, CHECKPOINT, STATE
-from ...seam.trees import State
 from .conditions import CONDITIONS, Conditions, Rule, Seen
 from .early_verdict import EarlyVerdict, Envelope
 from .plan import Plan

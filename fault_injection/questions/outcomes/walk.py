@@ -9,8 +9,8 @@ from ...runs.follow import follow
 from ...runs.golden_run import Golden, Repeats
 from ...runs.run_store import RunStore
 from ...runs.steps import Address, Observer, addresses
+from ...seam.leaves import State
 from ...seam.report import StepReport
-from ...seam.trees import State
 
 
 def walk_folder(walks: pathlib.Path, epoch: int) -> pathlib.Path:
