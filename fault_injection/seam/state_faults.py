@@ -14,7 +14,7 @@ from ..models.bits import rewritten
 from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, site_id
 from ..models.overwrite import overwritten
 from ..models.site import Site, TensorSpec
-from .leaves import Leaf, Role, State
+from .leaves import Leaf, Role, State, part_of
 from .program import Program
 from .stages import STATE
 from .state_spec import StateSpec
@@ -39,15 +39,6 @@ def state_sites(state: StateSpec) -> dict[str, Site]:
     if len({site_id(name) for name in found}) < len(found):
         raise ValueError("two leaves of the state have names with the same id")
     return found
-
-
-def part_of(name: str) -> str:
-    """What a leaf belongs to, such as a part of the state: what precedes its layer; itself where it has no layer.
-
-    >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
-    ('opt_state/v', 'params', 'slopes')
-    """
-    return "/".join(name.split("/")[:-2]) or name
 
 
 def struck_state(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
