@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -76,6 +77,13 @@ class Placed(NamedTuple):
         return math.prod(self.shape)
 
 
+def located(leaves: Sequence[Placed], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of positions that count through all elements of leaves: in which leaf they are, and where in it, int64 both."""
+    begins = np.cumsum([0, *(leaf.size for leaf in leaves)])
+    which = np.searchsorted(begins, index, side="right") - 1
+    return which, index - begins[which]
+
+
 def placed_leaves(state: StateSpec) -> list[Placed]:
     """The leaves of a state, of one copy where each worker has one."""
     tensors = jax.tree.leaves(state.abstract)
@@ -99,21 +107,18 @@ def _targets(state: StateSpec) -> dict[str, list[Placed]]:
 
 def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Struck:
     """Strike leaves in place, of which a position of the fault counts through all elements."""
-    ends = np.cumsum([leaf.size for leaf in struck])
-    which, of_source = (np.searchsorted(ends, at, side="right") for at in (fault.index, fault.source))
-    before = ends - [leaf.size for leaf in struck]
-    keep, flip, source = (np.array(field) for field in (fault.keep, fault.flip, fault.source))
+    (which, index), (of_source, source) = (located(struck, at) for at in (fault.index, fault.source))
+    keep, flip = np.array(fault.keep), np.array(fault.flip)
     for k in np.flatnonzero((fault.index >= 0) & (which != of_source)):  # a copy from another leaf
-        leaf = struck[of_source[k]]
-        word = _word(leaves[leaf.number], source[k] - before[of_source[k]])
-        keep[k], flip[k], source[k] = 0, rewritten(word, keep[k], flip[k]), fault.index[k]
+        word = _word(leaves[struck[of_source[k]].number], source[k])
+        keep[k], flip[k], source[k] = 0, rewritten(word, keep[k], flip[k]), index[k]
     told = nothing_struck(fault)
     for number in np.unique(which[fault.index >= 0]):
         here = (fault.index >= 0) & (which == number)
         local = dataclasses.replace(
             fault,
-            index=np.where(here, fault.index - before[number], INACTIVE).astype(np.int32),
-            source=np.where(here, source - before[number], 0).astype(np.int32),
+            index=np.where(here, index, INACTIVE).astype(np.int32),
+            source=np.where(here, source, 0).astype(np.int32),
             keep=keep,
             flip=flip,
         )
