@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fault_injection.explicit.sites import list_sites
+from fault_injection.models.bits import rewritten
 from fault_injection.models.combinators import chain, residual
 from fault_injection.models.fault import INACTIVE, Operand, inactive_fault, padded_size
 from fault_injection.models.formulations import CPU_OPTIONS
@@ -104,6 +105,15 @@ def test_copied_elements_are_read_before_any_is_written(tensor, index, source):
     source = source[: len(index)]
     after, _ = struck(tensor, fault_at(index, source=source, keep=0xFFFFFFFF))
     np.testing.assert_array_equal(after[index], words(tensor)[source])
+
+
+@given(TENSORS, POSITIONS, st.lists(st.integers(0, 29), min_size=8, max_size=8), WORDS, WORDS)
+def test_the_host_and_the_device_give_the_same_new_bits(tensor, index, source, keep, flip):
+    source = source[: len(index)]
+    after, _ = struck(tensor, fault_at(index, source=source, keep=keep, flip=flip))
+    new = rewritten(words(tensor)[source], np.uint32(keep), np.uint32(flip))
+    np.testing.assert_array_equal(after[index], new)
+    np.testing.assert_array_equal(new, (words(tensor)[source] & keep) ^ flip)
 
 
 @given(TENSORS)
