@@ -10,9 +10,9 @@ from own_workload import NAME
 
 from fault_injection.data import DATASETS
 from fault_injection.data.texts import TEXTS
+from fault_injection.faults.element_bits import ElementBits, digits_of
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection import ALL, STAGES, Injection
-from fault_injection.faults.new_bits import ElementBits, digits_of
 from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.schedule import Schedule
 from fault_injection.models.bits import ALL_ONES

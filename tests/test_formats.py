@@ -18,9 +18,9 @@ from test_transformer import small as small_transformer
 
 from fault_injection.commands.main import main
 from fault_injection.explicit.passes import forward_and_backward
+from fault_injection.faults.element_bits import ElementBits
 from fault_injection.faults.fault_models import VALUES
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.faults.new_bits import ElementBits
 from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.translation import translate
 from fault_injection.machine.errors import InputError

@@ -17,10 +17,10 @@ from injection_files import LAW, PUBLISHED, VALID, image_workloads, injections, 
 from own_workload import NAME, Series
 
 from fault_injection.commands.main import main
+from fault_injection.faults.element_bits import ElementBits, from_masks
 from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, Pattern
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection, write_injection
-from fault_injection.faults.new_bits import ElementBits, from_masks
 from fault_injection.models.bits import ALL_ONES, NewBits
 from fault_injection.models.fault import INACTIVE, Operand, site_id
 from fault_injection.models.site import make_fault

@@ -16,10 +16,10 @@ from injection_files import LAW, PUBLISHED, VALID, image_workloads, injections, 
 from own_workload import NAME
 
 from fault_injection.commands.main import main
+from fault_injection.faults.element_bits import ElementBits
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.faults.new_bits import ElementBits
 from fault_injection.faults.scaling import scale, scale_options, scaled_name
 from fault_injection.machine.errors import InputError
 from fault_injection.models.bits import ALL_ONES

@@ -13,9 +13,9 @@ from injection_files import SCHEDULES
 from small import small
 
 from fault_injection.commands.main import main
+from fault_injection.faults.element_bits import ElementBits
 from fault_injection.faults.injection import ALL, Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.faults.new_bits import ElementBits
 from fault_injection.faults.schedule import SCHEDULE, Schedule
 from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand, inactive_fault, site_id

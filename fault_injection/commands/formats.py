@@ -4,9 +4,9 @@ import argparse
 import pathlib
 from typing import Any
 
+from ..faults.element_bits import format_new_bits
 from ..faults.injection import Injection
 from ..faults.injection_file import read_injection, write_injection
-from ..faults.new_bits import format_new_bits
 from ..faults.number_formats import format_of
 from ..faults.translation import translations
 from ..machine.errors import InputError, did_you_mean

@@ -12,8 +12,8 @@ from ..models.site import Site, TensorSpec, make_fault
 from ..seam.measure import NONFINITE_RULES
 from ..seam.stages import CHECKPOINT, GRADIENT, STATE, UPDATE, WORKER_GRADIENT
 from ..seam.workload import Workload
+from .element_bits import ElementBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 from .fault_models import FAULT_MODELS
-from .new_bits import ElementBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 from .number_formats import format_of
 from .schedule import ONCE, Schedule
 

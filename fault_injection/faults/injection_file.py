@@ -29,10 +29,10 @@ from ..seam.measure import NONFINITE_RULES
 from ..seam.stages import CHECKPOINT, STATE
 from ..seam.workload import Workload, format_option
 from ..workloads.registry import find_workload
+from .element_bits import POSITION, ElementBits, Position, format_new_bits, format_position, new_bits
 from .fault_models import FAULT_MODELS
 from .injection import ALL, STAGES, Injection, too_large
 from .lanes import LANE, lane_of, positions_of
-from .new_bits import POSITION, ElementBits, Position, format_new_bits, format_position, new_bits
 from .number_formats import Format, format_of
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 from .schedule import ONCE, SCHEDULE
@@ -44,7 +44,6 @@ FAULT_ROWS = (
 )
 OF_OPERATIONS = ("stage", "fmodel", "target_worker", "target_layer")  # for which `target` stands, of the state
 OWN_ROWS = ("target", "inj_lane", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
-
 INSTEAD = {"inj_pos": "inj_lane", "inj_values": "inj_bits"}  # a row that can replace a published one
 
 # What other programs write for numbers that are none, and how an injection file writes it.

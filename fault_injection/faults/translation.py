@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from ..machine.errors import InputError
 from ..models.bits import ALL_ONES
+from .element_bits import ElementBits
 from .injection import Injection
-from .new_bits import ElementBits
 from .number_formats import Format, format_of
 
 
