@@ -3,7 +3,9 @@
 import argparse
 import json
 
+from ..machine.environment import prepare
 from ..seam.stages import BESIDE, EXCHANGED
+from ..workloads.registry import WORKLOADS
 from .arguments import CommandLine, aligned, tell
 from .workload_arguments import chosen_workload, workload_options
 
@@ -22,6 +24,8 @@ def add(commands: CommandLine) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
+    if options.workload not in WORKLOADS:  # a step of one's own is traced here
+        prepare()
     workload = chosen_workload(options)
     found = workload.leaves() if options.stage in LEAVES else workload.sites()
     sites = [site for site in found.values() if options.stage in (None, site.stage)]
