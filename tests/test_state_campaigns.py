@@ -62,7 +62,7 @@ def test_running_statistics_of_norms_are_no_scales_of_formats():
         parse_plan(PLAN.replace("width = 4", f'width = 4\nprecision = "{f}"')) for f in ("float32", "float8")
     )
     programs = [plan.workload.program(frozenset()) for plan in (float32, float8)]
-    leaf = next(leaf.name for leaf in programs[0].leaves if leaf.role == Role.VARIANCE)
+    leaf = next(leaf.name for leaf in programs[0].state.leaves if leaf.role == Role.VARIANCE)
     assert [_of_norms(program, name) for program in programs for name in ("stats", leaf, "params")] == [
         *(True, True, False),
         *(False, True, False),
