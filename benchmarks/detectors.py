@@ -21,7 +21,7 @@ import pairs
 from fault_injection.detection.dr_dna import make_profile
 from fault_injection.detection.registry import beside_a_run, watcher
 from fault_injection.detection.signals import reductions_of
-from fault_injection.runs.follow import Address
+from fault_injection.runs.steps import Address
 
 BOUNDS = {"history_bound": 0.1, "asd": 1.0, "gradient_norm": 1.0}  # percent of time
 DR_DNA = "dr_dna"

@@ -13,7 +13,8 @@ import functools
 import ours
 import pairs
 
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.site import make_fault
 
 BOUND = 1.25
 SIGN = 0x80000000

@@ -42,7 +42,8 @@ def child(options):
     import jax
     import ours
 
-    from fault_injection.models.fault import Operand, make_fault
+    from fault_injection.models.fault import Operand
+    from fault_injection.models.site import make_fault
 
     contestant = ours.make(options, None if "all" in options.child else frozenset({SITE}))
     program = contestant.program

@@ -18,7 +18,8 @@ import numpy as np
 import ours
 import pairs
 
-from fault_injection.runs.follow import Address, addresses, follow
+from fault_injection.runs.follow import follow
+from fault_injection.runs.steps import Address, addresses
 from fault_injection.workloads.registry import make_workload
 
 BOUND = 0.05

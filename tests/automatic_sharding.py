@@ -16,7 +16,9 @@ from jax.sharding import PartitionSpec as P  # noqa: E402
 from own_steps import by_hand, dot  # noqa: E402
 
 from fault_injection import instrument  # noqa: E402
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault  # noqa: E402
+from fault_injection.models.bits import ALL_ONES  # noqa: E402
+from fault_injection.models.fault import Operand, inactive_fault  # noqa: E402
+from fault_injection.models.site import make_fault  # noqa: E402
 from fault_injection.seam.trees import same_bits  # noqa: E402
 
 BITS = 0x4B3C614E  # 12345678.0 as a float32
@@ -116,7 +118,7 @@ def check_layouts():
         return state, {"loss": outer(state["a"], batch)}
 
     program = instrument(jax.jit(nested), state, batch)
-    assert {site.workers for site in program.sites.values()} == {8}
+    assert {site.owners for site in program.sites.values()} == {8}
     for worker in range(8):
         fault = program.fault("forward:a", "output", (0, 0), values=[1e6], worker=worker)
         (_, metrics), struck = program(fault, state, batch)
@@ -212,8 +214,8 @@ def main():
     assert list(program.sites) == list(of_workers.sites) == list(PRODUCTS)
     for name, site in program.sites.items():
         other = of_workers.sites[name]
-        assert (site.role, site.parameter, site.workers, site.axes) == (other.role, other.parameter, 1, ())
-        assert (other.workers, other.axes) == (8, ("data",))
+        assert (site.role, site.parameter, site.owners, site.axes) == (other.role, other.parameter, 1, ())
+        assert (other.owners, other.axes) == (8, ("data",))
     # One is of all images, the other of one device's; the weights are the same.
     first = "forward:params/hidden/w"
     assert [one.sites[first].shapes[Operand.INPUT] for one in (program, of_workers)] == [(64, 64), (8, 64)]

@@ -5,10 +5,10 @@ import pathlib
 
 import numpy as np
 
-from fault_injection.questions.outcomes.conditions import Conditions
-from fault_injection.questions.outcomes.experiment import CONDITIONS, END, Result
+from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions
 from fault_injection.questions.outcomes.plan import Plan
 from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.result import END, Result
 from fault_injection.questions.outcomes.store import Store
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW
 from fault_injection.seam.measure import Measure

@@ -18,14 +18,15 @@ from conftest import FIXTURES
 
 from fault_injection.explicit.optimizers import keras_sgd
 from fault_injection.explicit.passes import forward_and_backward
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.explicit.sites import list_sites
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.loss import binary_cross_entropy, predicted
 from fault_injection.models.networks.dlrm import dlrm
-from fault_injection.models.site import list_sites
+from fault_injection.models.site import make_fault
 from fault_injection.questions.vulnerability.components import Component
 from fault_injection.questions.vulnerability.criteria import Wanted
-from fault_injection.questions.vulnerability.trials import Flips, Trials
+from fault_injection.questions.vulnerability.trials import Trial, Trials
 
 FORM = "relu_greater"  # the gradient passes where the activation is positive, so not where it is NaN
 FORWARD = 1e-5  # loss, logits, operands, gradients and SGD's parameters, relative to the largest element
@@ -259,7 +260,7 @@ class TestDlrm:
                 at = leaves.index(f"params/{e['name']}")
                 shape = named(case.params)[e["name"]].shape
                 index = sum(sizes[:at]) + np.ravel_multi_index(e["pos"], shape)
-                faults.append(Flips(np.array([index]), np.uint32([ALL_ONES]), np.uint32([1 << e["bit"]])))
+                faults.append(Trial.inverted(np.array([index]), 1 << e["bit"]))
             judged = lab.judge(of, faults)
             assert judged.wrong.tolist() == [e["changed_decisions"] for e in those]
             for error, e in zip(judged.error, those, strict=True):

@@ -10,12 +10,13 @@ from own_workload import NAME
 
 from fault_injection.data import DATASETS
 from fault_injection.data.texts import TEXTS
+from fault_injection.faults.element_bits import ElementBits, digits_of
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection import ALL, STAGES, Injection
-from fault_injection.faults.new_bits import NewBits, digits_of
 from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.schedule import Schedule
-from fault_injection.models.fault import ALL_ONES, Operand
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand
 from fault_injection.workloads.image import AUGMENTATIONS
 from fault_injection.workloads.image import PUBLISHED as IMAGE_WORKLOADS
 from fault_injection.workloads.registry import make_workload
@@ -148,8 +149,12 @@ def injections(draw, workloads=ANY_WORKLOAD):
     places = st.tuples(*(st.integers(0, size - 1) for size in tensor.shape))
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
     masks = st.integers(0, 16 ** digits_of(tensor.dtype) - 1)
-    bits = st.builds(NewBits, masks) | st.builds(NewBits.inverted, masks) | st.builds(NewBits, NOTHING, COPIED, places)
-    bits |= st.builds(NewBits.stuck, st.sampled_from([0, 1]), masks)
+    bits = (
+        st.builds(ElementBits, masks)
+        | st.builds(ElementBits.inverted, masks)
+        | st.builds(ElementBits, NOTHING, COPIED, places)
+    )
+    bits |= st.builds(ElementBits.stuck, st.sampled_from([0, 1]), masks)
     become, each = draw(st.sampled_from([("values", values_of(format_of(tensor.dtype))), ("bits", bits)]))
     return Injection(
         workload=workload,

@@ -13,7 +13,7 @@ from checkpoints import WRITERS, some_arrays, written
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fault_injection.checkpoints.alteration import Wanted, draw
+from fault_injection.checkpoints.alteration import Selection, draw
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.log import Mapped, apply, read_log, write_log
 from fault_injection.commands.main import main
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory):
 
 
 def drawn(checkpoint, **wanted):
-    return draw(checkpoint, Wanted(**wanted))
+    return draw(checkpoint, Selection(**wanted))
 
 
 def inverted(one):
@@ -153,7 +153,7 @@ def test_names_and_parts_choose_arrays(checkpoint):
 def test_equal_seeds_give_equal_alterations_in_every_format(tmp_path):
     found = []
     for kind in WRITERS:
-        one = draw(open_checkpoint(written(tmp_path, kind)), Wanted(count=30, seed=7, names=("params/fc/kernel",)))
+        one = draw(open_checkpoint(written(tmp_path, kind)), Selection(count=30, seed=7, names=("params/fc/kernel",)))
         found.append([part.tolist() for part in one["params/fc/kernel"]])
     assert all(one == found[0] for one in found)
 
@@ -405,4 +405,4 @@ def test_alterations_that_are_impossible_are_refused():
         from fault_injection.checkpoints.alteration import chosen
         from fault_injection.checkpoints.checkpoint import Described
 
-        chosen({"params/a": Described((2,), np.dtype(np.float32))}, Wanted(part="optimizer"))
+        chosen({"params/a": Described((2,), np.dtype(np.float32))}, Selection(part="optimizer"))

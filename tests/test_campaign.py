@@ -24,21 +24,23 @@ from fault_injection.faults.injection_file import read_injection, write_injectio
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
 from fault_injection.questions.outcomes import jobs
-from fault_injection.questions.outcomes.conditions import Conditions, Rule, Seen
+from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule, Seen
 from fault_injection.questions.outcomes.driver import JobLost, campaign
-from fault_injection.questions.outcomes.experiment import CONDITIONS, EXACT, HORIZON, Laboratory, run_experiment
+from fault_injection.questions.outcomes.experiment import EXACT, Laboratory, run_experiment
 from fault_injection.questions.outcomes.jobs import Ready, Task, described
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.projection import Projection
+from fault_injection.questions.outcomes.result import HORIZON
 from fault_injection.questions.outcomes.sampling import injection_of
 from fault_injection.questions.outcomes.store import NAME, VERSION, Store
 from fault_injection.questions.outcomes.tables import TABLES
 from fault_injection.runs.exits import FirstNonFinite
-from fault_injection.runs.follow import Address, addresses, follow, numbered
+from fault_injection.runs.follow import follow
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
 from fault_injection.runs.records import Recorder, Run, cut, rows_of
 from fault_injection.runs.replay_run import replay
+from fault_injection.runs.steps import Address, addresses, numbered
 from fault_injection.seam.leaves import Role
 from fault_injection.seam.measure import Measure
 

@@ -11,7 +11,9 @@ from strategy_programs import NAMES, program
 
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.commands.main import main
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand, inactive_fault, site_id
+from fault_injection.models.site import make_fault
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import choose, draw
 from fault_injection.seam.beside import faulty_step
@@ -158,7 +160,7 @@ def test_a_plan_draws_who_loads_what_alike_and_the_first_step():
     assert len(plan.sites) == 4  # three formats of the model, one of the optimizer
     shares = [sum(choice.site.name == name for choice in drawn) for name in plan.sites]
     assert min(shares) > 45
-    assert {len(choice.index) for choice in drawn} == {1, 1000}
+    assert {len(choice.bits.index) for choice in drawn} == {1, 1000}
     assert {choice.site.stage for choice in drawn} == {CHECKPOINT}
     narrow = [choice for choice in drawn if "16" in choice.site.name]
     assert max(int(mask) for choice in narrow for mask in choice.bits.flip) <= 1 << 15

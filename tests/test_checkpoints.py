@@ -17,7 +17,7 @@ from flax import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fault_injection.checkpoints.alteration import Wanted, draw
+from fault_injection.checkpoints.alteration import Selection, draw
 from fault_injection.checkpoints.checkpoint import Change
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.npz import crc_of_flip
@@ -175,7 +175,7 @@ def survive(path, content, out, numbers):
         path.write_bytes(mutated(content, number))
         try:
             checkpoint = open_checkpoint(path)
-            altered = draw(checkpoint, Wanted(count=1, seed=number))
+            altered = draw(checkpoint, Selection(count=1, seed=number))
             checkpoint.write(out, {name: one.change for name, one in altered.items()})
             out.unlink()
         except InputError as error:
@@ -204,7 +204,7 @@ def test_a_damaged_folder_gives_one_line(tmp_path, kind, count):
         path.write_bytes(mutated(content, number))
         try:
             checkpoint = open_checkpoint(folder)
-            altered = draw(checkpoint, Wanted(share=1.0, seed=number))
+            altered = draw(checkpoint, Selection(share=1.0, seed=number))
             checkpoint.write(out, {name: one.change for name, one in altered.items()})
             shutil.rmtree(out)
         except InputError as error:

@@ -15,7 +15,8 @@ from fault_injection.any_step import step_checks
 from fault_injection.detection.checksum import Checksum, VarianceChecksum, confirmed
 from fault_injection.detection.detector import STOP
 from fault_injection.detection.signals import SignalReader, reductions_of
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.observe.checksum import DEVIATIONS, Performed, bound, deviation, ratio
 from fault_injection.models.operations.convolution import (
@@ -30,6 +31,7 @@ from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGra
 from fault_injection.models.operations.lookup import Lookup, LookupGradWt
 from fault_injection.models.operations.operation import Checkable
 from fault_injection.models.operations.product import Product, ProductGradIn, ProductGradWt, ProductOfRows
+from fault_injection.models.site import make_fault
 from fault_injection.models.strike import perform
 
 DETECTORS = (Checksum(), VarianceChecksum())

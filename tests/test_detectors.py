@@ -20,7 +20,7 @@ from fault_injection.detection.gradient_norm import GradientNorm
 from fault_injection.detection.history_bound import HistoryBound
 from fault_injection.detection.loss_spike import LossSpike
 from fault_injection.detection.nonfinite import NonFinite
-from fault_injection.detection.strikes import MINUTE, Strikes, Struck
+from fault_injection.detection.strikes import MINUTE, Counted, Strikes
 
 NAN, INF = math.nan, math.inf
 WRONG = ("3,3", "3,4", "5,2", "5", "5,4,3", "5.0,3", "x")  # pairs of thresholds
@@ -172,7 +172,7 @@ def test_a_spike_is_what_lies_beyond_so_many_deviations():
 @given(st.lists(st.floats(0, 1000), max_size=30).map(sorted), st.integers(1, 4))
 def test_strikes_are_counted_on_a_clock(minutes, number):
     """Independent: all of what was counted and not raised before, by their times."""
-    strikes, struck, counted, last = Strikes(number=number), Struck(), [], None
+    strikes, struck, counted, last = Strikes(number=number), Counted(), [], None
     for minute in minutes:
         struck, raised = strikes.update(struck, minute * MINUTE)
         expected = False
@@ -197,7 +197,7 @@ def test_strikes_are_counted_on_a_clock(minutes, number):
     ],
 )
 def test_three_strikes(minutes, raised):
-    struck, found = Struck(), []
+    struck, found = Counted(), []
     for minute in minutes:
         struck, up = Strikes().update(struck, minute * MINUTE)
         found.append(up)
@@ -240,4 +240,4 @@ def test_thresholds_of_asd_are_read_as_the_vendors_do(environment, expected, not
 def test_thresholds_are_those_of_the_settings():
     assert decisions(AsdThresholds(upper=(100, 10)).v1, [9, 11, 101]) == [0, 2, 1]
     assert decisions(AsdConfig(upper_thresh1=3, upper_thresh2=2).detector, [*[1] * 12, 1.7, 1.0, 2.2]) == [*[0] * 14, 1]
-    assert dataclasses.replace(AsdConfig(), strikes_num=1).strikes.update(Struck(), 0.0)[1]
+    assert dataclasses.replace(AsdConfig(), strikes_num=1).strikes.update(Counted(), 0.0)[1]

@@ -27,11 +27,13 @@ from fault_injection.explicit.program import explicit_program
 from fault_injection.explicit.recipe import Recipe
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.loss import binary_cross_entropy
 from fault_injection.models.networks.dlrm import dlrm
 from fault_injection.models.observe.reductions import WHOLE
 from fault_injection.models.operations.lookup import coalesced
+from fault_injection.models.site import make_fault
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.digest import digest, magnitude
 from fault_injection.seam.state_faults import state_sites

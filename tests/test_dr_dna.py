@@ -23,10 +23,12 @@ from fault_injection.detection.dr_dna import (
 from fault_injection.detection.signals import SignalReader, reductions_of
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import DamagedFile, write_arrays
-from fault_injection.models.fault import Operand, make_fault
+from fault_injection.models.fault import Operand
 from fault_injection.models.layer import Context
 from fault_injection.models.observe.dr_dna import NAME, PLACES, SAMPLES, Profile, excess, watched
-from fault_injection.runs.follow import Address, addresses, follow
+from fault_injection.models.site import make_fault
+from fault_injection.runs.follow import follow
+from fault_injection.runs.steps import Address, addresses
 
 # By name, the workload, the site that is struck, the third or fourth of the pass, and the steps before the profile: a
 # transformer of this size soon predicts common letters alone, and its activations are then the same or far off.

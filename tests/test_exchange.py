@@ -20,11 +20,13 @@ from fault_injection.explicit.program import explicit_program
 from fault_injection.explicit.recipe import Recipe
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection
+from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.combinators import chain
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.layers.activation import relu
 from fault_injection.models.layers.dense import dense
+from fault_injection.models.site import make_fault
 from fault_injection.runs.replay_run import check_struck
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.digest import digest

@@ -1,5 +1,6 @@
 """What a fault does to a tensor, and to the operation that reads it."""
 
+import dataclasses
 import functools
 
 import hypothesis.extra.numpy as arrays
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fault_injection.explicit.sites import list_sites
+from fault_injection.models.bits import rewritten
 from fault_injection.models.combinators import chain, residual
-from fault_injection.models.fault import INACTIVE, Operand, inactive_fault, make_fault, overwrite, padded_size
+from fault_injection.models.fault import INACTIVE, Operand, inactive_fault, padded_size
 from fault_injection.models.formulations import CPU_OPTIONS
 from fault_injection.models.layer import Context
 from fault_injection.models.layers.activation import relu, swish
@@ -30,7 +33,8 @@ from fault_injection.models.operations.convolution import (
 )
 from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
 from fault_injection.models.operations.operation import Summed
-from fault_injection.models.site import Site, list_sites
+from fault_injection.models.overwrite import overwrite
+from fault_injection.models.site import Site, make_fault
 from fault_injection.models.strike import perform
 
 WORDS = st.integers(0, 2**32 - 1)
@@ -50,7 +54,7 @@ def struck(tensor, fault):
     for operand in Operand:
         tensors = list(OTHERS)
         tensors.insert(operand, tensor)
-        after, report = compiled()(tuple(tensors), fault.replace(operand=np.int32(operand)))
+        after, report = compiled()(tuple(tensors), dataclasses.replace(fault, operand=np.int32(operand)))
         for number, (one, other) in enumerate(zip(tensors, after, strict=True)):
             assert other.dtype == one.dtype and other.shape == one.shape
             assert number == operand or np.asarray(other).tobytes() == one.tobytes()
@@ -103,6 +107,15 @@ def test_copied_elements_are_read_before_any_is_written(tensor, index, source):
     np.testing.assert_array_equal(after[index], words(tensor)[source])
 
 
+@given(TENSORS, POSITIONS, st.lists(st.integers(0, 29), min_size=8, max_size=8), WORDS, WORDS)
+def test_the_host_and_the_device_give_the_same_new_bits(tensor, index, source, keep, flip):
+    source = source[: len(index)]
+    after, _ = struck(tensor, fault_at(index, source=source, keep=keep, flip=flip))
+    new = rewritten(words(tensor)[source], np.uint32(keep), np.uint32(flip))
+    np.testing.assert_array_equal(after[index], new)
+    np.testing.assert_array_equal(new, (words(tensor)[source] & keep) ^ flip)
+
+
 @given(TENSORS)
 def test_an_inactive_fault_changes_no_bit(tensor):
     after, report = struck(tensor, inactive_fault(8))
@@ -116,7 +129,7 @@ def test_compiled_code_strikes_nothing_outside_the_operand(tensor, positions, re
     positions = [p for p in (30, 31, *positions) if not 0 <= p < 30][:8]
     fault = fault_at(range(len(positions)), flip=0xFFFFFFFF)
     outside = np.pad(np.array(positions, np.int32), (0, 8 - len(positions)), constant_values=-1)
-    fault = fault.replace(source=outside) if reads else fault.replace(index=outside)
+    fault = dataclasses.replace(fault, source=outside) if reads else dataclasses.replace(fault, index=outside)
     after, report = struck(tensor, fault)
     np.testing.assert_array_equal(after, words(tensor))
     assert not np.any(report.old) and not np.any(report.new)

@@ -8,7 +8,8 @@ from scipy import stats
 
 from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, bit_flip, histogram, measured, read_histogram
 from fault_injection.machine.errors import InputError
-from fault_injection.models.fault import ALL_ONES, Operand
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand
 
 DRAWS = 4000
 UNLIKELY = 1e-6  # of a law's test statistic, were the law true
@@ -45,7 +46,7 @@ def test_positions_are_distinct_and_inside_and_come_in_groups(name, size, seed):
     assert len(index) == len(set(index.tolist())) > 0
     assert index.min() >= 0 and index.max() < size
     assert bits.source.min() >= 0 and bits.source.max() < size
-    assert all(len(part) == len(index) for part in bits)
+    assert all(len(part) == len(index) for part in vars(bits).values())
     group = FAULT_MODELS[name].group
     if name == "MEASURED":
         assert len(index) <= 16 and len(set(np.diff(index))) <= 1 and set(np.diff(index)) <= {2, 4, 8, 16}

@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fault_injection.models.fault import Operand, make_fault, overwrite, overwritten
+from fault_injection.models.fault import Operand
 from fault_injection.models.faulty_product import faulty_product
-from fault_injection.models.site import Site
+from fault_injection.models.overwrite import overwrite, overwritten
+from fault_injection.models.site import Site, make_fault
 
 X, W = jnp.ones((2, 3)), jnp.ones((3, 4))
 SITE = Site("fc", "fc", "forward", dict(zip(Operand, map(jax.typeof, (X, W, X @ W)), strict=True)))
@@ -38,7 +39,7 @@ def test_an_element_of_any_tensor_that_is_changed_by_mistake_is_reported(monkeyp
 def test_an_element_of_a_tensor_struck_by_itself_that_is_changed_by_mistake_is_reported(monkeypatch):
     fault = make_fault(SITE, Operand.INPUT, 0, [0], flip=0x40000000)
     assert overwritten(X, fault)[1].operand_changed == 1
-    monkeypatch.setattr("fault_injection.models.fault.overwrite", careless(0))
+    monkeypatch.setattr("fault_injection.models.overwrite.overwrite", careless(0))
     assert overwritten(X, fault)[1].operand_changed == 2
 
 

@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy import STEPS, linear
 
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
-from fault_injection.runs.follow import Address, Observer, addresses, follow, horizon_or_end, numbered
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.site import make_fault
+from fault_injection.runs.follow import follow
+from fault_injection.runs.steps import Address, Observer, addresses, horizon_or_end, numbered
 from fault_injection.seam.trees import same_bits
 
 WORKLOAD = linear()

@@ -18,19 +18,21 @@ from test_transformer import small as small_transformer
 
 from fault_injection.commands.main import main
 from fault_injection.explicit.passes import forward_and_backward
+from fault_injection.faults.element_bits import ElementBits
 from fault_injection.faults.fault_models import VALUES
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.translation import translate
 from fault_injection.machine.errors import InputError
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.loss import cross_entropy, nats_per_token
 from fault_injection.models.observe.reductions import CHOICES, LOWEST, reduced, together
 from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
 from fault_injection.models.precision import HISTORY, remembered, scale
 from fault_injection.models.precisions import PRECISIONS
+from fault_injection.models.site import make_fault
 from fault_injection.models.strike import perform
 
 FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")]
@@ -253,7 +255,7 @@ def test_a_translated_value_is_the_nearest_of_the_format(tmp_path):
     injection = read_injection(injection_file(tmp_path / "mine.csv", value="1e6"))
     becomes = {name: translate(injection, name).values[0] for name in PRECISIONS}
     assert becomes == {"float32": 1e6, "bfloat16": 999424.0, "float16": np.inf, "float8": 999424.0}
-    bits = dataclasses.replace(translate(injection, "bfloat16"), values=(), bits=(NewBits(0x7F80),))
+    bits = dataclasses.replace(translate(injection, "bfloat16"), values=(), bits=(ElementBits(0x7F80),))
     assert translate(bits, "float32").bits[0].flip == 0x7F800000
 
 

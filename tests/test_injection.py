@@ -17,11 +17,13 @@ from injection_files import LAW, PUBLISHED, VALID, image_workloads, injections, 
 from own_workload import NAME, Series
 
 from fault_injection.commands.main import main
-from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, Bits, Pattern
+from fault_injection.faults.element_bits import ElementBits, from_masks
+from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, Pattern
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection, write_injection
-from fault_injection.faults.new_bits import NewBits, from_masks
-from fault_injection.models.fault import ALL_ONES, INACTIVE, Operand, make_fault, site_id
+from fault_injection.models.bits import ALL_ONES, NewBits
+from fault_injection.models.fault import INACTIVE, Operand, site_id
+from fault_injection.models.site import make_fault
 from fault_injection.workloads.registry import WORKLOADS
 
 # ---- The published injections -------------------------------------------------------------
@@ -145,7 +147,7 @@ def test_what_any_fault_model_draws_is_an_injection_before_anything_runs(workloa
     index = FAULT_MODELS[fmodel].places(rng, size)[:200]
     bits = VALUES[values](*[PATTERNS] * (values == "histogram"))(rng, index, size)
     injection = Injection.drawn(
-        workload=workload, site=site, fmodel=fmodel, worker=0, epoch=0, step=0, index=index, bits=bits, horizon=3
+        workload=workload, site=site, fmodel=fmodel, worker=0, epoch=0, step=0, bits=bits, horizon=3
     )
     assert parse_injection(format_injection(injection)) == injection
     low = 16 ** (2 * injection.tensor.dtype.itemsize) - 1  # the bits that count
@@ -161,7 +163,7 @@ def test_masks_that_no_form_expresses_are_no_injection(masks):
     source, keep, flip = (np.array([mask]) for mask in masks)
     tensor = parse_injection(VALID).tensor
     with pytest.raises(ValueError, match=r"several of these|all its bits as they are"):
-        from_masks(np.array([0]), Bits(source, keep.astype(np.uint32), flip.astype(np.uint32)), tensor)
+        from_masks(NewBits(np.array([0]), source, keep.astype(np.uint32), flip.astype(np.uint32)), tensor)
 
 
 def test_an_injection_has_either_values_or_bits_one_for_each_position():
@@ -169,7 +171,7 @@ def test_an_injection_has_either_values_or_bits_one_for_each_position():
     with pytest.raises(ValueError, match="either values or bits"):
         dataclasses.replace(valid, values=())
     with pytest.raises(ValueError, match="either values or bits"):
-        dataclasses.replace(valid, bits=(NewBits(1), NewBits(2)))
+        dataclasses.replace(valid, bits=(ElementBits(1), ElementBits(2)))
     with pytest.raises(ValueError, match="1 values or bits for 2 positions"):
         dataclasses.replace(valid, values=(1.0,))
 
@@ -193,7 +195,7 @@ def with_bits(row, values=None):
 
 def test_bits_are_given_inverted_or_copied():
     injection = parse_injection(with_bits("inj_bits,0x7F800000,xor:00800000"))
-    assert injection.bits == (NewBits(0x7F800000), NewBits.inverted(0x00800000))
+    assert injection.bits == (ElementBits(0x7F800000), ElementBits.inverted(0x00800000))
     fault = injection.fault()
     assert fault.flip[:2].tolist() == [0x7F800000, 0x00800000]
     assert fault.keep[:2].tolist() == [0, ALL_ONES]

@@ -16,7 +16,9 @@ from own_steps import IMAGES, ROWS, SCANNED, SMALL, by_hand, llama_step, plain, 
 
 from fault_injection import instrument
 from fault_injection.machine.errors import InputError
-from fault_injection.models.fault import Operand, inactive_fault, make_fault, words_of
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.overwrite import words_of
+from fault_injection.models.site import make_fault
 from fault_injection.seam.trees import same_bits
 
 BITS = 0x4B3C614E  # 12345678.0 as a float32
@@ -404,7 +406,7 @@ def test_a_step_under_pmap_is_struck():
 
     state, batch = {"w": np.ones((1, 3, 2), np.float32)}, np.ones((1, 4, 3), np.float32)
     program = instrument(step, state, batch)
-    assert [(name, site.workers, site.axes) for name, site in program.sites.items()] == [
+    assert [(name, site.owners, site.axes) for name, site in program.sites.items()] == [
         ("forward:w", 1, ("i",)),
         ("grad_wt:w", 1, ("i",)),
     ]

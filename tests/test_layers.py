@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from fault_injection.explicit.sites import list_sites
 from fault_injection.models.combinators import chain, concatenated, gated, residual
 from fault_injection.models.fault import inactive_fault
 from fault_injection.models.layer import Context
@@ -23,7 +24,6 @@ from fault_injection.models.layers.pooling import global_average
 from fault_injection.models.layers.standardisation import standardised_convolution
 from fault_injection.models.loss import cross_entropy
 from fault_injection.models.networks import NETWORKS
-from fault_injection.models.site import list_sites
 
 
 def in_float64(repository, *names):
@@ -130,7 +130,7 @@ def test_a_layer_named_as_another_ones_gradient_is_refused():
 
 
 def test_two_sites_of_one_id_are_refused(monkeypatch):
-    monkeypatch.setattr("fault_injection.models.site.site_id", lambda name: len(name))
+    monkeypatch.setattr("fault_injection.explicit.sites.site_id", lambda name: len(name))
     network = chain(dense("a", 6), dense("b", 6))
     with pytest.raises(ValueError, match=r"^sites 'a' and 'b' have the same id; rename one of their layers$"):
         list_sites(network, jax.ShapeDtypeStruct((3, 6), "float32"))

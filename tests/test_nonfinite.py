@@ -12,7 +12,6 @@ from fault_injection.faults.injection_file import format_injection, parse_inject
 from fault_injection.faults.scaling import scale
 from fault_injection.machine.errors import InputError
 from fault_injection.runs.exits import NONFINITE, FirstNonFinite
-from fault_injection.runs.follow import Address
 from fault_injection.runs.outcome import (
     IMMEDIATE,
     MASKED,
@@ -28,6 +27,7 @@ from fault_injection.runs.outcome import (
     judge,
 )
 from fault_injection.runs.records import Run, StepRow, epoch_record
+from fault_injection.runs.steps import Address
 from fault_injection.seam.leaves import Leaf
 from fault_injection.seam.measure import NONFINITE_RULES, Evaluation, Measure
 from fault_injection.seam.report import StepReport

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fault_injection.runs.follow import Address
 from fault_injection.runs.outcome import (
     IMMEDIATE,
     LOW_TEST,
@@ -30,6 +29,7 @@ from fault_injection.runs.outcome import (
     judge,
 )
 from fault_injection.runs.records import Run, StepRow, epoch_record
+from fault_injection.runs.steps import Address
 from fault_injection.seam.measure import Evaluation, Measure
 
 # As the loss head of a network on ten classes says it.

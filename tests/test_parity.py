@@ -22,12 +22,13 @@ from fault_injection.explicit.batch_source import OpenData
 from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.explicit.program import explicit_program
 from fault_injection.explicit.recipe import Recipe
+from fault_injection.explicit.sites import list_sites
 from fault_injection.explicit.state import ExplicitState
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.loss import cross_entropy
 from fault_injection.models.networks import NETWORKS
-from fault_injection.models.site import list_sites
+from fault_injection.models.site import make_fault
 from fault_injection.seam.measure import Measure
 from fault_injection.workloads.image import PUBLISHED
 from fault_injection.workloads.image_recipe import OPTIMIZERS

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from fault_injection.any_step.product_form import form_of
-from fault_injection.models.fault import bits
+from fault_injection.models.overwrite import bits
 
 
 @st.composite

@@ -13,7 +13,6 @@ import pytest
 from conftest import HERE
 
 from fault_injection.runs.exits import NONFINITE, FirstNonFinite
-from fault_injection.runs.follow import Address, numbered
 from fault_injection.runs.outcome import (
     IMMEDIATE,
     MASKED,
@@ -25,6 +24,7 @@ from fault_injection.runs.outcome import (
     Trace,
     classify,
 )
+from fault_injection.runs.steps import Address, numbered
 from fault_injection.seam.measure import Evaluation, Measure
 from fault_injection.seam.report import StepReport
 

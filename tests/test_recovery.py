@@ -21,9 +21,11 @@ from fault_injection.detection.signals import KINDS, SignalReader, reductions_of
 from fault_injection.detection.watch import Watch, Watcher
 from fault_injection.explicit.optimizers import KerasAdamState, keras_adam
 from fault_injection.machine.files import read_arrays
-from fault_injection.models.fault import Operand, make_fault
-from fault_injection.runs.follow import Address, Back, addresses, follow, numbered
+from fault_injection.models.fault import Operand
+from fault_injection.models.site import make_fault
+from fault_injection.runs.follow import follow
 from fault_injection.runs.records import Recorder, Run
+from fault_injection.runs.steps import Address, Back, addresses, numbered
 from fault_injection.seam.trees import same_bits
 
 WORKLOAD = linear()

@@ -15,13 +15,13 @@ from strict_html import NotStrict, check_html
 from fault_injection.campaign.page import LONG, Section, Table, element, page
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions
-from fault_injection.questions.outcomes.experiment import END, HORIZON, Result
 from fault_injection.questions.outcomes.plan import Plan
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.report.facts import Facts
 from fault_injection.questions.outcomes.report.queries import QUERIES
 from fault_injection.questions.outcomes.report.sections import SECTIONS, write_report
 from fault_injection.questions.outcomes.report.summary import summary
+from fault_injection.questions.outcomes.result import END, HORIZON, Result
 from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.runs.curves import draw_curves
 from fault_injection.runs.exits import EXACT, NONFINITE

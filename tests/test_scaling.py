@@ -16,13 +16,13 @@ from injection_files import LAW, PUBLISHED, VALID, image_workloads, injections, 
 from own_workload import NAME
 
 from fault_injection.commands.main import main
+from fault_injection.faults.element_bits import ElementBits
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.scaling import scale, scale_options, scaled_name
 from fault_injection.machine.errors import InputError
-from fault_injection.models.fault import ALL_ONES
+from fault_injection.models.bits import ALL_ONES
 
 SMALL = {"width": 8, "epochs": 20, "batch_size": 128}
 RUN = read_injection(PUBLISHED / "resnet18_nobn-short_term_infs_nans.csv")  # 64 elements of 128/6/6/256
@@ -157,14 +157,19 @@ def test_elements_that_would_become_one_are_refused():
 
 
 def test_bits_stay_and_the_elements_copied_are_mapped_like_any_other():
-    bits = (NewBits(5), NewBits(0, ALL_ONES, (127, 0, 5, 9)), NewBits(0, ALL_ONES, (0, 0, 0, 25)), NewBits.inverted(1))
+    bits = (
+        ElementBits(5),
+        ElementBits(0, ALL_ONES, (127, 0, 5, 9)),
+        ElementBits(0, ALL_ONES, (0, 0, 0, 25)),
+        ElementBits.inverted(1),
+    )
     old = at([(100, 5, 0, 255), (0, 0, 0, 8), (0, 0, 0, 24), (9, 5, 5, 0)])
     new, mapping = scale(dataclasses.replace(old, values=(), bits=bits), **SMALL)
     assert new.bits == (
-        NewBits(5),
-        NewBits(0, ALL_ONES, (15, 0, 5, 1)),
-        NewBits(0, ALL_ONES, (0, 0, 0, 3)),
-        NewBits.inverted(1),
+        ElementBits(5),
+        ElementBits(0, ALL_ONES, (15, 0, 5, 1)),
+        ElementBits(0, ALL_ONES, (0, 0, 0, 3)),
+        ElementBits.inverted(1),
     )
     line = "copied from: 127/0/5/9 -> 15/0/5/1, and 1 more; 1 of them now copy themselves, which changes nothing"
     assert mapping[-3:-1] == [line, "bits: unchanged"]
@@ -172,7 +177,7 @@ def test_bits_stay_and_the_elements_copied_are_mapped_like_any_other():
 
 def test_a_run_of_copies_is_shortened_with_its_positions():
     old = at(run_from(128 * 6 * 6 * 256 - 512, 512))
-    copies = tuple(NewBits(0, ALL_ONES, position) for position in reversed(old.positions))
+    copies = tuple(ElementBits(0, ALL_ONES, position) for position in reversed(old.positions))
     new, mapping = scale(dataclasses.replace(old, values=(), bits=copies), **SMALL)
     assert len(new.bits) == len(new.positions) == 64
     assert new.bits[0].source == (15, 5, 5, 31)
@@ -201,7 +206,7 @@ seed,123
 
 def test_a_workload_of_ones_own_scales_by_its_own_options():
     new, mapping = scale(parse_injection(OWN), features=3, points=4, epochs=2)
-    assert (new.positions, new.bits, new.epoch, new.step) == (((2,),), (NewBits(0, ALL_ONES, (1,)),), 1, 3)
+    assert (new.positions, new.bits, new.epoch, new.step) == (((2,),), (ElementBits(0, ALL_ONES, (1,)),), 1, 3)
     assert mapping == [
         "workload: points 12 -> 4, features 6 -> 3, epochs 10 -> 2",
         "each coordinate c -> ⌊c·new/old⌋, counted from 0:",

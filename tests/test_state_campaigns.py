@@ -11,7 +11,8 @@ from strict_html import check_html
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL
 from fault_injection.machine.errors import InputError
-from fault_injection.questions.outcomes.conditions import Conditions, Envelope, Seen
+from fault_injection.questions.outcomes.conditions import Conditions, Seen
+from fault_injection.questions.outcomes.early_verdict import Envelope
 from fault_injection.questions.outcomes.experiment import _of_norms
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import choose, draw, injection_of
@@ -61,7 +62,7 @@ def test_running_statistics_of_norms_are_no_scales_of_formats():
         parse_plan(PLAN.replace("width = 4", f'width = 4\nprecision = "{f}"')) for f in ("float32", "float8")
     )
     programs = [plan.workload.program(frozenset()) for plan in (float32, float8)]
-    leaf = next(leaf.name for leaf in programs[0].leaves if leaf.role == Role.VARIANCE)
+    leaf = next(leaf.name for leaf in programs[0].state.leaves if leaf.role == Role.VARIANCE)
     assert [_of_norms(program, name) for program in programs for name in ("stats", leaf, "params")] == [
         *(True, True, False),
         *(False, True, False),
@@ -77,10 +78,13 @@ def test_leaves_are_drawn_by_their_size_and_elements_uniformly():
     found = np.mean([choice.site.name == largest for choice in drawn])
     assert abs(found - share) < 4 * (share * (1 - share) / 1000) ** 0.5
     assert {choice.experiment.worker for choice in drawn} == {ALL}
-    counts = {len(choice.index) for choice in drawn}
+    counts = {len(choice.bits.index) for choice in drawn}
     assert 16 in counts and 1 in counts and max(counts) == 16
     for choice in drawn:
-        assert len(set(choice.index.tolist())) == len(choice.index) and choice.index.max() < sizes[choice.site.name]
+        assert (
+            len(set(choice.bits.index.tolist())) == len(choice.bits.index)
+            and choice.bits.index.max() < sizes[choice.site.name]
+        )
         assert all(int(mask).bit_count() == 1 for mask in choice.bits.flip)
 
 

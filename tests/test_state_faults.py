@@ -13,16 +13,19 @@ from injection_files import SCHEDULES
 from small import small
 
 from fault_injection.commands.main import main
+from fault_injection.faults.element_bits import ElementBits
 from fault_injection.faults.injection import ALL, Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
-from fault_injection.faults.new_bits import NewBits
 from fault_injection.faults.schedule import SCHEDULE, Schedule
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault, site_id
-from fault_injection.runs.follow import Address, Back, Observer, addresses, follow
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand, inactive_fault, site_id
+from fault_injection.models.site import make_fault
+from fault_injection.runs.follow import follow
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED
 from fault_injection.runs.replay_files import write_replay
 from fault_injection.runs.replay_run import replay, strikes
+from fault_injection.runs.steps import Address, Back, Observer, addresses
 from fault_injection.seam.stages import STATE
 from fault_injection.seam.state_faults import state_sites
 from fault_injection.seam.trees import same_bits
@@ -31,7 +34,7 @@ from fault_injection.workloads.registry import find_workload
 TOY = find_workload(f"{toy.__file__}:linear")
 PROGRAM = TOY.program(frozenset())
 STEPS = 20
-SLOPES = Injection(TOY, STATE, "", ALL, "slopes", 1, 2, ((2, 0),), bits=(NewBits.inverted(1 << 30),))
+SLOPES = Injection(TOY, STATE, "", ALL, "slopes", 1, 2, ((2, 0),), bits=(ElementBits.inverted(1 << 30),))
 
 
 def by_hand(strike, faulty):
@@ -152,7 +155,7 @@ def test_a_replay_strikes_the_state_and_says_so(tmp_path):
 
 def test_a_state_that_is_the_golden_one_again_ends_nothing_while_more_may_strike(tmp_path):
     """An element that is set to what it is, at every step, is masked only at the last one."""
-    quiet = dataclasses.replace(SLOPES, bits=(NewBits.inverted(0),), schedule=Schedule(every=4))
+    quiet = dataclasses.replace(SLOPES, bits=(ElementBits.inverted(0),), schedule=Schedule(every=4))
     result = replayed(quiet, tmp_path)
     last = max(strikes(quiet))
     after = 8 * (last.epoch - 1) + last.step - 2

@@ -29,14 +29,16 @@ from fault_injection.detection.replicas import replicas
 from fault_injection.explicit.exchange import exchanged_sites
 from fault_injection.explicit.mesh import AXIS, SPLIT, WHOLE, mesh_of
 from fault_injection.explicit.pipeline import staged
+from fault_injection.explicit.sites import list_sites
 from fault_injection.explicit.start import owned
 from fault_injection.explicit.sums import ring_sum
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import parse_injection
 from fault_injection.machine.errors import InputError
-from fault_injection.models.fault import ALL_ONES, Operand, inactive_fault, make_fault
+from fault_injection.models.bits import ALL_ONES
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.observe.reductions import WHOLE as WHOLE_GRADIENTS
-from fault_injection.models.site import list_sites
+from fault_injection.models.site import make_fault
 from fault_injection.runs.replay_run import check_struck
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.state_faults import state_sites

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from test_transformer import OPTIONS as SMALL_TRANSFORMER
 
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.site import make_fault
 from fault_injection.seam.digest import digest, magnitude
 from fault_injection.workloads.image import PUBLISHED
 from fault_injection.workloads.registry import WORKLOADS, make_workload

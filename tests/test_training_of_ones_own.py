@@ -377,7 +377,8 @@ EXAMPLES = ("llama", "flax_linen", "flax_nnx", "equinox", "diffusion", "easydel"
 PROVE = """
 import sys, jax, numpy as np
 from fault_injection.workloads.registry import find_workload
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.site import make_fault
 workload = find_workload(sys.argv[1])
 program = workload.program()
 sites, state = workload.sites(), program.place(program.init())

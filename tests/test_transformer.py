@@ -17,7 +17,8 @@ from fault_injection.data.token_folder import load_token_folder
 from fault_injection.data.tokens import TokenBatches, checked_tokens
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.machine.errors import InputError
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.site import make_fault
 from fault_injection.runs.golden_run import Golden
 from fault_injection.workloads.registry import make_workload, restore_workload
 

@@ -17,11 +17,12 @@ from conftest import FIXTURES
 
 from fault_injection.explicit.optimizers import clipped_adamw
 from fault_injection.explicit.passes import forward_and_backward
-from fault_injection.models.fault import Operand, inactive_fault, make_fault
+from fault_injection.explicit.sites import list_sites
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.loss import nats_per_token
 from fault_injection.models.networks.transformer import transformer
-from fault_injection.models.site import list_sites
+from fault_injection.models.site import make_fault
 
 FORM = "mask_select+rmsnorm_xhat"  # docs/backward.md: Attention, RMS norm
 FORWARD = 1e-5  # loss, logits, operands and gradients without a fault, relative to the largest element

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fault_injection.models.fault import Operand, make_fault
+from fault_injection.models.fault import Operand
+from fault_injection.models.site import make_fault
 from fault_injection.runs.exits import FirstNonFinite
-from fault_injection.runs.follow import Address, Observer, addresses, follow, numbered
+from fault_injection.runs.follow import follow
 from fault_injection.runs.golden_run import final_metrics, nudged
 from fault_injection.runs.outcome import Noise, Outcome, judge
 from fault_injection.runs.records import Recorder, Run
+from fault_injection.runs.steps import Address, Observer, addresses, numbered
 from fault_injection.seam.program import Program
 from fault_injection.seam.workload import Workload
 from fault_injection.workloads.registry import find_workload

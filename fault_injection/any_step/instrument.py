@@ -13,24 +13,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.errors import InputError, did_you_mean
-from ..models.fault import (
-    ALL_ONES,
-    LARGEST_OPERAND,
-    Fault,
-    Fetched,
-    Operand,
-    Struck,
-    fault_of,
-    is_fixed,
-    make_fault,
-    site_id,
-    words_of,
-)
+from ..models.bits import ALL_ONES
+from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, is_fixed, site_id
+from ..models.overwrite import Fetched, fault_of, words_of
+from ..models.site import TensorSpec, make_fault
 from .intercept import Interpreter, Layouts, Told
 from .jax_internals import PRODUCTS, is_explicit, meshes_of, opened, typed_by
 from .jaxpr_sites import Follower, names, roles
 from .step_checks import REPORTED
-from .step_site import StepSite
+from .step_site import KINDS, StepSite
 from .struck_site import NOWHERE, aimed
 from .traced_step import Step, Traced, trace
 
@@ -204,8 +195,8 @@ class Instrumented:
             raise InputError(
                 f"iteration {turn} of {site}, in loops of {list(place.iterations)} turns; expected {expected}"
             )
-        if not 0 <= worker < place.workers:
-            raise InputError(f"worker {worker} of {site}; expected 0 to {place.workers - 1}")
+        if not 0 <= worker < place.owners:
+            raise InputError(f"worker {worker} of {site}; expected 0 to {place.owners - 1}")
         tensor = place.operands[operand]
         shape = tensor.shape[len(turn) :]
         listed: list[Position] = index if isinstance(index, list) else [index]  # type: ignore[list-item]
@@ -315,16 +306,17 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
             layer=name.partition(":")[2],
             stage="forward" if role == "forward" else "backward",
             operands={
-                operand: jax.ShapeDtypeStruct((*product.turns, *tensor.shape), tensor.dtype)
+                operand: TensorSpec((*product.turns, *tensor.shape), tensor.dtype)
                 for operand, tensor in zip(Operand, product.shapes, strict=True)
             },
+            kind=KINDS.get(product.kind, product.kind),
+            owners=product.workers,
+            conditional=product.conditional,
             role=role,
-            kind=product.kind,
+            primitive=product.kind,
             parameter=None if product.weight is None else Operand(product.weight),
             iterations=product.turns,
             axes=product.axes,
-            workers=product.workers,
-            conditional=product.conditional,
             checked=product.checked,
             layout=product.layout,
             line=product.line,

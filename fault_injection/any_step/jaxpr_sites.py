@@ -57,7 +57,7 @@ class Value(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class FoundProduct:
     """One operation that can be struck, as it is found.
 
     Attributes:
@@ -114,7 +114,7 @@ class Follower:
     """
 
     def __init__(self, kinds: frozenset[str], turns: int):
-        self.products: list[Product] = []
+        self.products: list[FoundProduct] = []
         self.closed: list[str] = []
         self.meshes: list[Any] = []
         self._kinds, self._turns, self._ids = kinds, turns, itertools.count()
@@ -212,7 +212,7 @@ class Follower:
         atoms = (*equation.invars[:2], equation.outvars[0])
         shapes = tuple(jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms)
         label = label or equation.primitive.name
-        product = Product(
+        product = FoundProduct(
             equation.primitive.name,
             operands,
             shapes,
@@ -249,7 +249,7 @@ class Follower:
             self.closed.append(f"{what} ({at})" if at else what)
 
 
-def roles(products: Sequence[Product]) -> list[tuple[str, str]]:
+def roles(products: Sequence[FoundProduct]) -> list[tuple[str, str]]:
     """The role of each product, and what it is named after.
 
     A product of the backward pass is known by what it shares with one before it: with the weight, it is the
@@ -258,7 +258,7 @@ def roles(products: Sequence[Product]) -> list[tuple[str, str]]:
     gradient.
     """
     found: list[tuple[str, str]] = []
-    before: list[Product] = []  # of the forward pass and of checkpoints, as far as they come earlier
+    before: list[FoundProduct] = []  # of the forward pass and of checkpoints, as far as they come earlier
     by_cotangent: dict[int, str] = {}
     waiting: list[int] = []
     for number, product in enumerate(products):
@@ -292,15 +292,15 @@ def roles(products: Sequence[Product]) -> list[tuple[str, str]]:
     return found
 
 
-def _weight_number(product: Product) -> int:
+def _weight_number(product: FoundProduct) -> int:
     return 1 if product.weight is None else product.weight
 
 
-def _weight(product: Product) -> Value:
+def _weight(product: FoundProduct) -> Value:
     return product.operands[_weight_number(product)]
 
 
-def _input(product: Product) -> Value:
+def _input(product: FoundProduct) -> Value:
     return product.operands[1 - _weight_number(product)]
 
 

@@ -16,8 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.fault import bits
 from ..models.isolation import fence
+from ..models.overwrite import bits
 from .jax_internals import contracted, evaluate, is_widened, kernel_axes, multiplied
 
 

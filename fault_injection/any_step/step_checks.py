@@ -18,10 +18,10 @@ REPORTED = frozenset(f"{reduction}/products" for reduction in OF_PRODUCTS)
 
 
 @dataclasses.dataclass(frozen=True)
-class Product:
+class CheckedProduct:
     """C = A·B of a `dot_general`: C's axes are those of a batch, A's others, B's others.
 
-    >>> Product(2, (((1,), (0,)), ((), ()))).compute(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+    >>> CheckedProduct(2, (((1,), (0,)), ((), ()))).compute(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
 
     Attributes:
@@ -46,7 +46,7 @@ class Product:
         """C."""
         return lax.dot_general(a, b, self.dimension_numbers)
 
-    def added(self, a: jax.Array, b: jax.Array) -> tuple["Product", jax.Array, jax.Array]:
+    def added(self, a: jax.Array, b: jax.Array) -> tuple["CheckedProduct", jax.Array, jax.Array]:
         """B's columns added up."""
         return self, a, jnp.sum(b, self._free, keepdims=True)
 
@@ -56,7 +56,7 @@ class Product:
 
 
 @dataclasses.dataclass(frozen=True)
-class Convolution:
+class CheckedConvolution:
     """y = x * kernel of a `conv_general_dilated` without groups.
 
     Attributes:
@@ -78,7 +78,7 @@ class Convolution:
         """y."""
         return lax.conv_general_dilated(x, kernel, **dict(self.options))
 
-    def added(self, x: jax.Array, kernel: jax.Array) -> tuple["Convolution", jax.Array, jax.Array]:
+    def added(self, x: jax.Array, kernel: jax.Array) -> tuple["CheckedConvolution", jax.Array, jax.Array]:
         """The kernel's output channels added up."""
         return self, x, jnp.sum(kernel, self._numbers.rhs_spec[0], keepdims=True)
 
@@ -87,21 +87,21 @@ class Convolution:
         return kernel.size // kernel.shape[self._numbers.rhs_spec[0]]
 
 
-def operation(equation: Any) -> Product | Convolution | None:
+def operation(equation: Any) -> CheckedProduct | CheckedConvolution | None:
     """The operation that an equation stands for; None where it has no checksum.
 
     >>> equation = jax.make_jaxpr(lambda a, b: a @ b)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
     >>> operation(equation)
-    Product(rank=2, dimension_numbers=(((1,), (0,)), ((), ())))
+    CheckedProduct(rank=2, dimension_numbers=(((1,), (0,)), ((), ())))
     """
     name, params = equation.primitive.name, equation.params
     tensors = [atom.aval for atom in (*equation.invars[:2], equation.outvars[0])]
     if not all(jnp.issubdtype(one.dtype, jnp.floating) and one.dtype.itemsize <= 4 for one in tensors):
         return None
     if name == "dot_general":
-        return Product(tensors[Operand.WEIGHT].ndim, contracted(params))
+        return CheckedProduct(tensors[Operand.WEIGHT].ndim, contracted(params))
     if name == "conv_general_dilated" and (options := convolved(params)) is not None:
-        return Convolution(options)
+        return CheckedConvolution(options)
     return None
 
 

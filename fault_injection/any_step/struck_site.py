@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.fault import LARGEST_OPERAND, Fault, Integer, Operand, fault_of, struck_of, words_of
+from ..models.fault import LARGEST_OPERAND, Fault, Operand
 from ..models.faulty_product import faulty_product
 from ..models.isolation import fence
+from ..models.overwrite import Integer, fault_of, struck_of, words_of
 from .jax_internals import gathered, scattered
 from .product_form import Form
 

@@ -12,15 +12,15 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
-from ..models.fault import Fault, inactive_fault, struck_of, words_of
+from ..models.fault import Fault, inactive_fault
 from ..models.isolation import fence
-from ..seam.leaves import Role
+from ..models.overwrite import struck_of, words_of
+from ..seam.leaves import Batch, Role, State
 from ..seam.measure import Evaluation
 from ..seam.program import Extras, Program
 from ..seam.report import StepReport
 from ..seam.reporting import report
 from ..seam.state_spec import StateSpec
-from ..seam.trees import Batch, State
 from . import recovered_gradient, step_checks
 from .instrument import Instrumented, instrument
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients

@@ -18,7 +18,7 @@ BLOCK = 1 << 16  # elements whose bits are drawn together
 
 
 @dataclasses.dataclass(frozen=True)
-class Wanted:
+class Selection:
     """What is asked for: how many elements, which, and what becomes of them.
 
     Exactly one of `count`, `share` and `probability` is given, and at most one of `mask`, `critical`,
@@ -84,7 +84,7 @@ class Altered(NamedTuple):
         return Change(self.places, self.after)
 
 
-def chosen(arrays: dict[str, Described], wanted: Wanted, path: pathlib.Path | None = None) -> dict[str, Described]:
+def chosen(arrays: dict[str, Described], wanted: Selection, path: pathlib.Path | None = None) -> dict[str, Described]:
     """The arrays of floating-point numbers, with elements, that the patterns and the part name.
 
     Args:
@@ -117,7 +117,7 @@ def _fits(name: str, pattern: str) -> bool:
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
-def _check_bits(name: str, array: Described, wanted: Wanted) -> None:
+def _check_bits(name: str, array: Described, wanted: Selection) -> None:
     width = 8 * array.dtype.itemsize
     low, high = wanted.bits or (0, width - 1)
     if high >= width:
@@ -128,7 +128,7 @@ def _check_bits(name: str, array: Described, wanted: Wanted) -> None:
         raise InputError(f"--mask {wanted.mask:x}: {name} has {width} bits; choose arrays of one width with --names")
 
 
-def number_of(arrays: dict[str, Described], wanted: Wanted, rng: np.random.Generator) -> int:
+def number_of(arrays: dict[str, Described], wanted: Selection, rng: np.random.Generator) -> int:
     """How many elements are altered.
 
     Raises:
@@ -146,7 +146,7 @@ def number_of(arrays: dict[str, Described], wanted: Wanted, rng: np.random.Gener
     return count
 
 
-def draw(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, Altered]:
+def draw(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Altered]:
     """Draw alterations: elements without repetition, and bits; the same for equal seeds and arrays.
 
     Every set of elements is as likely as any other, unless tensors are drawn.  Where an alteration is not allowed,
@@ -220,7 +220,7 @@ def _together(parts: Sequence[Altered]) -> Altered:
     return Altered(index[order], before[order], after[order])
 
 
-def _altered(before: np.ndarray, array: Described, wanted: Wanted, rng: np.random.Generator) -> np.ndarray:
+def _altered(before: np.ndarray, array: Described, wanted: Selection, rng: np.random.Generator) -> np.ndarray:
     """What words become, unsigned [n]."""
     width = 8 * array.dtype.itemsize
     if wanted.value is not None or wanted.factor is not None:
@@ -251,7 +251,7 @@ def _bits(rng: np.random.Generator, count: int, between: tuple[int, int], burst:
     return np.argsort(rng.random((count, high - low + 1)), axis=1)[:, :burst] + low
 
 
-def _allowed(before: np.ndarray, after: np.ndarray, array: Described, wanted: Wanted) -> np.ndarray:
+def _allowed(before: np.ndarray, after: np.ndarray, array: Described, wanted: Selection) -> np.ndarray:
     """bool [n]: which alterations are allowed."""
     fine = np.ones(len(before), bool)
     if wanted.keep_sign:

@@ -7,16 +7,14 @@ import jax
 import numpy as np
 
 from ..faults.injection import ALL, Injection
-from ..faults.new_bits import NewBits, unravel
 from ..machine.files import write_arrays
 from ..machine.processes import from_leader
-from ..models.fault import Operand
-from ..runs.follow import Observer
 from ..runs.golden_run import Golden
+from ..runs.steps import Observer
+from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
-from ..seam.stages import CHECKPOINT
-from ..seam.trees import State, fetched
+from ..seam.trees import fetched
 from .flips import flips_between, restart_site
 from .formats import open_checkpoint
 
@@ -54,17 +52,14 @@ def alteration(
     what = f"the golden checkpoint before epoch {epoch}"
     flips = from_leader(lambda: flips_between(program, saved, open_checkpoint(path), what))
     target = restart_site(golden.workload, flips.format, loaders, path)
-    shape = golden.workload.target(target).shapes[Operand.INPUT]
-    return Injection(
+    return Injection.drawn(
         workload=golden.workload,
-        stage=CHECKPOINT,
+        site=golden.workload.target(target),
         fmodel="",
         worker=ALL if program.state.loaders == 1 else worker,
-        layer=target,
         epoch=epoch,
         step=0,
-        positions=tuple(unravel(flips.places, shape)),
-        bits=tuple(NewBits.inverted(int(mask)) for mask in flips.masks),
+        bits=flips.bits,
         horizon=horizon,
     )
 

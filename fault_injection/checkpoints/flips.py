@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
+from ..models.bits import NewBits
 from ..seam.checkpoint_faults import saved_leaves
 from ..seam.program import Program
 from ..seam.stages import CHECKPOINT
@@ -33,21 +34,19 @@ def restart_site(workload: Workload, format: str, loaders: int, path: pathlib.Pa
     return target
 
 
-class Flips(NamedTuple):
-    """Bits of a checkpoint that are inverted.
+class AlteredBits(NamedTuple):
+    """What was altered.
 
     Attributes:
-      format: name of the number format in which it is saved.
-      places: int64 [n], positions among the elements of `saved_leaves`.
-      masks: unsigned [n], the bits inverted in that format.
+      format: name of the number format in which the checkpoint is saved.
+      bits: the elements of `saved_leaves`, one after the other, and the bits inverted in that format.
     """
 
     format: str
-    places: np.ndarray
-    masks: np.ndarray
+    bits: NewBits
 
 
-def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Checkpoint, what: str) -> Flips:
+def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Checkpoint, what: str) -> AlteredBits:
     """Where a checkpoint differs from what was saved, and in which bits.
 
     Args:
@@ -81,7 +80,7 @@ def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Ch
     return _counted_through(leaves, format.name, flips, altered.path, f"is {what}: nothing was altered")
 
 
-def flips_of_log(program: Program, path: pathlib.Path, mapping: Mapping[str, Mapped]) -> Flips:
+def flips_of_log(program: Program, path: pathlib.Path, mapping: Mapping[str, Mapped]) -> AlteredBits:
     """What a log inverts, in a checkpoint of this program; raises InputError where it does not fit."""
     entries, leaves = read_log(path), saved_leaves(program.state)
     kinds = {entry.dtype for entry in entries if entry.dtype is not None} or {leaf.dtype for leaf in leaves}
@@ -104,7 +103,7 @@ def _counted_through(
     flips: Mapping[str, tuple[np.ndarray, np.ndarray]],
     path: pathlib.Path,
     nothing: str,
-) -> Flips:
+) -> AlteredBits:
     """Flips of several arrays as those of one vector of all their elements."""
     index, masks, begin = [np.empty(0, np.int64)], [np.empty(0, np.uint32)], 0
     for leaf in leaves:
@@ -113,9 +112,9 @@ def _counted_through(
             index.append(begin + places)
             masks.append(inverted.astype(np.uint32))
         begin += leaf.size
-    found = Flips(format, np.concatenate(index), np.concatenate(masks))
-    if not len(found.places):
+    found = NewBits.inverted(np.concatenate(index), np.concatenate(masks))
+    if not len(found.index):
         raise InputError(nothing, path)
-    if len(found.places) > MOST:
-        raise InputError(f"{len(found.places):,} elements are altered; at most {MOST:,} can be struck", path)
-    return found
+    if len(found.index) > MOST:
+        raise InputError(f"{len(found.index):,} elements are altered; at most {MOST:,} can be struck", path)
+    return AlteredBits(format, found)

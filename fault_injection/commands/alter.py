@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Altered, Wanted, chosen, draw
+from ..checkpoints.alteration import PARTS, Altered, Selection, chosen, draw
 from ..checkpoints.checkpoint import Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..checkpoints.log import apply, read_log, read_mapping, total, write_log
@@ -15,12 +15,12 @@ from ..machine.errors import InputError
 from .arguments import CommandLine, aligned, json_option, natural, positive, tell, tell_json
 
 SHOWN = 5  # alterations, and arrays, that are printed
-DRAWING = tuple(field.name for field in dataclasses.fields(Wanted))
+DRAWING = tuple(field.name for field in dataclasses.fields(Selection))
 
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("alter", run, "flip bits in a saved checkpoint, or repeat alterations that a log has")
+    sub = commands.add("alter", run)
     sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
     sub.add_argument("--out", type=pathlib.Path, metavar="NEW", help="the altered copy")
     sub.add_argument("--in-place", action="store_true", help="replace CHECKPOINT, at once, when the copy is whole")
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> None:
         altered, asked = applied.altered, {"replay": options.replay.name}
         notes = {"as_before": applied.before, "undone": applied.after}
     else:
-        wanted = Wanted(**{name: getattr(options, name) for name in DRAWING})
+        wanted = Selection(**{name: getattr(options, name) for name in DRAWING})
         if wanted.count is wanted.share is wanted.probability is None:
             wanted = dataclasses.replace(wanted, count=1)
         altered, asked, notes = draw(checkpoint, wanted), dataclasses.asdict(wanted), _population(checkpoint, wanted)
@@ -115,7 +115,7 @@ def _consistent(options: argparse.Namespace) -> None:
     if options.mapping is not None and options.replay is None:
         raise InputError("--mapping belongs to --replay")
     if options.replay is not None:
-        defaults = Wanted()
+        defaults = Selection()
         for name in DRAWING:
             if getattr(options, name) not in (getattr(defaults, name), []):
                 raise InputError(f"--{name.replace('_', '-')} does not go with --replay, which draws nothing")
@@ -127,7 +127,7 @@ def _consistent(options: argparse.Namespace) -> None:
         raise InputError("--most-significant-first says how --bits or --mask are counted")
 
 
-def _population(checkpoint: Checkpoint, wanted: Wanted) -> dict[str, object]:
+def _population(checkpoint: Checkpoint, wanted: Selection) -> dict[str, object]:
     arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
     return {"arrays": len(arrays), "elements": sum(array.size for array in arrays.values())}
 

@@ -14,6 +14,26 @@ from ..machine.processes import leading
 
 Action = Callable[[argparse.Namespace], None]
 
+COMMANDS = {  # each in a module of its name, in the order of the help
+    "replay": "replay one injection, from fault to verdict",
+    "results": "list finished replays with their verdicts; draw several in one picture",
+    "formats": "replay the same logical fault in several number formats: one picture, one table",
+    "golden": "make a fault-free run, and its twins",
+    "sites": "list what a fault can strike: operations, leaves of the state, gradients and updates; runs nothing",
+    "scale": "write an injection file for another scale, and say the mapping; runs nothing",
+    "detect": "run a detector over a log of losses, norms or largest gradients",
+    "campaign": "run a campaign: many injections of one plan, with their statistics; goes on where it stopped",
+    "score": "score detectors and recovery on the outcomes of a campaign; goes on where it stopped",
+    "pvf": "measure how likely corrupted parameters are to give a wrong answer; goes on where it stopped",
+    "alter": "flip bits in a saved checkpoint, or repeat alterations that a log has",
+    "diff": "say what differs between two checkpoints: elements, bits, relative error",
+    "continue": "restart a training from an altered checkpoint of its golden run",
+    "status": "say how far a campaign is: done, left, rates so far, whether it can go on",
+    "report": "write the report of a campaign, or compare several",
+    "export": "write injection files of a campaign's experiments, or its tables; runs nothing",
+    "fetch-checkpoints": "download the published checkpoints, and import them",
+}
+
 
 class CommandLine:
     """The commands of a program; each adds its own parser."""
@@ -21,8 +41,9 @@ class CommandLine:
     def __init__(self, parser: argparse.ArgumentParser):
         self._parsers = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(self, name: str, run: Action, text: str) -> argparse.ArgumentParser:
-        """The parser of a new command, which `run` carries out; `text` says what it does."""
+    def add(self, name: str, run: Action | None = None) -> argparse.ArgumentParser:
+        """The parser of a command, which `run` carries out; without it the command is only listed."""
+        text = COMMANDS[name]
         parser: argparse.ArgumentParser = self._parsers.add_parser(name, help=text, description=text)
         parser.set_defaults(run=run)
         return parser

@@ -19,8 +19,7 @@ DRAWN = 100_000  # experiments up to which `--check` draws them all, to count th
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    text = "run a campaign: many injections of one plan, with their statistics; goes on where it stopped"
-    sub = commands.add("campaign", run, text)
+    sub = commands.add("campaign", run)
     plan_options(sub, "folder of the campaign")
 
 

@@ -19,7 +19,7 @@ from .workload_arguments import chosen_workload, workload_options
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("continue", run, "restart a training from an altered checkpoint of its golden run")
+    sub = commands.add("continue", run)
     sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
     sub.add_argument("workload", help="name of a workload")
     workload_options(sub, "the embedded default")

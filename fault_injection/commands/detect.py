@@ -7,14 +7,14 @@ import sys
 
 from ..detection.detector import Alarm
 from ..detection.log import Log, detect, raised, read_log
-from ..detection.registry import VALUE_BASED, Chosen, value_based
+from ..detection.value_based import VALUE_BASED, Chosen, value_based
 from ..machine.errors import printable
 from .arguments import CommandLine, aligned, json_option, setting_pairs, tell, tell_json
 
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("detect", run, "run a detector over a log of losses, norms or largest gradients")
+    sub = commands.add("detect", run)
     sub.add_argument("log", type=pathlib.Path, metavar="VALUES.csv", help="columns step,tensor,value and perhaps time")
     sub.add_argument("--detector", required=True, metavar="NAME", help=", ".join(VALUE_BASED))
     sub.add_argument(
@@ -30,7 +30,7 @@ def run(options: argparse.Namespace) -> None:
     notes = list(chosen.notes)
     if chosen.detector is None:
         notes.append(f"{options.detector} is switched off by the environment")
-    found = detect(chosen.detector, log) if chosen.detector is not None else []  # type: ignore[arg-type]
+    found = detect(chosen.detector, log) if chosen.detector is not None else []
     step = raised(found, log, chosen.strikes) if chosen.raises else None
     if found and chosen.raises and chosen.strikes is not None and log.times is None:
         notes.append("alarms are raised by strikes on a clock; without a column time none is")

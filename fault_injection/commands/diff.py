@@ -13,7 +13,7 @@ from .arguments import CommandLine, aligned, json_option, tell, tell_json
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("diff", run, "say what differs between two checkpoints: elements, bits, relative error")
+    sub = commands.add("diff", run)
     sub.add_argument("first", type=pathlib.Path, metavar="A", help=FORMATS)
     sub.add_argument("second", type=pathlib.Path, metavar="B", help="of the same format or another, with equal names")
     sub.add_argument("--picture", type=pathlib.Path, metavar="FILE.png", help="draw the errors and the bits")

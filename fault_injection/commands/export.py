@@ -14,7 +14,7 @@ from .arguments import CommandLine, natural, tell
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("export", run, "write injection files of a campaign's experiments, or its tables; runs nothing")
+    sub = commands.add("export", run)
     sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
     sub.add_argument("--id", type=natural, nargs="+", metavar="N", help="these experiments, as injection files")
     sub.add_argument(

@@ -11,7 +11,7 @@ from .arguments import CommandLine, natural, tell
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("fetch-checkpoints", run, "download the published checkpoints, and import them")
+    sub = commands.add("fetch-checkpoints", run)
     sub.add_argument("workload", nargs="?", help="only this workload's (default: each checkpoint's own)")
     sub.add_argument(
         "--drive", choices=tuple(DRIVE), default="examples", help="which published folder (default: %(default)s)"

@@ -4,15 +4,15 @@ import argparse
 import pathlib
 from typing import Any
 
+from ..faults.element_bits import format_new_bits
 from ..faults.injection import Injection
 from ..faults.injection_file import read_injection, write_injection
-from ..faults.new_bits import format_new_bits
 from ..faults.number_formats import format_of
 from ..faults.translation import translations
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import write_json
 from ..machine.processes import from_leader
-from ..models.fault import ALL_ONES
+from ..models.bits import ALL_ONES
 from ..models.precisions import PRECISIONS
 from ..runs.records import columns
 from ..runs.replay_files import struck_values, write_replay
@@ -24,9 +24,7 @@ COLUMNS = ("format", "operand", "new bits", "from", "to", "outcome", "worse trai
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add(
-        "formats", run, "replay the same logical fault in several number formats: one picture, one table"
-    )
+    sub = commands.add("formats", run)
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
     sub.add_argument(
         "--formats",

@@ -16,7 +16,7 @@ from .workload_arguments import chosen_workload, workload_options
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("golden", run, "make a fault-free run, and its twins")
+    sub = commands.add("golden", run)
     sub.add_argument("workload", help="name of a workload")
     workload_options(sub, "the embedded default")
     sub.add_argument(

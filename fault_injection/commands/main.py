@@ -12,28 +12,9 @@ from ..machine.environment import prepare, use_huge_pages
 from ..machine.errors import InputError, Untrustworthy, printable
 from ..machine.processes import broke_off, join, leave
 from ..machine.termination import Terminated, answer_termination
-from .arguments import CommandLine
+from .arguments import COMMANDS, CommandLine
 
 GOES_ON = "the same command goes on where it stopped"
-COMMANDS = (  # each in a module of its name, in the order of the help
-    "replay",
-    "results",
-    "formats",
-    "golden",
-    "sites",
-    "scale",
-    "detect",
-    "campaign",
-    "score",
-    "pvf",
-    "alter",
-    "diff",
-    "continue",
-    "status",
-    "report",
-    "export",
-    "fetch-checkpoints",
-)
 
 
 def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
@@ -89,20 +70,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(program: str, arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser; of a command that is named, without the other commands and what they would import."""
+    """The parser: of the command that is named, or a list of all.  No other command's module is imported."""
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
     commands = CommandLine(parser)
-    for name in arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS:
+    if (name := next((word for word in arguments if word != "--"), "")) in COMMANDS:
         importlib.import_module(f".{name.replace('-', '_')}", __package__).add(commands)
+    else:
+        for name in COMMANDS:
+            commands.add(name)
     return parser
 
 
 def _set_up(options: argparse.Namespace) -> None:
     """Set up this process for a command; those that compute nothing have no machine options."""
-    if "jax" not in sys.modules:  # nothing will be computed
-        return
     if not hasattr(options, "threads"):
-        prepare()
+        if "jax" in sys.modules:  # something may be computed
+            prepare()
         return
     prepare(options.threads, options.matrix_precision)
     explicit = (options.processes, options.process)

@@ -13,8 +13,7 @@ from .plan_options import driving, plan_options
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    text = "measure how likely corrupted parameters are to give a wrong answer; goes on where it stopped"
-    plan_options(commands.add("pvf", run, text), "folder of the trials")
+    plan_options(commands.add("pvf", run), "folder of the trials")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -19,10 +19,10 @@ from ..machine.processes import from_leader, say
 from ..published.checkpoints import imported_start
 from ..questions.outcomes.sampling import injection_of
 from ..questions.outcomes.store import open_plan
-from ..runs.follow import numbered
 from ..runs.golden_run import Golden
 from ..runs.replay_files import write_replay
 from ..runs.replay_run import golden_for, last_step, replay
+from ..runs.steps import numbered
 from .arguments import CommandLine, json_option, machine_options, natural, setting_pairs, tell, tell_json
 from .estimates import golden_needed, shown, time_needed
 
@@ -31,7 +31,7 @@ CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weigh
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("replay", run, "replay one injection, from fault to verdict")
+    sub = commands.add("replay", run)
     sub.add_argument(
         "what",
         nargs="?",

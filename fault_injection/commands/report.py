@@ -10,7 +10,7 @@ from .arguments import CommandLine, json_option, tell, tell_json
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("report", run, "write the report of a campaign, or compare several")
+    sub = commands.add("report", run)
     sub.add_argument("campaigns", type=pathlib.Path, nargs="+", metavar="DIR", help="folder of a campaign")
     sub.add_argument("--out", type=pathlib.Path, help="folder of the comparison of several (default: comparison)")
     json_option(sub)

@@ -10,7 +10,7 @@ from .arguments import CommandLine, aligned, json_option, tell, tell_json
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("results", run, "list finished replays with their verdicts; draw several in one picture")
+    sub = commands.add("results", run)
     sub.add_argument(
         "folders",
         nargs="*",

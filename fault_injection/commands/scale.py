@@ -12,7 +12,7 @@ from .workload_arguments import given, workload_options
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("scale", run, "write an injection file for another scale, and say the mapping; runs nothing")
+    sub = commands.add("scale", run)
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
     workload_options(sub, "as in FILE", scaling_only=True)
     sub.add_argument("--out", type=pathlib.Path, help="the new file (default: NAME_width8_epochs20.csv or the like)")

@@ -14,9 +14,7 @@ from .plan_options import driving, plan_options
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add(
-        "score", run, "score detectors and recovery on the outcomes of a campaign; goes on where it stopped"
-    )
+    sub = commands.add("score", run)
     plan_options(sub, "folder of the campaign and its scoreboard", "TOML file, with a table [score]")
 
 

@@ -9,7 +9,7 @@ from .arguments import CommandLine, json_option, tell, tell_json
 
 def add(commands: CommandLine) -> None:
     """Add the command."""
-    sub = commands.add("status", run, "say how far a campaign is: done, left, rates so far, whether it can go on")
+    sub = commands.add("status", run)
     sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
     json_option(sub)
 

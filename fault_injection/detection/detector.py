@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import numpy as np
 
-Array = np.ndarray | jax.Array
+Array = Any  # of NumPy, or of JAX inside a compiled step
 Memory = Any  # a pytree of arrays, most of them with one element per tensor
 
 STOP, WARN = 1, 2  # levels of alarms: stop the run or recover, and only say so

@@ -12,10 +12,11 @@ from ..machine.errors import InputError
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..models.fault import site_id
 from ..models.observe.dr_dna import BINS, NAME, PLACES, SAMPLES, Histograms, Profile, bins_of, layer_scores
-from ..runs.follow import Address, Observer, follow
+from ..runs.follow import follow
+from ..runs.steps import Address, Observer
+from ..seam.leaves import Batch, State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import Batch, State
 from .detector import STOP, Alarm, Alarms, Array, Memory, namespace
 
 FEWEST = 32  # examples that a profile is made of, at least: with fewer, what is rare says nothing

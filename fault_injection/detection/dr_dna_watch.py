@@ -7,10 +7,10 @@ import numpy as np
 
 from ..machine.errors import InputError
 from ..models.observe.dr_dna import SAMPLES, Profile, largest_excess
-from ..runs.follow import Address
+from ..runs.steps import Address
+from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
 from .detector import Alarm, told
 from .dr_dna import MARGIN, DrDna, places, profile_of
 from .watch import Watcher

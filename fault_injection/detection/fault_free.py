@@ -1,8 +1,9 @@
 """What detectors have seen before a fault: the fault-free run, watched from its first step on."""
 
 from ..machine.processes import say
-from ..runs.follow import Address, addresses, follow
+from ..runs.follow import follow
 from ..runs.golden_run import Golden, Repeats
+from ..runs.steps import Address, addresses
 from .detector import Memory
 from .registry import AnyDetector, watcher
 

@@ -14,7 +14,7 @@ from ..machine.errors import InputError
 from ..machine.files import read_bounded
 from ..machine.reading import NUMBER, SHOWN
 from .detector import STOP, Alarm, Detector
-from .strikes import Strikes, Struck
+from .strikes import Counted, Strikes
 
 COLUMNS, TIME = ("step", "tensor", "value"), "time"
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
@@ -162,7 +162,7 @@ def raised(found: Sequence[tuple[int, Alarm]], log: Log, strikes: Strikes | None
     stops = [(row, alarm) for row, alarm in found if alarm.level == STOP]
     if strikes is None:
         return stops[0][1].step if stops else None
-    struck, up = Struck(), False
+    struck, up = Counted(), False
     if log.times is not None:
         for row, alarm in stops:
             struck, up = strikes.update(struck, float(log.times[row]))

@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..runs.follow import Address, Back
+from ..runs.steps import Address, Back
+from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
 from .checksum import confirmed
 from .detector import STOP, Alarm, Detector, Memory
 from .watch import Watch, Watcher

@@ -4,10 +4,10 @@ from collections.abc import Callable
 
 from ..machine.errors import InputError
 from ..models.observe.reductions import WHOLE
-from ..runs.follow import Back
+from ..runs.steps import Back
+from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
 
 INVERSE = "inverse"
 RECOVERIES = {

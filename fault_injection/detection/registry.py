@@ -1,72 +1,24 @@
 """The detectors by name, and how each is made."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
-from ..runs.follow import Back
+from ..runs.steps import Back
+from ..seam.leaves import State
 from ..seam.program import Program
-from ..seam.trees import State
-from .asd_environment import read_config, read_thresholds
 from .checksum import Checksum, VarianceChecksum
 from .detector import Detector, Memory
 from .dr_dna import DrDna
 from .dr_dna_watch import DrDnaSettings, DrDnaWatch
-from .gradient_norm import GradientNorm
 from .history_bound import history_bound
-from .loss_spike import LossSpike
-from .nonfinite import NonFinite
 from .re_execution import Confirmed, ReExecution, ReExecutionSettings
 from .replicas import ReplicaComparison, ReplicaSettings, replicas
 from .signals import reductions_of
-from .strikes import Strikes
+from .value_based import VALUE_BASED, Chosen, changed, value_based
 from .watch import Watch, Watcher
 
 AnyDetector = Detector | ReExecutionSettings | ReplicaSettings | DrDnaSettings  # what a watcher is made of
 
-
-class Chosen(NamedTuple):
-    """A detector with its settings.
-
-    Attributes:
-      detector: None where a variable of the environment switches it off.
-      raises: whether its alarms are raised, or only written.
-      strikes: how alarms are counted; None raises the first.
-      every: whether every value is written.
-      notes: what was not used of the settings, one sentence per line.
-    """
-
-    detector: AnyDetector | None
-    raises: bool = True
-    strikes: Strikes | None = None
-    every: bool = False
-    notes: tuple[str, ...] = ()
-
-
-def _asd(environment: Mapping[str, str]) -> Chosen:
-    config, notes = read_config(environment)
-    return Chosen(config.detector if config.enable else None, strikes=config.strikes, notes=tuple(notes))
-
-
-def _thresholded(version: str) -> Callable[[Mapping[str, str]], Chosen]:
-    def make(environment: Mapping[str, str]) -> Chosen:
-        thresholds, notes = read_thresholds(environment)
-        detector = getattr(thresholds, version) if thresholds.enable else None
-        return Chosen(detector, thresholds.enable >= 2, every=thresholds.enable == 3, notes=tuple(notes))
-
-    return make
-
-
-# Those that a log can hold the values of; each is made from the variables of the environment.
-VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
-    "nonfinite": lambda environment: Chosen(NonFinite()),
-    "loss_spike": lambda environment: Chosen(LossSpike()),
-    "gradient_norm": lambda environment: Chosen(GradientNorm()),
-    "asd": _asd,
-    "asd_v1": _thresholded("v1"),
-    "asd_v3": _thresholded("v3"),
-}
 
 # Those that need to know the program that they watch.
 OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
@@ -96,7 +48,7 @@ def beside_a_run(
     if name in VALUE_BASED:
         chosen = value_based(name, environment, settings)
     else:
-        chosen = Chosen(_changed(name, OF_A_PROGRAM[name](program), settings or {}))
+        chosen = Chosen(changed(name, OF_A_PROGRAM[name](program), settings or {}))
     if missing := unreported(chosen, program):
         raise InputError(f"{name} watches {missing[0]}, which the steps of this workload do not report")
     return chosen
@@ -146,54 +98,3 @@ def watcher(
         case Checksum():
             return Confirmed(program, settings, memory, recovery, state)
     return Watch(program, settings, memory, recovery)
-
-
-def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str, str] | None = None) -> Chosen:
-    """A detector that runs over a log.
-
-    Args:
-      environment: variables that the vendors' detectors read.
-      settings: fields of the detector that are changed, as text.
-
-    Raises:
-      InputError: there is none of that name, or it has no such setting.
-    """
-    if name not in VALUE_BASED:
-        raise InputError(f"detector {name[:60]!r} is unknown{did_you_mean(name, VALUE_BASED)}")
-    chosen = VALUE_BASED[name](environment)
-    return chosen if not settings else chosen._replace(detector=_changed(name, chosen.detector, settings))
-
-
-DERIVED = ("bounds", "of")  # fields that a program decides
-
-
-def _changed(name: str, detector: AnyDetector | None, settings: Mapping[str, str]) -> AnyDetector | None:
-    if detector is None:
-        return None
-    fields = {
-        field.name: getattr(detector, field.name)
-        for field in dataclasses.fields(detector)  # type: ignore[arg-type]
-        if field.name not in DERIVED
-    }
-    values = {}
-    for key, text in settings.items():
-        if key not in fields:
-            raise InputError(f"{name} has no setting {key[:60]!r}{did_you_mean(key, fields)}")
-        try:
-            values[key] = _read(text, fields[key])
-        except ValueError:
-            raise InputError(f"{name}: {key}={text[:60]!r}; expected a value such as {fields[key]}") from None
-    return dataclasses.replace(detector, **values)  # type: ignore[type-var]
-
-
-def _read(text: str, like: object) -> object:
-    """A positive number, or several separated by commas, of the kind of another value."""
-    if isinstance(like, tuple):
-        parts = text.split(",")
-        if len(parts) != len(like):
-            raise ValueError
-        return tuple(_read(part, one) for part, one in zip(parts, like, strict=True))
-    number = int(text) if isinstance(like, int) else float(text)
-    if not 0 < number < float("inf"):
-        raise ValueError
-    return number

@@ -8,12 +8,11 @@ import jax
 import numpy as np
 
 from ..machine.errors import InputError
-from ..runs.follow import Address
+from ..runs.steps import Address
 from ..seam.digest import digest
-from ..seam.leaves import Role
+from ..seam.leaves import Role, State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
 from .detector import STOP, Alarm
 from .watch import Watcher
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 MINUTE = 60.0
 
 
-class Struck(NamedTuple):
+class Counted(NamedTuple):
     """Times in seconds of the alarms that were counted and have not been part of one raised."""
 
     counted: tuple[float, ...] = ()
@@ -26,7 +26,7 @@ class Strikes:
 
     Reference: Ascend Extension for PyTorch, `NPU_ASD_CONFIG`: 3 strikes, 5 and 480 minutes.
 
-    >>> strikes, struck = Strikes(), Struck()
+    >>> strikes, struck = Strikes(), Counted()
     >>> for minute in (0, 4, 5, 10):
     ...     struck, raised = strikes.update(struck, minute * MINUTE)
     ...     print(minute, raised)
@@ -40,7 +40,7 @@ class Strikes:
     cooldown: float = 5.0
     window: float = 480.0
 
-    def update(self, struck: Struck, time: float) -> tuple[Struck, bool]:
+    def update(self, struck: Counted, time: float) -> tuple[Counted, bool]:
         """One more alarm.
 
         Args:
@@ -54,5 +54,5 @@ class Strikes:
             return struck, False
         counted = (*struck.counted, time)[-self.number :]
         if len(counted) == self.number and time - counted[0] <= self.window * MINUTE:
-            return Struck((), time), True
-        return Struck(counted, time), False
+            return Counted((), time), True
+        return Counted(counted, time), False

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..runs.follow import Address, Back, Observer, numbered
+from ..runs.steps import Address, Back, Observer, numbered
+from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
 from .detector import STOP, Alarm, Detector, Memory, told
 from .signals import SignalReader
 

@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..faults.injection import Injection
-from ..runs.follow import numbered
 from ..runs.golden_run import Golden
 from ..runs.replay_run import Replay, last_step, make_golden, replay
+from ..runs.steps import numbered
 from .detector import STOP
 from .fault_free import memory_before
 from .recovery import RECOVERIES, undoing

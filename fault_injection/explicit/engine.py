@@ -18,10 +18,11 @@ from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from ..models.observe.reductions import reduced, together
 from ..models.precision import MAXIMA
 from ..seam.digest import digest, magnitude
+from ..seam.leaves import Batch
 from ..seam.report import StepReport
 from ..seam.reporting import report
 from ..seam.strategies import Sum
-from ..seam.trees import Batch, leaf_names
+from ..seam.trees import leaf_names
 from . import sparse
 from .exchange import Striker
 from .layout import Layout

@@ -11,12 +11,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import ShapeDtypeStruct, lax
+from jax import lax
 
-from ..models.fault import INACTIVE, Fault, Operand, Struck, bits, overwritten, site_id
+from ..models.fault import INACTIVE, Fault, Operand, Struck, site_id
 from ..models.isolation import fence
 from ..models.layer import Params
-from ..models.site import Site
+from ..models.overwrite import bits, overwritten
+from ..models.site import Site, TensorSpec
 from ..seam.stages import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
 from ..seam.trees import leaf_names
 from .sparse import parameter, replaced
@@ -36,7 +37,7 @@ def exchanged_sites(params: Any, tables: Iterable[str] = (), stages: Iterable[st
     leaves = dict(zip(leaf_names(params), jax.tree.leaves(params), strict=True))
     return {
         f"{stage}/{name}": Site(
-            f"{stage}/{name}", name, stage, {Operand.INPUT: ShapeDtypeStruct(leaf.shape or (1,), leaf.dtype)}
+            f"{stage}/{name}", name, stage, {Operand.INPUT: TensorSpec(leaf.shape or (1,), leaf.dtype)}
         )
         for stage in EXCHANGED
         if stage in stages

@@ -10,9 +10,9 @@ from ..models.layer import Context, Layer, Observations
 from ..models.loss import Head, predicted
 from ..models.observe.dr_dna import Profile
 from ..models.observe.reductions import together
+from ..seam.leaves import Batch
 from ..seam.packed import Packed
 from ..seam.report import Inference
-from ..seam.trees import Batch
 from .state import ExplicitState
 from .sums import total
 from .watched_activations import returned, scored, with_largest

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from ..models.layer import Context, Layer, Observations, Params, Stats, merge
 from ..models.loss import Head, cross_entropy
-from ..seam.trees import Batch
+from ..seam.leaves import Batch
 
 
 class Passes(NamedTuple):

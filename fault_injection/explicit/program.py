@@ -13,10 +13,11 @@ from ..models.observe.dr_dna import NAME as ACTIVATIONS
 from ..models.observe.dr_dna import Profile
 from ..models.observe.reductions import CHOICES
 from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
+from ..seam.leaves import Batch
 from ..seam.measure import Evaluation
 from ..seam.program import Extras, ForwardPasses, Program
 from ..seam.report import Inference, StepReport
-from ..seam.trees import Array, Batch, leaf_names
+from ..seam.trees import Array, leaf_names
 from . import sparse
 from .batch_source import read_alike
 from .engine import Engine

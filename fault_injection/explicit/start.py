@@ -14,8 +14,9 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 
 from ..machine.errors import InputError
+from ..seam.leaves import State
 from ..seam.strategies import Start, Strategy
-from ..seam.trees import State, leaf_names
+from ..seam.trees import leaf_names
 from .mesh import AXIS, SPLIT, WHOLE, part_named
 
 Load = Callable[[int], State]

@@ -17,42 +17,18 @@ import numpy as np
 from ..machine.errors import InputError
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
-from ..models.fault import ALL_ONES, Operand
+from ..models.bits import ALL_ONES, NewBits
+from ..models.fault import Operand
 from .number_formats import FLOAT32, Format
 
 Indices = np.ndarray
 
 
-class Bits(NamedTuple):
-    """What the listed elements become: `(bits of element source & keep) ^ flip`, as in `models.fault.Fault`.
-
-    Attributes:
-      source: int64 [K], row-major positions whose bits are read.
-      keep, flip: uint32 [K], masks.
-    """
-
-    source: Indices
-    keep: Indices
-    flip: Indices
-
-
 # `(rng, index, size, format)`: a generator, the positions struck (int64 [K], row-major), the elements of the
 # operand, and their format.
-Values = Callable[[np.random.Generator, Indices, int, Format], Bits]
+Values = Callable[[np.random.Generator, Indices, int, Format], NewBits]
 # `(rng, size)`: distinct positions, int64 [K], in an operand of `size` elements.
 Places = Callable[[np.random.Generator, int], Indices]
-
-
-def _set(index: Indices, patterns: Indices | int) -> Bits:
-    """The elements get the given bits."""
-    patterns = np.broadcast_to(np.asarray(patterns, np.uint32), index.shape)
-    return Bits(index, np.zeros(index.shape, np.uint32), patterns)
-
-
-def _flip(index: Indices, masks: Indices | int) -> Bits:
-    """The bits of the masks are inverted."""
-    masks = np.broadcast_to(np.asarray(masks, np.uint32), index.shape)
-    return Bits(index, np.full(index.shape, ALL_ONES, np.uint32), masks)
 
 
 def bit_flip(bits: tuple[int, ...] = ()) -> Values:
@@ -62,8 +38,10 @@ def bit_flip(bits: tuple[int, ...] = ()) -> Values:
     array([2147483648], dtype=uint32)
     """
 
-    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
-        return _flip(index, np.uint32(1) << rng.choice(np.array(bits or range(format.width), np.uint32), index.shape))
+    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
+        return NewBits.inverted(
+            index, np.uint32(1) << rng.choice(np.array(bits or range(format.width), np.uint32), index.shape)
+        )
 
     return values
 
@@ -76,48 +54,48 @@ def stuck(bits: tuple[int, ...] = ()) -> Values:
     ('0xbfffffff', '0x40000000')
     """
 
-    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
         mask = np.uint32(1) << np.uint32(rng.choice(np.array(bits or range(format.width), np.uint32)))
         keep = np.full(index.shape, ALL_ONES, np.uint32) ^ mask
-        return Bits(index, keep, np.full(index.shape, mask * np.uint32(rng.integers(2)), np.uint32))
+        return NewBits(index, index, keep, np.full(index.shape, mask * np.uint32(rng.integers(2)), np.uint32))
 
     return values
 
 
-def random_finite(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+def random_finite(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
     """Bits uniform over all finite patterns of the format.
 
     >>> bits = random_finite(np.random.default_rng(0), np.arange(1000), 1000)
     >>> bool(np.isfinite(bits.flip.view(np.float32)).all())
     True
     """
-    return _set(index, format.finite(rng, index.shape))
+    return NewBits.given(index, format.finite(rng, index.shape))
 
 
-def same_tensor(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+def same_tensor(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
     """Values of other elements of the same tensor, each drawn uniformly from all but the element struck.
 
     >>> same_tensor(np.random.default_rng(0), np.array([0, 1]), 2).source
     array([1, 0])
     """
     source = (index + rng.integers(1, max(size, 2), size=index.shape)) % size
-    return Bits(source, np.full(index.shape, ALL_ONES, np.uint32), np.zeros(index.shape, np.uint32))
+    return NewBits(index, source, np.full(index.shape, ALL_ONES, np.uint32), np.zeros(index.shape, np.uint32))
 
 
-def zero(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+def zero(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
     """Zero."""
-    return _set(index, 0)
+    return NewBits.given(index, 0)
 
 
-def worst_case(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+def worst_case(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
     """Uniform from 10¹⁶ to 10¹⁸: no other source can have given the published values of latent outcomes.
 
     In a format that does not reach as far, it is the largest finite number.
     """
-    return _set(index, format.bits(np.minimum(rng.uniform(1e16, 1e18, index.shape), format.largest)))
+    return NewBits.given(index, format.bits(np.minimum(rng.uniform(1e16, 1e18, index.shape), format.largest)))
 
 
-def measured(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+def measured(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
     """After a gate-level study of a GPU: half zeros, flips mostly of several bits, 1 % special values.
 
     All elements of a fault share one kind: zero with probability 0.5, NaN or an infinity (where the format
@@ -132,10 +110,10 @@ def measured(rng: np.random.Generator, index: Indices, size: int, format: Format
     if kind < 0.5:
         return zero(rng, index, size, format)
     if kind < 0.51 and format.special:
-        return _set(index, rng.choice(np.array(format.special, np.uint32)))
+        return NewBits.given(index, rng.choice(np.array(format.special, np.uint32)))
     count = 1 if rng.random() < 0.38 else rng.integers(2, 9)
     places = rng.permuted(np.tile(np.arange(format.width, dtype=np.uint32), (index.size, 1)), axis=1)[:, :count]
-    return _flip(index, np.bitwise_or.reduce(np.uint32(1) << places, axis=1))
+    return NewBits.inverted(index, np.bitwise_or.reduce(np.uint32(1) << places, axis=1))
 
 
 class Pattern(NamedTuple):
@@ -163,9 +141,9 @@ def histogram(patterns: tuple[Pattern, ...]) -> Values:
     kinds = np.array([pattern.flip for pattern in patterns])
     bits = np.array([pattern.bits for pattern in patterns], np.uint32)
 
-    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> Bits:
+    def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
         row = rng.choice(len(weights), index.shape, p=weights / weights.sum())
-        return Bits(index, np.where(kinds[row], ALL_ONES, 0).astype(np.uint32), bits[row])
+        return NewBits(index, index, np.where(kinds[row], ALL_ONES, 0).astype(np.uint32), bits[row])
 
     return values
 

@@ -4,16 +4,16 @@ import dataclasses
 import math
 from typing import Self
 
-import jax
 import numpy as np
 
-from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, make_fault
-from ..models.site import Site
+from ..models.bits import NewBits
+from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand
+from ..models.site import Site, TensorSpec, make_fault
 from ..seam.measure import NONFINITE_RULES
 from ..seam.stages import CHECKPOINT, GRADIENT, STATE, UPDATE, WORKER_GRADIENT
 from ..seam.workload import Workload
-from .fault_models import FAULT_MODELS, Bits, Indices
-from .new_bits import NewBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
+from .element_bits import ElementBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
+from .fault_models import FAULT_MODELS
 from .number_formats import format_of
 from .schedule import ONCE, Schedule
 
@@ -77,7 +77,7 @@ in the output [128×10] of fc.
     step: int
     positions: tuple[Position, ...]
     values: tuple[float, ...] = ()
-    bits: tuple[NewBits, ...] = ()
+    bits: tuple[ElementBits, ...] = ()
     horizon: int | None = None
     nonfinite: str = "loss"
     schedule: Schedule = ONCE
@@ -100,8 +100,7 @@ in the output [128×10] of fc.
         worker: int,
         epoch: int,
         step: int,
-        index: Indices,
-        bits: Bits,
+        bits: NewBits,
         horizon: int | None = None,
         nonfinite: str = "loss",
         schedule: Schedule = ONCE,
@@ -110,8 +109,7 @@ in the output [128×10] of fc.
 
         Args:
           site: one of `workload.sites()`.
-          index: int64 [K], row-major positions in the operand of the one worker.
-          bits: what the elements become, as the model's values gave it.
+          bits: what becomes of which elements of the operand of the one worker.
 
         Raises:
           ValueError: a position lies outside the operand, or the masks are none that a fault model draws.
@@ -126,8 +124,8 @@ in the output [128×10] of fc.
             layer=site.name,
             epoch=epoch,
             step=step,
-            positions=tuple(unravel(index, tensor.shape)),
-            bits=from_masks(index, bits, tensor),
+            positions=tuple(unravel(bits.index, tensor.shape)),
+            bits=from_masks(bits, tensor),
             horizon=horizon,
             nonfinite=nonfinite,
             schedule=schedule,
@@ -149,7 +147,7 @@ in the output [128×10] of fc.
         return self.workload.target(self.layer)
 
     @property
-    def tensor(self) -> jax.ShapeDtypeStruct:
+    def tensor(self) -> TensorSpec:
         """Shape and type of the operand struck, of one worker."""
         return self.site.operands[self.operand]
 
@@ -168,9 +166,8 @@ in the output [128×10] of fc.
         if self.bits:
             masks = to_masks(self.bits, index, self.tensor.shape)
         else:
-            flip = format_of(self.tensor.dtype).bits(self.values)
-            masks = Bits(index, np.zeros_like(flip), flip)
-        return make_fault(self.site, self.operand, self.worker, index, **masks._asdict())
+            masks = NewBits.given(index, format_of(self.tensor.dtype).bits(self.values))
+        return make_fault(self.site, self.operand, self.worker, **vars(masks))
 
     def sentence(self) -> str:
         """The fault in English, without old values, which only the run can tell."""
@@ -195,7 +192,7 @@ in the output [128×10] of fc.
         return f"{said}{self.schedule.sentence()}."
 
 
-def _becomes(new: NewBits, dtype: np.dtype) -> str:
+def _becomes(new: ElementBits, dtype: np.dtype) -> str:
     if new.source is not None:
         return f"becomes a copy of element {format_position(new.source)}"
     how, _, digits = format_new_bits(new, dtype).rpartition(":")
@@ -207,7 +204,7 @@ def _becomes(new: NewBits, dtype: np.dtype) -> str:
 def too_large(site: Site) -> str | None:
     """What to say of a site with an operand of more elements than positions can count; None where none has.
 
-    >>> big = jax.ShapeDtypeStruct((2**16, 2**16), np.float32)
+    >>> big = TensorSpec((2**16, 2**16), np.dtype(np.float32))
     >>> print(too_large(Site("fc", "fc", "forward", dict.fromkeys(Operand, big))))
     the input of fc has 4294967296 elements; expected at most 2147483647
     """

@@ -29,10 +29,10 @@ from ..seam.measure import NONFINITE_RULES
 from ..seam.stages import CHECKPOINT, STATE
 from ..seam.workload import Workload, format_option
 from ..workloads.registry import find_workload
+from .element_bits import POSITION, ElementBits, Position, format_new_bits, format_position, new_bits
 from .fault_models import FAULT_MODELS
 from .injection import ALL, STAGES, Injection, too_large
 from .lanes import LANE, lane_of, positions_of
-from .new_bits import POSITION, NewBits, Position, format_new_bits, format_position, new_bits
 from .number_formats import Format, format_of
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 from .schedule import ONCE, SCHEDULE
@@ -44,7 +44,6 @@ FAULT_ROWS = (
 )
 OF_OPERATIONS = ("stage", "fmodel", "target_worker", "target_layer")  # for which `target` stands, of the state
 OWN_ROWS = ("target", "inj_lane", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
-
 INSTEAD = {"inj_pos": "inj_lane", "inj_values": "inj_bits"}  # a row that can replace a published one
 
 # What other programs write for numbers that are none, and how an injection file writes it.
@@ -145,7 +144,7 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     values = rows.every("inj_values", _value(format)) if "inj_values" in rows else ()
     _check_whole(rows, values, layer, operand, site.operands[operand].dtype)
 
-    bits: tuple[NewBits, ...] = ()
+    bits: tuple[ElementBits, ...] = ()
     if "inj_bits" in rows:
         bits = rows.every("inj_bits", new_bits(site.operands[operand].dtype))
         _check_positions(setup, "inj_bits", [new.source for new in bits if new.source is not None], layer, operand)
@@ -318,7 +317,7 @@ def _check_whole(rows: Rows, values: Sequence[float], layer: str, operand: Opera
         raise rows.wrong("inj_values", f"inj_values {wrong!r} in {of}; expected whole numbers from {least} to {most}")
 
 
-def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[NewBits], dtype: np.dtype) -> None:
+def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[ElementBits], dtype: np.dtype) -> None:
     """Refuse values that are not those of the bits; a NaN is any NaN."""
     if any(new.keep for new in bits):
         raise rows.wrong(
@@ -333,7 +332,7 @@ def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[NewBits
     different = (stated != given) & ~(nan[0] & nan[1])
     if different.any():
         at = int(different.argmax())
-        has, says = (format_new_bits(NewBits(int(each[at])), dtype) for each in (stated, given))
+        has, says = (format_new_bits(ElementBits(int(each[at])), dtype) for each in (stated, given))
         raise rows.wrong(
             "inj_values", f"inj_values {values[at]!r} has the bits {has}, but inj_bits says {says}; leave out one row"
         )

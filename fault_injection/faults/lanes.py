@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..machine.reading import Kind
-from .new_bits import POSITION, Position, ravel, unravel
+from .element_bits import POSITION, Position, ravel, unravel
 
 
 def _parse(text: str) -> tuple[int, int]:

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
+from ..models.site import Site
 from ..seam.workload import Workload, format_option
+from .element_bits import Position, format_position, ravel, unravel
 from .fault_models import FAULT_MODELS
 from .injection import ALL, Injection, too_large
 from .injection_file import format_injection, parse_injection
-from .new_bits import Position, format_position, ravel, unravel
 
 
 def scale_options(workload: Workload) -> tuple[str, ...]:
@@ -57,14 +58,7 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
     old, new = injection.workload, injection.workload.changed(**options)
     if (problem := new.contradiction()) is not None:
         raise InputError(problem.message)
-    if (site := new.find(injection.layer)) is None:
-        keep = [name for name, option in new.OPTIONS.items() if "layer" in option.scales]
-        of = " and ".join(f"{name} {_option(new, name)}" for name in keep)
-        expected = f"of {new.name} with {of}, expected {' and '.join(keep)} that keep it"
-        raise InputError(f"{injection.layer} is not a site {expected}{did_you_mean(injection.layer, new.sites())}")
-    if (message := too_large(site)) is not None:
-        raise InputError(message)
-    shape = site.shapes[injection.operand]
+    shape = _scaled_site(injection.layer, new).shapes[injection.operand]
     positions, elements = _scale_positions(injection, shape)
     bits = tuple(
         dataclasses.replace(each, source=each.source and _nearest(each.source, injection.tensor.shape, shape))
@@ -100,6 +94,18 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
     if injection.horizon is not None:
         mapping.append(f"horizon: {injection.horizon} of {total} steps -> {scaled.horizon} of {new_total}")
     return scaled, mapping + old.unscaled(new)
+
+
+def _scaled_site(layer: str, new: Workload) -> Site:
+    """The site of this name in the scaled workload."""
+    if (site := new.find(layer)) is None:
+        keep = [name for name, option in new.OPTIONS.items() if "layer" in option.scales]
+        of = " and ".join(f"{name} {_option(new, name)}" for name in keep)
+        expected = f"of {new.name} with {of}, expected {' and '.join(keep)} that keep it"
+        raise InputError(f"{layer} is not a site {expected}{did_you_mean(layer, new.sites())}")
+    if (message := too_large(site)) is not None:
+        raise InputError(message)
+    return site
 
 
 def scaled_name(stem: str, workload: Workload, options: Mapping[str, object]) -> str:

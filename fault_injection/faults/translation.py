@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from ..machine.errors import InputError
-from ..models.fault import ALL_ONES
+from ..models.bits import ALL_ONES
+from .element_bits import ElementBits
 from .injection import Injection
-from .new_bits import NewBits
 from .number_formats import Format, format_of
 
 
@@ -52,14 +52,14 @@ def translations(injection: Injection, precisions: Sequence[str]) -> dict[str, I
     return found
 
 
-def _moved(each: NewBits, old: Format, new: Format) -> NewBits:
+def _moved(each: ElementBits, old: Format, new: Format) -> ElementBits:
     if each.source is not None or old == new:
         return each
     if not each.keep:
-        return NewBits(int(new.bits(old.values([each.flip]).astype(float))[0]))
+        return ElementBits(int(new.bits(old.values([each.flip]).astype(float))[0]))
     if each.keep == ALL_ONES:
-        return NewBits.inverted(_roles_moved(each.flip, old, new))
-    return NewBits.stuck(int(each.flip != 0), _roles_moved(ALL_ONES ^ each.keep, old, new))
+        return ElementBits.inverted(_roles_moved(each.flip, old, new))
+    return ElementBits.stuck(int(each.flip != 0), _roles_moved(ALL_ONES ^ each.keep, old, new))
 
 
 def _roles_moved(mask: int, old: Format, new: Format) -> int:

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .fault import Fault, Operand, Struck, bits, overwrite
+from .fault import Fault, Operand, Struck
 from .isolation import fence
+from .overwrite import bits, overwrite
 
 
 def faulty_product(
@@ -33,7 +34,7 @@ def faulty_product(
     Returns:
       The result, which of its elements differ in their bits, and what was done.
 
-    >>> from fault_injection.models.fault import make_fault
+    >>> from fault_injection.models.site import make_fault
     >>> from fault_injection.models.site import Site
     >>> x, w = jnp.ones((1, 2)), jnp.ones((2, 3))
     >>> shapes = dict(zip(Operand, map(jax.typeof, (x, w, x @ w)), strict=True))

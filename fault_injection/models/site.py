@@ -1,14 +1,31 @@
-"""The sites of a network, found by tracing it: nothing is computed."""
+"""What can be struck, and the fault at one of them.  A description: nothing here is traced or computed."""
 
 import dataclasses
-import re
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-import jax
-import jax.numpy as jnp
+import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 and its like by it
+import numpy as np
 
-from .fault import Operand, site_id
-from .isolation import only_shapes
-from .layer import Context, Layer, Observations, Params, Stats, merge
+from .fault import INACTIVE, LARGEST_OPERAND, WIDTHS, Fault, Operand, fixed, padded_size, site_id
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """Shape and type of a tensor.
+
+    >>> TensorSpec.of(np.zeros((2, 3), "bfloat16"))
+    TensorSpec(shape=(2, 3), dtype=dtype(bfloat16))
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    @classmethod
+    def of(cls, tensor: Any) -> Self:
+        """That of an array, or of anything else that has a shape and a dtype."""
+        return cls(tuple(tensor.shape), np.dtype(tensor.dtype))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,12 +37,24 @@ class Site:
       layer: name of the layer that the operation belongs to; of a leaf its own, of a part of a state none.
       stage: `forward` or `backward`; of a leaf of a state, which has one operand, `state`.
       operands: shape and dtype of each operand, for one worker.
+      kind: what it is, such as `product`; sites of one kind are counted together.
+      owners: number of separate copies of the target, such as one per worker; 0 if it is shared; None where the
+        workload's strategy decides.
+      conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
     """
 
     name: str
     layer: str
     stage: str
-    operands: dict[Operand, jax.ShapeDtypeStruct]
+    operands: Mapping[Operand, TensorSpec]
+    kind: str = "operation"
+    owners: int | None = None
+    conditional: bool = False
+
+    @property
+    def details(self) -> Mapping[str, Any]:
+        """What else a listing says of it: JSON values by name."""
+        return {}
 
     def named(self, operand: Operand) -> str:
         """What an operand is called; a leaf of a state, which has one, is called by its name."""
@@ -37,43 +66,72 @@ class Site:
         return {operand: tensor.shape for operand, tensor in self.operands.items()}
 
 
-def list_sites(network: Layer, example: jax.ShapeDtypeStruct) -> dict[str, Site]:
-    """All sites of `network` by name, in the order in which a step runs them.
+def make_fault(
+    site: Site,
+    operand: Operand,
+    worker: int,
+    index: Sequence[int] | np.ndarray,
+    *,
+    source: Sequence[int] | np.ndarray | None = None,
+    keep: int | np.ndarray = 0,
+    flip: int | np.ndarray = 0,
+    size: int | None = None,
+) -> Fault:
+    """A fault of host integers, padded to `padded_size`.  Its arrays are read-only.
 
     Args:
-      example: shape [b, …] and dtype of one worker's input.
+      site: the operation, from `Workload.sites()`.
+      operand: the operand struck.
+      worker: global number of the worker struck.
+      index: [n] distinct row-major positions in the operand of one worker.
+      source: [n] positions read; by default `index`.
+      keep, flip: masks, scalar or [n].
+      size: the K to pad to; by default `padded_size(n)`.
 
     Raises:
-      ValueError: a site occurs twice, or two sites have the same id.
+      ValueError: a position that repeats or lies outside the operand, a `size` below n, or an
+        operand that cannot be struck (more than 2³¹ − 1 elements, or elements of other than 8, 16
+        or 32 bits).
 
-    >>> from fault_injection.models.layers.convolution import convolution
-    >>> sites = list_sites(convolution("conv1", 8, 3, 2), jax.ShapeDtypeStruct((16, 32, 32, 3), "float32"))
-    >>> list(sites)
-    ['conv1', 'conv1_grad_in', 'conv1_grad_wt']
-    >>> site = sites["conv1_grad_in"]
-    >>> site.layer, site.stage, site.shapes[Operand.INPUT]
-    ('conv1', 'backward', (16, 34, 34, 8))
+    >>> shapes = {Operand.INPUT: (4, 3), Operand.WEIGHT: (3, 10), Operand.OUTPUT: (4, 10)}
+    >>> operands = {operand: TensorSpec(shape, np.dtype("float32")) for operand, shape in shapes.items()}
+    >>> site = Site("fc", "fc", "forward", operands)
+    >>> fault = make_fault(site, Operand.OUTPUT, 2, [39], flip=0x7F800000)
+    >>> fault.index, fault.flip
+    (array([39], dtype=int32), array([2139095040], dtype=uint32))
+    >>> make_fault(site, Operand.OUTPUT, 2, [40])
+    Traceback (most recent call last):
+    ValueError: position 40 lies outside the output of fc, which is [4, 10]; expected 0 to 39
     """
-    shape = (1, *example.shape)
-    params, stats = network.init(None, shape)
+    struck = site.operands[operand]
+    elements, width = math.prod(struck.shape), struck.dtype.itemsize * 8
+    name = site.named(operand)
+    if elements > LARGEST_OPERAND:
+        raise ValueError(f"{name} has {elements} elements; a fault reaches at most {LARGEST_OPERAND}")
+    if width not in WIDTHS:
+        raise ValueError(f"{name} is {struck.dtype}; a fault strikes elements of 8, 16 or 32 bits")
+    index = np.asarray(index, np.int64)
+    source = index if source is None else np.asarray(source, np.int64)
+    positions = np.concatenate([index, source])
+    if (outside := positions[(positions < 0) | (positions >= elements)]).size:
+        shape, expected = list(struck.shape), f"expected 0 to {elements - 1}"
+        raise ValueError(f"position {outside[0]} lies outside {name}, which is {shape}; {expected}")
+    if len(np.unique(index)) != index.size:
+        raise ValueError(f"the positions of a fault must be distinct; one in {name} is listed twice")
+    size = padded_size(index.size) if size is None else size
+    if size < index.size:
+        raise ValueError(f"a fault of {index.size} elements does not fit the size {size}")
 
-    def passes(params: Params, stats: Stats, x: jax.Array) -> tuple[Observations, Observations]:
-        ctx = Context(key=jax.random.key(0), workers=jnp.arange(1, dtype=jnp.int32), observe=frozenset({"operands"}))
-        y, _, cache, forward = network.forward(params, stats, x, ctx)
-        _, _, backward = network.backward(params, cache, y, ctx)
-        return forward, backward
+    def padded(values: int | np.ndarray, fill: int, dtype: type) -> np.ndarray:
+        values = np.broadcast_to(np.asarray(values, dtype), index.shape)
+        return fixed(np.pad(values, (0, size - index.size), constant_values=fill))
 
-    with only_shapes():
-        traced = jax.eval_shape(passes, params, stats, jax.ShapeDtypeStruct(shape, example.dtype))
-    merge(traced)  # raises if a site occurs twice
-    sites: dict[str, Site] = {}
-    ids: dict[int, str] = {}
-    for stage, seen in zip(("forward", "backward"), traced, strict=True):
-        for name in seen.sites:
-            if (other := ids.setdefault(site_id(name), name)) != name:
-                raise ValueError(f"sites {other!r} and {name!r} have the same id; rename one of their layers")
-            tensors = {operand: seen.tensors["operands"][name][operand.name.lower()] for operand in Operand}
-            operands = {operand: jax.ShapeDtypeStruct(t.shape[1:], t.dtype) for operand, t in tensors.items()}
-            layer = name if stage == "forward" else re.sub("_grad_(in|wt)$", "", name)
-            sites[name] = Site(name, layer, stage, operands)
-    return sites
+    return Fault(
+        site=np.int32(site_id(site.name)),
+        operand=np.int32(operand),
+        worker=np.int32(worker),
+        index=padded(index, INACTIVE, np.int32),
+        source=padded(source, 0, np.int32),
+        keep=padded(keep, 0, np.uint32),
+        flip=padded(flip, 0, np.uint32),
+    )

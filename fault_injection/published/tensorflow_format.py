@@ -14,7 +14,8 @@ import jax
 import numpy as np
 
 from ..machine.errors import InputError
-from ..seam.trees import State, leaf_names
+from ..seam.leaves import State
+from ..seam.trees import leaf_names
 from .extras import import_extra
 
 KEY = re.compile(r"(?P<variable>.+?)(/\.OPTIMIZER_SLOT/optimizer/(?P<slot>\w+))?/\.ATTRIBUTES/VARIABLE_VALUE")

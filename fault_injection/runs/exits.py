@@ -4,11 +4,12 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport, finite
-from ..seam.trees import State, same_bits
-from .follow import Address, Observer
+from ..seam.trees import same_bits
 from .records import Epoch
+from .steps import Address, Observer
 
 NONFINITE, EXACT = "non-finite", "exact"  # reasons to end a run
 

@@ -18,18 +18,19 @@ from ..machine.environment import arithmetic, cache_folder
 from ..machine.errors import InputError, Untrustworthy
 from ..machine.files import DamagedFile, read_bounded, write_json
 from ..machine.processes import from_leader, say
-from ..seam.leaves import Role
+from ..seam.leaves import Role, State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import Array, State, fetched, leaf_names
+from ..seam.trees import Array, fetched, leaf_names
 from ..seam.workload import Workload
 from .dependencies import content_hash, source_of_bits
-from .follow import Address, Observer, addresses, follow
+from .follow import follow
 from .outcome import Noise
 from .progress import Pace, Progress
 from .records import Epoch, Recorder, Run, abstract_record
 from .run_store import RunStore
+from .steps import Address, Observer, addresses
 
 DESCRIBED = "golden.json"  # what determines the run, and how far its steps are from a user's own
 TIMING = "timing.json"  # how long the run took when it was last made

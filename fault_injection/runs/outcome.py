@@ -13,8 +13,8 @@ import numpy as np
 
 from ..seam.leaves import Leaf
 from ..seam.measure import NONFINITE_RULES, Measure
-from .follow import Address
 from .records import Epoch, Run, cut
+from .steps import Address
 
 MASKED = "Masked"
 IMMEDIATE = "Immediate INFs/NaNs"

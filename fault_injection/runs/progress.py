@@ -7,10 +7,10 @@ from typing import Self
 from tqdm import tqdm
 
 from ..machine.processes import leading
+from ..seam.leaves import State
 from ..seam.report import StepReport
-from ..seam.trees import State
-from .follow import Address, Observer
 from .records import Epoch
+from .steps import Address, Observer
 
 
 class Progress(Observer):

@@ -6,12 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..seam.leaves import Role
+from ..seam.leaves import Role, State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.report import StepReport
-from ..seam.trees import State
-from .follow import Address, Observer
+from .steps import Address, Observer
 
 Epoch = dict[str, np.ndarray]
 PER_STEP = ("step", "loss", "metric", "digest", "magnitude")

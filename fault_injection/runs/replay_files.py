@@ -15,9 +15,9 @@ from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
 from ..models.fault import Struck
-from .follow import Address
 from .records import columns
 from .replay_run import Replay, left_out
+from .steps import Address
 
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
 

@@ -19,20 +19,23 @@ from ..faults.injection_file import format_injection
 from ..machine.errors import Untrustworthy
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
+from ..models.bits import rewritten
 from ..models.fault import Fault, Operand, Struck, inactive_fault
 from ..models.site import Site
+from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport
 from ..seam.stages import BESIDE
-from ..seam.trees import State, fetched
+from ..seam.trees import fetched
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
-from .follow import Address, Observer, addresses, follow, horizon_or_end, numbered
+from .follow import follow
 from .golden_run import Golden, Repeats, Start, kept_epochs, noise_floor
 from .outcome import Outcome, Thresholds, judge
 from .progress import Progress
 from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of
 from .run_store import RunStore
+from .steps import Address, Observer, addresses, horizon_or_end, numbered
 
 
 class FaultNotApplied(Untrustworthy):
@@ -276,7 +279,7 @@ class Witness(Observer):
 
 def left_out(site: Site, struck: Struck | None) -> bool:
     """Whether a step has left out an operation that it may leave out, such as one in a branch not taken."""
-    return getattr(site, "conditional", False) and struck is not None and int(struck.hits) == 0
+    return site.conditional and struck is not None and int(struck.hits) == 0
 
 
 def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = False) -> Struck:
@@ -300,7 +303,7 @@ def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = 
         return struck
     listed = fault.index >= 0
     known = listed & ((fault.keep == 0) | (fault.source == fault.index))
-    wanted = (struck.old & fault.keep) ^ fault.flip
+    wanted = rewritten(struck.old, fault.keep, fault.flip)
     changed = int(np.sum((struck.old != struck.new)[listed]))
     found = {
         "operations struck": (int(struck.hits), 1),

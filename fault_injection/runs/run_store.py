@@ -17,7 +17,7 @@ import numpy as np
 
 from ..machine.files import DamagedFile, discard, only_writer, read_arrays, write_arrays
 from ..machine.processes import say
-from ..seam.trees import State
+from ..seam.leaves import State
 from .records import Epoch
 
 

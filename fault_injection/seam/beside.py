@@ -6,11 +6,11 @@ So they cost neither a program with fault support nor time in any other step.
 from ..models.fault import Fault
 from ..models.site import Site
 from .checkpoint_faults import checkpoint_sites, restarted
+from .leaves import Batch, State
 from .program import Program
 from .report import StepReport
 from .state_faults import state_sites, struck_state
 from .state_spec import StateSpec
-from .trees import Batch, State
 
 
 def sites_beside(state: StateSpec) -> dict[str, Site]:

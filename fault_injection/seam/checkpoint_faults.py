@@ -9,18 +9,18 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
-from jax import ShapeDtypeStruct
 
+from ..models.bits import rewritten
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, site_id
-from ..models.site import Site
-from .leaves import Role
+from ..models.site import Site, TensorSpec
+from .leaves import Role, State
 from .program import Program
 from .stages import CHECKPOINT
-from .state_faults import Placed, placed_leaves
+from .state_faults import Placed, located, placed_leaves
 from .state_spec import StateSpec
-from .trees import State, fetched
+from .trees import fetched
 
 PARTS = {
     "model": (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE),
@@ -28,7 +28,7 @@ PARTS = {
     "state": (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY),
 }
 # Number formats in which checkpoints are saved, other than that of the state.
-NARROWER = (jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float16))
+NARROWER = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 
 
 class _Target(NamedTuple):
@@ -56,7 +56,7 @@ def checkpoint_sites(state: StateSpec) -> dict[str, Site]:
             name,
             f"{target.loaders} of {state.loaders}",
             CHECKPOINT,
-            {Operand.INPUT: ShapeDtypeStruct((sum(leaf.size for leaf in target.leaves),), target.dtype)},
+            {Operand.INPUT: TensorSpec((sum(leaf.size for leaf in target.leaves),), target.dtype)},
         )
         for name, target in _targets(state).items()
     }
@@ -70,9 +70,7 @@ def saved_leaves(state: StateSpec, part: str = "state") -> list[Placed]:
 def elements_of(state: StateSpec, site: str, index: np.ndarray) -> list[tuple[str, int]]:
     """Which elements a fault strikes of a checkpoint: of each the array's name and the row-major position in it."""
     leaves = _targets(state)[site].leaves
-    ends = np.cumsum([leaf.size for leaf in leaves])
-    which = np.searchsorted(ends, index, side="right")
-    return [(leaves[k].leaf.name, int(at - ends[k]) + leaves[k].size) for k, at in zip(which, index, strict=True)]
+    return [(leaves[k].leaf.name, int(at)) for k, at in zip(*located(leaves, index), strict=True)]
 
 
 def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
@@ -117,30 +115,22 @@ def _counts(loaders: int) -> Iterable[int]:
 def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck]:
     """One copy of a state with the fault in it, on the host, and what the fault did."""
     leaves, tree = jax.tree.flatten(state)
-    ends = np.cumsum([leaf.size for leaf in target.leaves])
-    index, source, keep, flip = (np.asarray(part) for part in (fault.index, fault.source, fault.keep, fault.flip))
+    listed = fault.index >= 0
 
-    def place(at: int) -> tuple[int, int]:
-        which = int(np.searchsorted(ends, at, side="right"))
-        leaf = target.leaves[which]
-        return leaf.number, int(at) - int(ends[which]) + leaf.size
+    def places(index: np.ndarray) -> list[tuple[int, int]]:
+        return [(target.leaves[k].number, at) for k, at in zip(*located(target.leaves, index[listed]), strict=True)]
 
-    def word(at: int) -> int:
-        number, local = place(at)
-        return _word(np.asarray(leaves[number]).reshape(-1)[local], target.dtype)
+    def words(index: np.ndarray) -> np.ndarray:
+        each = [np.asarray(leaves[number]).reshape(-1)[at] for number, at in places(index)]
+        return np.array([_word(element, target.dtype) for element in each], np.uint32)
 
-    listed = np.flatnonzero(index >= 0)
-    old, new = np.zeros(len(keep), np.uint32), np.zeros(len(keep), np.uint32)
-    for k in listed:
-        old[k] = word(index[k])
-        new[k] = (word(source[k]) & int(keep[k])) ^ int(flip[k])
-    changed: dict[int, np.ndarray] = {}
-    for k in listed:
-        number, local = place(index[k])
-        if number not in changed:
-            changed[number] = np.array(leaves[number])
-        changed[number].reshape(-1)[local] = _number(new[k], target.dtype, changed[number].dtype)
-    leaves = [changed.get(number, leaf) for number, leaf in enumerate(leaves)]
+    old, new = np.zeros(len(listed), np.uint32), np.zeros(len(listed), np.uint32)
+    old[listed] = words(fault.index)
+    new[listed] = rewritten(words(fault.source), fault.keep[listed], fault.flip[listed])
+    for number in {number for number, _ in places(fault.index)}:
+        leaves[number] = np.array(leaves[number])
+    for (number, at), word in zip(places(fault.index), new[listed], strict=True):
+        leaves[number].reshape(-1)[at] = _number(word, target.dtype, leaves[number].dtype)
     differ = np.int32(np.sum(old != new))
     return jax.tree.unflatten(tree, leaves), Struck(np.int32(1), old, new, differ, differ)
 

@@ -31,3 +31,12 @@ class Leaf(NamedTuple):
     name: str
     role: Role = Role.OTHER
     moment: str = ""
+
+
+def part_of(name: str) -> str:
+    """What a leaf belongs to, such as a part of the state: what precedes its layer; itself where it has no layer.
+
+    >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
+    ('opt_state/v', 'params', 'slopes')
+    """
+    return "/".join(name.split("/")[:-2]) or name

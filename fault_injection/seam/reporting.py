@@ -9,9 +9,10 @@ import numpy as np
 
 from ..models.fault import Struck
 from .digest import digest, magnitude
+from .leaves import State
 from .packed import Packed
 from .report import StepReport
-from .trees import Array, State, leaf_names
+from .trees import Array, leaf_names
 
 
 def report(

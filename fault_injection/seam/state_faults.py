@@ -3,31 +3,22 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import ShapeDtypeStruct
 
 from ..machine.errors import InputError
-from ..models.fault import (
-    ALL_ONES,
-    INACTIVE,
-    LARGEST_OPERAND,
-    Fault,
-    Operand,
-    Struck,
-    nothing_struck,
-    overwritten,
-    site_id,
-)
-from ..models.site import Site
-from .leaves import Leaf, Role
+from ..models.bits import rewritten
+from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, site_id
+from ..models.overwrite import overwritten
+from ..models.site import Site, TensorSpec
+from .leaves import Leaf, Role, State, part_of
 from .program import Program
 from .stages import STATE
 from .state_spec import StateSpec
-from .trees import State
 
 
 def state_sites(state: StateSpec) -> dict[str, Site]:
@@ -44,20 +35,11 @@ def state_sites(state: StateSpec) -> dict[str, Site]:
         of_part = leaves[0].leaf.name != name
         # One number has the position 0.
         shape = (sum(leaf.size for leaf in leaves),) if of_part else leaves[0].shape or (1,)
-        operands = {Operand.INPUT: ShapeDtypeStruct(shape, leaves[0].dtype)}
+        operands = {Operand.INPUT: TensorSpec(shape, leaves[0].dtype)}
         found[name] = Site(name, "" if of_part else name, STATE, operands)
     if len({site_id(name) for name in found}) < len(found):
         raise ValueError("two leaves of the state have names with the same id")
     return found
-
-
-def part_of(name: str) -> str:
-    """What a leaf belongs to, such as a part of the state: what precedes its layer; itself where it has no layer.
-
-    >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
-    ('opt_state/v', 'params', 'slopes')
-    """
-    return "/".join(name.split("/")[:-2]) or name
 
 
 def struck_state(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
@@ -95,6 +77,13 @@ class Placed(NamedTuple):
         return math.prod(self.shape)
 
 
+def located(leaves: Sequence[Placed], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Of positions that count through all elements of leaves: in which leaf they are, and where in it, int64 both."""
+    begins = np.cumsum([0, *(leaf.size for leaf in leaves)])
+    which = np.searchsorted(begins, index, side="right") - 1
+    return which, index - begins[which]
+
+
 def placed_leaves(state: StateSpec) -> list[Placed]:
     """The leaves of a state, of one copy where each worker has one."""
     tensors = jax.tree.leaves(state.abstract)
@@ -118,21 +107,18 @@ def _targets(state: StateSpec) -> dict[str, list[Placed]]:
 
 def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Struck:
     """Strike leaves in place, of which a position of the fault counts through all elements."""
-    ends = np.cumsum([leaf.size for leaf in struck])
-    which, of_source = (np.searchsorted(ends, at, side="right") for at in (fault.index, fault.source))
-    before = ends - [leaf.size for leaf in struck]
-    keep, flip, source = (np.array(field) for field in (fault.keep, fault.flip, fault.source))
+    (which, index), (of_source, source) = (located(struck, at) for at in (fault.index, fault.source))
+    keep, flip = np.array(fault.keep), np.array(fault.flip)
     for k in np.flatnonzero((fault.index >= 0) & (which != of_source)):  # a copy from another leaf
-        leaf = struck[of_source[k]]
-        word = _word(leaves[leaf.number], source[k] - before[of_source[k]])
-        keep[k], flip[k], source[k] = 0, (word & keep[k]) ^ flip[k], fault.index[k]
+        word = _word(leaves[struck[of_source[k]].number], source[k])
+        keep[k], flip[k], source[k] = 0, rewritten(word, keep[k], flip[k]), index[k]
     told = nothing_struck(fault)
     for number in np.unique(which[fault.index >= 0]):
         here = (fault.index >= 0) & (which == number)
         local = dataclasses.replace(
             fault,
-            index=np.where(here, fault.index - before[number], INACTIVE).astype(np.int32),
-            source=np.where(here, source - before[number], 0).astype(np.int32),
+            index=np.where(here, index, INACTIVE).astype(np.int32),
+            source=np.where(here, source, 0).astype(np.int32),
             keep=keep,
             flip=flip,
         )
@@ -145,7 +131,7 @@ def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Stru
 def _word(leaf: jax.Array, at: int) -> np.uint32:
     """The bits of an element."""
     element = np.asarray(leaf.reshape(-1)[at])
-    return np.uint32(element.view(f"uint{8 * element.itemsize}")) & np.uint32(ALL_ONES)
+    return np.uint32(element.view(f"uint{8 * element.itemsize}"))
 
 
 @jax.jit

@@ -6,8 +6,7 @@ import jax
 import numpy as np
 from jax.experimental.multihost_utils import process_allgather
 
-from .leaves import Batch as Batch
-from .leaves import State as State
+from .leaves import State
 
 Array = jax.Array | np.ndarray  # on a device, or fetched from it
 

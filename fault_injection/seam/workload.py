@@ -137,6 +137,8 @@ class Workload(abc.ABC):
 
     def owners(self, site: Site) -> int:
         """Of how many workers, or loaders of checkpoints, each has its own of what is struck; 0 where all share it."""
+        if site.owners is not None:
+            return site.owners
         if site.stage == STATE:
             return self.workers if self.copies else 0
         if site.stage == CHECKPOINT:
@@ -186,7 +188,11 @@ class Workload(abc.ABC):
 
     def kind(self, site: Site) -> str:
         """What kind of operation a site is, in a word or two; sites of one kind are counted together."""
-        return "operation"
+        return site.kind
+
+    def remarks(self) -> list[str]:
+        """What is to be said of its sites as a whole, such as which operations are none; one sentence per line."""
+        return []
 
     def changed(self, **options: Any) -> Self:
         """This workload with some options replaced, and what those imply for others that were not given."""

@@ -9,12 +9,13 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from ..models.site import Site
 from ..seam.program import Program
 from ..seam.state_spec import StateSpec
 from ..seam.workload import Contradiction, Workload
+from .described import described
 
 # Options on which no site depends, so that workloads that differ in them share what is traced.
 RATES = {
@@ -49,8 +50,17 @@ class ExplicitWorkload(Workload):
 
     def sites(self) -> Mapping[str, Site]:
         """The operations that a fault can strike, by name."""
+        alike = self._alike()
+        return described(alike, "sites") or _sites(alike)
+
+    def leaves(self) -> Mapping[str, Site]:
+        """What a fault can strike beside operations, by name."""
+        return described(self._alike(), "leaves") or super().leaves()
+
+    def _alike(self) -> Self:
+        """The workload that all those stand for which differ in rates alone."""
         same: dict[str, Any] = {f.name: f.default for f in dataclasses.fields(self) if f.name in RATES}
-        return _sites(dataclasses.replace(self, **same))
+        return dataclasses.replace(self, **same)
 
     def state(self) -> StateSpec:
         """What its state consists of; no device is asked for."""
@@ -99,7 +109,7 @@ class ExplicitWorkload(Workload):
 def _sites(workload: ExplicitWorkload) -> Mapping[str, Site]:
     import jax
 
-    from ..models.site import list_sites
+    from ..explicit.sites import list_sites
 
     recipe = workload.recipe()
     return list_sites(recipe.network, jax.ShapeDtypeStruct(recipe.inputs.shape[1:], recipe.inputs.dtype))

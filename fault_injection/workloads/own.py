@@ -7,7 +7,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from ..any_step.step_site import StepSite
 from ..any_step.training import Training
 from ..any_step.training_program import Started, started, training_program
 from ..machine.errors import InputError
@@ -39,12 +38,12 @@ class OwnTraining(Workload):
     def sites(self) -> Mapping[str, Site]:
         return self.started.program.sites
 
-    def owners(self, site: Site) -> int:
-        return site.workers if isinstance(site, StepSite) else super().owners(site)
-
-    def kind(self, site: Site) -> str:
-        of = {"dot_general": "product", "conv_general_dilated": "convolution", "ragged_dot_general": "ragged product"}
-        return of.get(site.kind, site.kind) if isinstance(site, StepSite) else super().kind(site)
+    def remarks(self) -> list[str]:
+        program, said = self.started.program, []
+        if program.meshes and any(not site.axes for site in program.all_sites.values()):
+            shared = f"{max(mesh.size for mesh in program.meshes)} devices share out the operands"
+            said.append(f"{shared}; without workers, a position is one of the global operand")
+        return [*said, *(f"not covered: {what}" for what in program.not_covered)]
 
     def program(
         self,
@@ -86,5 +85,5 @@ def own_workload(name: str, make: Callable[..., Any], training: Training) -> Own
     parameter = inspect.signature(make).parameters.get("seed")
     default = parameter.default if parameter is not None else inspect.Parameter.empty
     seed = default if isinstance(default, int) else 123
-    workers = max((site.workers for site in _started(name, seed).program.all_sites.values()), default=1)
+    workers = max((site.owners or 1 for site in _started(name, seed).program.all_sites.values()), default=1)
     return OwnTraining(name=name, workers=workers, epochs=training.epochs, seed=seed)

@@ -13,82 +13,23 @@ import numpy as np
 
 from ...models.fault import Fault, Struck, inactive_fault
 from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
-from ...runs.follow import Address, addresses, follow, numbered
+from ...runs.follow import follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
 from ...runs.outcome import MASKED, Outcome, Thresholds, judge
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.replay_run import Witness
+from ...runs.steps import Address, addresses, numbered
 from ...seam.checkpoint_faults import elements_of
-from ...seam.leaves import Role
+from ...seam.leaves import Role, State
 from ...seam.program import Program
 from ...seam.stages import BESIDE, CHECKPOINT, STATE
-from ...seam.trees import State
-from .conditions import CONDITIONS, Conditions, EarlyVerdict, Envelope, Rule, Seen
+from .conditions import CONDITIONS, Conditions, Rule, Seen
+from .early_verdict import EarlyVerdict, Envelope
 from .plan import Plan
 from .projection import Projection
+from .result import END, HORIZON, Alteration, Result
 from .sampling import Choice, choose, draw
 from .walk import Walk
-
-HORIZON, END = "horizon", "end"  # what ended an experiment that no observer ended
-
-
-class Alteration(NamedTuple):
-    """An element of a checkpoint that a run restarted from: its array, row-major position, and bits."""
-
-    array: str
-    position: int
-    before: int
-    after: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """What came of an experiment: a row of the store but for its key (docs/campaign.md, Store).
-
-    `alterations` are rows of their own table.
-    """
-
-    number: int
-    epoch: int
-    step: int
-    worker: int
-    site: str
-    stage: str
-    operand: str
-    model: str
-    value_source: str
-    elements: int
-    bit: int | None
-    first_position: int
-    old_bits: int
-    new_bits: int
-    operand_changed: int
-    output_changed: int
-    outcome: str
-    rule: str
-    exit: str
-    steps: int
-    first_nonfinite: int | None
-    nonfinite_leaf: str | None
-    nonfinite_leaf_after: int | None
-    exactly_masked_after: int | None
-    early_rule: str | None
-    early_after: int | None
-    early_outcome: str | None
-    near: int
-    history_excess: float
-    variance_excess: float
-    loss_gap: float
-    worse_train: float | None
-    worse_test: float | None
-    audit_outcome: str | None
-    audit_rule: str | None
-    audit_steps: int
-    seconds: float
-    outside_seconds: float
-    setup_seconds: float
-    curve: bytes
-    alterations: tuple[Alteration, ...] = ()
 
 
 class Early(NamedTuple):
@@ -327,9 +268,9 @@ def _result(
         operand=e.operand.name.lower(),
         model=e.model.name,
         value_source=e.model.values,
-        elements=len(choice.index),
+        elements=len(choice.bits.index),
         bit=choice.one_bit,
-        first_position=int(choice.index[0]),
+        first_position=int(choice.bits.index[0]),
         old_bits=int(struck.old[0]),
         new_bits=int(struck.new[0]),
         operand_changed=int(struck.operand_changed),
@@ -366,7 +307,7 @@ def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alter
     """What was altered, where a run restarted from a checkpoint."""
     if choice.site.stage != CHECKPOINT:
         return ()
-    places = elements_of(lab.golden.program.state, choice.site.name, choice.index)
+    places = elements_of(lab.golden.program.state, choice.site.name, choice.bits.index)
     words = zip(places, struck.old.tolist(), struck.new.tolist(), strict=False)  # those of a fault are padded
     return tuple(Alteration(*place, before, after) for place, before, after in words)
 

@@ -20,8 +20,9 @@ from ...runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
 from ...runs.golden_run import Golden, kept_epochs
 from ...seam.measure import Measure
 from .conditions import Conditions
-from .experiment import Laboratory, Result, run_experiment
+from .experiment import Laboratory, run_experiment
 from .plan import Plan
+from .result import Result
 from .walk import Walk
 
 # A word for those who have seen a replay's golden run.

@@ -8,14 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from ...faults.fault_models import FAULT_MODELS, VALUES, Bits, Pattern
+from ...faults.fault_models import FAULT_MODELS, VALUES, Pattern
 from ...faults.injection import STAGES
 from ...faults.number_formats import Format
 from ...faults.schedule import ONCE, Schedule
 from ...machine.reading import fits
-from ...models.fault import ALL_ONES, Operand
+from ...models.bits import ALL_ONES, NewBits
+from ...models.fault import Operand
 from ...models.site import Site
-from ...runs.follow import Address, horizon_or_end, numbered
+from ...runs.steps import Address, horizon_or_end, numbered
 from ...seam.measure import NONFINITE_RULES
 from ...seam.stages import BESIDE, CHECKPOINT
 from ...seam.workload import Workload, format_option
@@ -50,14 +51,14 @@ class Model:
         """The operand struck."""
         return Operand.INPUT if self.values == ALTERED else FAULT_MODELS[self.name].operand
 
-    def draw(self, rng: np.random.Generator, size: int, format: Format) -> tuple[np.ndarray, Bits]:
-        """Which elements of an operand are struck, as row-major positions, and what they become."""
+    def draw(self, rng: np.random.Generator, size: int, format: Format) -> NewBits:
+        """Which elements of an operand are struck, and what they become."""
         if self.values == ALTERED:
             options = dict(self.options)
             index, flip = np.array(options["index"], np.int64), np.array(options["flip"], np.uint32)
-            return index, Bits(source=index, keep=np.full_like(flip, ALL_ONES), flip=flip)
+            return NewBits.inverted(index, flip)
         index = FAULT_MODELS[self.name].places(rng, size)
-        return index, VALUES[self.values](**dict(self.options))(rng, index, size, format)
+        return VALUES[self.values](**dict(self.options))(rng, index, size, format)
 
     @property
     def sound(self) -> bool:

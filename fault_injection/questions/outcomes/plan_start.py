@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...campaign.plan_reader import LONGEST, Reader, shown
-from ...checkpoints.flips import Flips, flips_between, flips_of_log, loader_counts, restart_site
+from ...checkpoints.flips import AlteredBits, flips_between, flips_of_log, loader_counts, restart_site
 from ...checkpoints.formats import open_checkpoint
 from ...checkpoints.log import read_mapping
 from ...machine.errors import InputError
+from ...models.bits import NewBits
 from ...seam.program import Program
 from ...seam.workload import Workload
 from .plan import ALTERED, Model
@@ -42,20 +43,20 @@ def read_start(start: Mapping[str, Any], workload: Workload, read: Reader) -> tu
         raise read.wrong("start.loaders", f"{shown(counts)}; expected distinct counts of {shown(possible)}")
     path, flips = next(iter(found.items()))
     sites = tuple(restart_site(workload, flips.format, count, path) for count in counts)
-    return tuple(_model(path.name, flips) for path, flips in found.items()), sites
+    return tuple(_model(path.name, flips.bits) for path, flips in found.items()), sites
 
 
-def _model(name: str, flips: Flips) -> Model:
-    options = (("index", tuple(flips.places.tolist())), ("flip", tuple(flips.masks.tolist())))
+def _model(name: str, bits: NewBits) -> Model:
+    options = (("index", tuple(bits.index.tolist())), ("flip", tuple(bits.flip.tolist())))
     return Model(name=name, weight=1.0, values=ALTERED, options=options)
 
 
-def _of_logs(start: Mapping[str, Any], program: Program, read: Reader) -> Callable[[pathlib.Path], Flips]:
+def _of_logs(start: Mapping[str, Any], program: Program, read: Reader) -> Callable[[pathlib.Path], AlteredBits]:
     mapping = read_mapping(_file(start, "start.mapping", read)) if "mapping" in start else {}
     return lambda path: flips_of_log(program, path, mapping)
 
 
-def _of_checkpoints(start: Mapping[str, Any], program: Program, read: Reader) -> Callable[[pathlib.Path], Flips]:
+def _of_checkpoints(start: Mapping[str, Any], program: Program, read: Reader) -> Callable[[pathlib.Path], AlteredBits]:
     if "saved" not in start:
         raise read.wrong("start", "checkpoints need saved = 'FILE', from which they were altered")
     before = open_checkpoint(_file(start, "start.saved", read))

@@ -13,13 +13,13 @@ import jax
 import numpy as np
 
 from ...runs.exits import FirstNonFinite
-from ...runs.follow import Address, Observer, addresses, follow
+from ...runs.follow import follow
 from ...runs.golden_run import Golden
 from ...runs.records import Epoch, Recorder, Run, rows_of
-from ...seam.leaves import Role
+from ...runs.steps import Address, Observer, addresses
+from ...seam.leaves import Batch, Role, State
 from ...seam.measure import Evaluation
 from ...seam.report import StepReport
-from ...seam.trees import Batch, State
 
 ALIKE = 1e-3  # by how much the factors of the elements may differ
 NOTICEABLE = 1e-2  # an excess of this share of a golden array's largest value is measured to far better than that

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from ...faults.fault_models import Bits
 from ...faults.injection import ALL, Injection
 from ...faults.number_formats import format_of
 from ...faults.schedule import ONCE
 from ...machine.errors import InputError
-from ...models.fault import ALL_ONES, Fault, Operand, make_fault
-from ...models.site import Site
-from ...runs.follow import Address, addresses
+from ...models.bits import ALL_ONES, NewBits
+from ...models.fault import Fault, Operand
+from ...models.site import Site, make_fault
+from ...runs.steps import Address, addresses
 from ...seam.stages import CHECKPOINT
 from .plan import Model, Plan
 
@@ -88,14 +88,12 @@ class Choice:
     Attributes:
       experiment: where it strikes.
       site: the operation struck, with its operands' shapes.
-      index: int64 [K], row-major positions in the operand of the one worker.
-      bits: what the elements become.
+      bits: what becomes of which elements of the operand of the one worker.
     """
 
     experiment: Experiment
     site: Site
-    index: np.ndarray
-    bits: Bits
+    bits: NewBits
 
     @property
     def at(self) -> Address:
@@ -106,7 +104,7 @@ class Choice:
     def fault(self) -> Fault:
         """The fault as the compiled step takes it."""
         e = self.experiment
-        return make_fault(self.site, e.operand, e.worker, self.index, **self.bits._asdict())
+        return make_fault(self.site, e.operand, e.worker, **vars(self.bits))
 
     def faults(self, plan: Plan) -> dict[Address, Fault]:
         """The fault at all steps that the plan's schedule has it strike, as far as a run may be followed."""
@@ -119,7 +117,7 @@ class Choice:
     def one_bit(self) -> int | None:
         """The bit that is inverted in one element, or stuck in all; 0 is the lowest."""
         masks = set((self.bits.flip | ~self.bits.keep).tolist())
-        alone = len(self.index) == 1 or not (self.bits.keep == ALL_ONES).any()
+        alone = len(self.bits.index) == 1 or not (self.bits.keep == ALL_ONES).any()
         if not alone or len(masks) > 1 or (mask := masks.pop()).bit_count() != 1:
             return None
         return mask.bit_length() - 1
@@ -134,7 +132,6 @@ class Choice:
             worker=e.worker,
             epoch=e.epoch,
             step=e.step,
-            index=self.index,
             bits=self.bits,
             horizon=plan.horizon,
             nonfinite=plan.nonfinite,
@@ -148,7 +145,7 @@ def choose(plan: Plan, experiment: Experiment) -> Choice:
     site = plan.targets[experiment.site]
     tensor = site.operands[experiment.operand]
     size, format = math.prod(tensor.shape), format_of(tensor.dtype)
-    return Choice(experiment, site, *experiment.model.draw(rng, size, format))
+    return Choice(experiment, site, experiment.model.draw(rng, size, format))
 
 
 def injection_of(plan: Plan, number: int) -> Injection:

@@ -7,7 +7,7 @@ import typing
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .experiment import Result
+from .result import Result
 
 DIGEST = "digest"  # the last column of every table
 DIGEST_BYTES = 16

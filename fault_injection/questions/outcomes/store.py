@@ -24,8 +24,8 @@ from ...seam.measure import Measure
 from ...seam.stages import CHECKPOINT
 from .conditions import Conditions
 from .content import NOT_JSON, describes, parsed, wrong_column
-from .experiment import Result
 from .plan import Plan, restore_plan
+from .result import Result
 from .schema import ALTERATIONS, DIGEST, TABLES, Cell, definition, digest_of, result_columns
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"

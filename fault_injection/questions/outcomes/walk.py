@@ -5,11 +5,12 @@ import pathlib
 from collections.abc import Iterable
 
 from ...machine.files import DamagedFile
-from ...runs.follow import Address, Observer, addresses, follow
+from ...runs.follow import follow
 from ...runs.golden_run import Golden, Repeats
 from ...runs.run_store import RunStore
+from ...runs.steps import Address, Observer, addresses
+from ...seam.leaves import State
 from ...seam.report import StepReport
-from ...seam.trees import State
 
 
 def walk_folder(walks: pathlib.Path, epoch: int) -> pathlib.Path:

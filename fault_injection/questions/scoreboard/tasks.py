@@ -19,14 +19,15 @@ from ...detection.replicas import ReplicaSettings
 from ...detection.signals import reductions_of
 from ...detection.watch import Watcher
 from ...runs.exits import ExactlyMasked, FirstNonFinite
-from ...runs.follow import Address, Back, Observer, addresses, follow, numbered
+from ...runs.follow import follow
 from ...runs.golden_run import Repeats, nudged
 from ...runs.outcome import Thresholds, judge
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.replay_run import Witness
+from ...runs.steps import Address, Back, Observer, addresses, numbered
+from ...seam.leaves import State
 from ...seam.program import Program
 from ...seam.report import StepReport
-from ...seam.trees import State
 from ..outcomes import jobs
 from ..outcomes.experiment import Laboratory
 from ..outcomes.sampling import Choice, choose, draw

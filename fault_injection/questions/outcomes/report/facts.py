@@ -14,8 +14,8 @@ from ....faults.number_formats import Format, format_of
 from ....machine.errors import InputError
 from ....models.fault import Operand
 from ....runs.outcome import MASKED, UNDECIDED
+from ....seam.leaves import part_of
 from ....seam.measure import Measure
-from ....seam.state_faults import part_of
 from ..store import Store
 from .queries import QUERIES
 

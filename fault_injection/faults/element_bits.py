@@ -11,23 +11,24 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Self
 
-import jax
 import numpy as np
 
 from ..machine.reading import Kind, counts
-from ..models.fault import ALL_ONES
-from .fault_models import Bits, Indices
+from ..models.bits import ALL_ONES, NewBits
+from ..models.site import TensorSpec
+from .fault_models import Indices
 
 Position = tuple[int, ...]
 POSITION: Kind[Position] = counts("/", 0, "coordinates such as 107/3/3/85, counted from 0")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class NewBits:
-    """What one element becomes.
+class ElementBits:
+    """What one element becomes, as a cell of a file says it: by coordinates, and by one of three forms.
 
-    >>> inf, sign, copy = NewBits(0x7F800000), NewBits.inverted(0x80000000), NewBits(0, ALL_ONES, (107, 3, 3, 85))
-    >>> stuck_at_1, stuck_at_0 = NewBits.stuck(1, 4), NewBits.stuck(0, 4)
+    >>> inf, sign = ElementBits(0x7F800000), ElementBits.inverted(0x80000000)
+    >>> copy = ElementBits(0, ALL_ONES, (107, 3, 3, 85))
+    >>> stuck_at_1, stuck_at_0 = ElementBits.stuck(1, 4), ElementBits.stuck(0, 4)
 
     Attributes:
       flip: the bits that are inverted after those outside `keep` have become 0.
@@ -68,12 +69,12 @@ def digits_of(dtype: np.dtype) -> int:
     return dtype.itemsize * 2
 
 
-def new_bits(dtype: np.dtype) -> Kind[NewBits]:
+def new_bits(dtype: np.dtype) -> Kind[ElementBits]:
     """How a cell of `inj_bits` is read, for an operand of this type.
 
     >>> kind = new_bits(np.dtype(np.float32))
     >>> kind.parse("7f800000")
-    NewBits(flip=2139095040, keep=0, source=None)
+    ElementBits(flip=2139095040, keep=0, source=None)
     >>> kind.parse("copy:107/3/3/85").source
     (107, 3, 3, 85)
     >>> print("inj_bits " + kind.wrong("7f80000000"))
@@ -82,16 +83,16 @@ copy:107/3/3/85
     """
     digits = digits_of(dtype)
     pattern = re.compile(rf"(?:(xor|set|clear):)?(?:0x)?([0-9a-fA-F]{{1,{digits}}})")
-    forms: dict[str | None, Callable[[int], NewBits]] = {
-        None: NewBits,
-        "xor": NewBits.inverted,
-        "set": partial(NewBits.stuck, 1),
-        "clear": partial(NewBits.stuck, 0),
+    forms: dict[str | None, Callable[[int], ElementBits]] = {
+        None: ElementBits,
+        "xor": ElementBits.inverted,
+        "set": partial(ElementBits.stuck, 1),
+        "clear": partial(ElementBits.stuck, 0),
     }
 
-    def parse(text: str) -> NewBits:
+    def parse(text: str) -> ElementBits:
         if text.startswith("copy:"):
-            return NewBits(0, ALL_ONES, POSITION.parse(text.removeprefix("copy:")))
+            return ElementBits(0, ALL_ONES, POSITION.parse(text.removeprefix("copy:")))
         if (found := pattern.fullmatch(text)) is None:
             raise ValueError
         return forms[found[1]](int(found[2], 16))
@@ -102,10 +103,11 @@ copy:107/3/3/85
     return Kind(parse, lambda text: expected)
 
 
-def format_new_bits(new: NewBits, dtype: np.dtype) -> str:
+def format_new_bits(new: ElementBits, dtype: np.dtype) -> str:
     """The cell that says so.
 
-    >>> each = NewBits(1), NewBits.inverted(1), NewBits.stuck(1, 4), NewBits.stuck(0, 4), NewBits(0, ALL_ONES, (1, 2))
+    >>> masks = ElementBits(1), ElementBits.inverted(1), ElementBits.stuck(1, 4), ElementBits.stuck(0, 4)
+    >>> each = *masks, ElementBits(0, ALL_ONES, (1, 2))
     >>> [format_new_bits(new, np.dtype(np.float16)) for new in each]
     ['0001', 'xor:0001', 'set:0004', 'clear:0004', 'copy:1/2']
     """
@@ -127,12 +129,11 @@ def format_position(position: Position) -> str:
     return "/".join(map(str, position))
 
 
-def from_masks(index: Indices, bits: Bits, tensor: jax.ShapeDtypeStruct) -> tuple[NewBits, ...]:
+def from_masks(bits: NewBits, tensor: TensorSpec) -> tuple[ElementBits, ...]:
     """The form of each element's new bits, as a fault model drew them.
 
     Args:
-      index: [K] row-major positions struck.
-      bits: what a fault model's values are for them.
+      bits: what a fault model's values are.
       tensor: shape and type of the operand.
 
     Raises:
@@ -141,18 +142,19 @@ def from_masks(index: Indices, bits: Bits, tensor: jax.ShapeDtypeStruct) -> tupl
     width = (1 << 4 * digits_of(tensor.dtype)) - 1  # a narrower type takes the low bits
     keep, flip = (np.asarray(mask).astype(np.uint64) & np.uint64(width) for mask in (bits.keep, bits.flip))
     keep = np.where(keep == 0, 0, keep | np.uint64(ALL_ONES ^ width))
-    other = (np.asarray(bits.source) != index) & (keep != 0)
+    other = (np.asarray(bits.source) != bits.index) & (keep != 0)
     sources = unravel(bits.source, tensor.shape)
     return tuple(
-        NewBits(mask, kept, source if elsewhere else None)
+        ElementBits(mask, kept, source if elsewhere else None)
         for mask, kept, elsewhere, source in zip(flip.tolist(), keep.tolist(), other.tolist(), sources, strict=True)
     )
 
 
-def to_masks(new: Sequence[NewBits], index: Indices, shape: tuple[int, ...]) -> Bits:
+def to_masks(new: Sequence[ElementBits], index: Indices, shape: tuple[int, ...]) -> NewBits:
     """Sources and masks of elements' new bits; the inverse of `from_masks`.
 
-    >>> to_masks([NewBits(5), NewBits.inverted(1), NewBits(0, ALL_ONES, (1, 1))], np.arange(3), (2, 2)).source
+    >>> copy = ElementBits(0, ALL_ONES, (1, 1))
+    >>> to_masks([ElementBits(5), ElementBits.inverted(1), copy], np.arange(3), (2, 2)).source
     array([0, 1, 3])
     """
     source = np.array(index)
@@ -160,7 +162,7 @@ def to_masks(new: Sequence[NewBits], index: Indices, shape: tuple[int, ...]) -> 
     if copied:
         source[copied] = ravel([each.source for each in new if each.source is not None], shape)
     keep, flip = (np.array([getattr(each, name) for each in new], np.uint32) for name in ("keep", "flip"))
-    return Bits(source, keep, flip)
+    return NewBits(np.asarray(index), source, keep, flip)
 
 
 def ravel(positions: Sequence[Position], shape: tuple[int, ...]) -> Indices:

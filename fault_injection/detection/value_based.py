@@ -1,0 +1,105 @@
+"""The detectors that a log can hold the values of, by name, and how each is made."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from ..machine.errors import InputError, did_you_mean
+from .asd_environment import read_config, read_thresholds
+from .gradient_norm import GradientNorm
+from .loss_spike import LossSpike
+from .nonfinite import NonFinite
+from .strikes import Strikes
+
+
+class Chosen(NamedTuple):
+    """A detector with its settings.
+
+    Attributes:
+      detector: or settings of what watches in another way; None where a variable of the environment switches it off.
+      raises: whether its alarms are raised, or only written.
+      strikes: how alarms are counted; None raises the first.
+      every: whether every value is written.
+      notes: what was not used of the settings, one sentence per line.
+    """
+
+    detector: Any
+    raises: bool = True
+    strikes: Strikes | None = None
+    every: bool = False
+    notes: tuple[str, ...] = ()
+
+
+def _asd(environment: Mapping[str, str]) -> Chosen:
+    config, notes = read_config(environment)
+    return Chosen(config.detector if config.enable else None, strikes=config.strikes, notes=tuple(notes))
+
+
+def _thresholded(version: str) -> Callable[[Mapping[str, str]], Chosen]:
+    def make(environment: Mapping[str, str]) -> Chosen:
+        thresholds, notes = read_thresholds(environment)
+        detector = getattr(thresholds, version) if thresholds.enable else None
+        return Chosen(detector, thresholds.enable >= 2, every=thresholds.enable == 3, notes=tuple(notes))
+
+    return make
+
+
+# Those that a log can hold the values of; each is made from the variables of the environment.
+VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
+    "nonfinite": lambda environment: Chosen(NonFinite()),
+    "loss_spike": lambda environment: Chosen(LossSpike()),
+    "gradient_norm": lambda environment: Chosen(GradientNorm()),
+    "asd": _asd,
+    "asd_v1": _thresholded("v1"),
+    "asd_v3": _thresholded("v3"),
+}
+
+
+def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str, str] | None = None) -> Chosen:
+    """A detector that runs over a log.
+
+    Args:
+      environment: variables that the vendors' detectors read.
+      settings: fields of the detector that are changed, as text.
+
+    Raises:
+      InputError: there is none of that name, or it has no such setting.
+    """
+    if name not in VALUE_BASED:
+        raise InputError(f"detector {name[:60]!r} is unknown{did_you_mean(name, VALUE_BASED)}")
+    chosen = VALUE_BASED[name](environment)
+    return chosen if not settings else chosen._replace(detector=changed(name, chosen.detector, settings))
+
+
+DERIVED = ("bounds", "of")  # fields that a program decides
+
+
+def changed(name: str, detector: Any, settings: Mapping[str, str]) -> Any:
+    """A detector with settings replaced by what texts say; raises InputError where it has no such setting."""
+    if detector is None:
+        return None
+    fields = {
+        field.name: getattr(detector, field.name) for field in dataclasses.fields(detector) if field.name not in DERIVED
+    }
+    values = {}
+    for key, text in settings.items():
+        if key not in fields:
+            raise InputError(f"{name} has no setting {key[:60]!r}{did_you_mean(key, fields)}")
+        try:
+            values[key] = _read(text, fields[key])
+        except ValueError:
+            raise InputError(f"{name}: {key}={text[:60]!r}; expected a value such as {fields[key]}") from None
+    return dataclasses.replace(detector, **values)
+
+
+def _read(text: str, like: object) -> object:
+    """A positive number, or several separated by commas, of the kind of another value."""
+    if isinstance(like, tuple):
+        parts = text.split(",")
+        if len(parts) != len(like):
+            raise ValueError
+        return tuple(_read(part, one) for part, one in zip(parts, like, strict=True))
+    number = int(text) if isinstance(like, int) else float(text)
+    if not 0 < number < float("inf"):
+        raise ValueError
+    return number

@@ -1,0 +1,65 @@
+"""What came of an experiment."""
+
+import dataclasses
+from typing import NamedTuple
+
+HORIZON, END = "horizon", "end"  # what ended an experiment that no observer ended
+
+
+class Alteration(NamedTuple):
+    """An element of a checkpoint that a run restarted from: its array, row-major position, and bits."""
+
+    array: str
+    position: int
+    before: int
+    after: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What came of an experiment: a row of the store but for its key (docs/campaign.md, Store).
+
+    `alterations` are rows of their own table.
+    """
+
+    number: int
+    epoch: int
+    step: int
+    worker: int
+    site: str
+    stage: str
+    operand: str
+    model: str
+    value_source: str
+    elements: int
+    bit: int | None
+    first_position: int
+    old_bits: int
+    new_bits: int
+    operand_changed: int
+    output_changed: int
+    outcome: str
+    rule: str
+    exit: str
+    steps: int
+    first_nonfinite: int | None
+    nonfinite_leaf: str | None
+    nonfinite_leaf_after: int | None
+    exactly_masked_after: int | None
+    early_rule: str | None
+    early_after: int | None
+    early_outcome: str | None
+    near: int
+    history_excess: float
+    variance_excess: float
+    loss_gap: float
+    worse_train: float | None
+    worse_test: float | None
+    audit_outcome: str | None
+    audit_rule: str | None
+    audit_steps: int
+    seconds: float
+    outside_seconds: float
+    setup_seconds: float
+    curve: bytes
+    alterations: tuple[Alteration, ...] = ()
