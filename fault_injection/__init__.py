@@ -21,6 +21,8 @@ A step of one's own is struck as it is, see `Training` and `instrument` (docs/an
 import importlib
 from typing import Any
 
+__version__ = "0.2.0"
+
 # Imported when they are first asked for: commands that compute nothing do without JAX.
 LAZY = {
     "Training": "fault_injection.any_step.training",

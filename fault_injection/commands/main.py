@@ -1,4 +1,4 @@
-"""The command line: `python -m fault_injection`, and `reproduce_injections.py`."""
+"""The command line: `fault-injection`, `python -m fault_injection`, and `reproduce_injections.py`."""
 
 import argparse
 import importlib
@@ -8,13 +8,14 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..machine.environment import prepare, use_huge_pages
+from .. import __version__
+from ..machine.environment import prepare
 from ..machine.errors import InputError, Untrustworthy, printable
-from ..machine.processes import broke_off, join, leave
-from ..machine.termination import Terminated, answer_termination
+from ..machine.processes import broke_off, join
+from ..machine.termination import heed
 from .arguments import CommandLine
+from .entry import GOES_ON
 
-GOES_ON = "the same command goes on where it stopped"
 COMMANDS = (  # each in a module of its name, in the order of the help
     "replay",
     "results",
@@ -39,11 +40,17 @@ COMMANDS = (  # each in a module of its name, in the order of the help
 def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
     """Run a command; returns the exit code.
 
-    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1, an
-    interrupt one line and 130, SIGTERM one line and 143.
+    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.  Without
+    arguments the commands are listed.
+
+    Raises:
+      KeyboardInterrupt: a signal ends the command, see `entry.run`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if not arguments:
+            _parser(program, arguments).print_help()
+            return 0
         options = _parser(program, arguments).parse_args(arguments)
         options.arguments = arguments
         _set_up(options)
@@ -59,28 +66,16 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
         _say(str(error))
         return 1
     except Exception as error:
+        heed()  # what is raised after a signal may come of it
         if not broke_off(error):
             raise
         reason = str(error).partition("\n")[0][:300]
         _say(f"the computation broke off ({reason}); {GOES_ON}")
         return 1
-    except Terminated:
-        _say(f"terminated; {GOES_ON}")
-        return 143
-    except KeyboardInterrupt:
-        _say(f"interrupted; {GOES_ON}")
-        return 130
 
 
 def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
-
-
-def run(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> None:
-    """What the entry points do: start this process as it runs fastest, run a command, exit."""
-    answer_termination()
-    use_huge_pages()
-    leave(main(arguments, program))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -91,6 +86,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(program: str, arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser; of a command that is named, without the other commands and what they would import."""
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
+    parser.add_argument("--version", action="version", version=f"fault-injection {__version__}")
     commands = CommandLine(parser)
     for name in arguments[:1] if arguments[:1] and arguments[0] in COMMANDS else COMMANDS:
         importlib.import_module(f".{name.replace('-', '_')}", __package__).add(commands)

@@ -1,14 +1,20 @@
 """Signals that end this process as an exception, and never in the middle of a file."""
 
 import contextlib
-import gc
+import os
 import signal
+import sys
 import threading
 import types
 from collections.abc import Iterator
+from typing import NoReturn
+
+AGAIN = 0.02  # seconds until an exception that Python has dropped is raised again
+ENDING = (signal.SIGINT, signal.SIGTERM)
 
 _files = 0  # contexts of `unbroken` that the main thread is in
-_ending: type[BaseException] | None = None  # of the signal that has come
+_ending: type[BaseException] | None = None  # of the first signal that has come
+_dropped = False  # whether Python has dropped it since it was raised
 
 
 class Terminated(KeyboardInterrupt):
@@ -16,39 +22,61 @@ class Terminated(KeyboardInterrupt):
 
 
 def answer_termination() -> None:
-    """From now on SIGTERM raises `Terminated` here, once, so that a command ends as when it is interrupted.
+    """From now on SIGINT raises `KeyboardInterrupt` here, and SIGTERM `Terminated`: the first of them, once.
 
-    A second one is ignored: who cannot wait kills.
+    A second one is ignored: who cannot wait kills.  A process that was started without ears for SIGINT, as shells
+    start one in the background, does not hear it.
     """
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        raise_at(signal.SIGINT, KeyboardInterrupt)
     raise_at(signal.SIGTERM, Terminated)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # this process may have begun under `hold_back`
+
+
+def hold_back() -> None:
+    """From now on signals that end this process wait, also for the program that takes its place and answers them."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
 
 
 def raise_at(number: signal.Signals, ending: type[BaseException]) -> None:
-    """From now on the signal raises `ending` in the main thread, once: at once, or where `heed` or `unbroken` say."""
+    """From now on the signal raises `ending` in the main thread, once: at once, or where `heed` or `unbroken` say.
 
-    def handle(_number: int, frame: types.FrameType | None) -> None:
+    Python drops what is raised in a finalizer, in a callback of a weak reference or of the garbage collector, and
+    so it would drop the signal.  What it has dropped is raised again.
+    """
+
+    def handle(_number: int, _frame: types.FrameType | None) -> None:
         global _ending
-        signal.signal(number, signal.SIG_IGN)
-        _ending = ending
-        if not _files and not _dropped(frame):
-            raise ending
+        if _ending is None:
+            _ending = ending
+            if not _files:
+                raise ending
 
+    sys.unraisablehook = _raise_again
     signal.signal(number, handle)
 
 
-def _dropped(frame: types.FrameType | None) -> bool:
-    """Whether Python would drop an exception here: in a finalizer, or in a callback of the garbage collector."""
-    callbacks = [getattr(callback, "__code__", None) for callback in gc.callbacks]
-    while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_code in callbacks:
-            return True
-        frame = frame.f_back
-    return False
+def _raise_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Take notice of what Python drops: the ending is raised again a moment later, anything else is shown."""
+    global _dropped
+    if _ending is None or unraisable.exc_type is not _ending:
+        sys.__unraisablehook__(unraisable)
+        return
+    _dropped = True
+    signal.signal(signal.SIGALRM, lambda *_: _heed_dropped())
+    signal.setitimer(signal.ITIMER_REAL, AGAIN)
+
+
+def _heed_dropped() -> None:
+    if _dropped and not _files:
+        heed()
 
 
 def heed() -> None:
     """Raise what a signal could not raise when it came.  Whoever begins another piece of work asks here."""
+    global _dropped
     if _ending is not None:
+        _dropped = False
         raise _ending
 
 
@@ -65,5 +93,19 @@ def unbroken() -> Iterator[None]:
         yield
     finally:
         _files -= 1
-        if not _files and _ending is not before:
+        if not _files and (_ending is not before or _dropped):
             heed()
+
+
+def leave(code: int) -> NoReturn:
+    """End this process; no signal changes its code any more.
+
+    One of several that compute together and failed does not wait for the others, which may be gone.
+    """
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)
+    if code and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
