@@ -99,7 +99,9 @@ def interrupted(repository, folder, seconds, number):
     command = [sys.executable, "-X", "importtime", "-m", "fault_injection", "golden", "resnet18", "--cache", folder]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        process = subprocess.Popen(command, cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        process = subprocess.Popen(
+            command, cwd=repository, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
     finally:
         signal.signal(signal.SIGINT, before)
     said = []
