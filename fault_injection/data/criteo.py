@@ -6,6 +6,7 @@ import pathlib
 from typing import BinaryIO
 
 import numpy as np
+
 from ..machine.environment import cache_folder
 from ..machine.errors import InputError
 from ..machine.files import named, only_writer
