@@ -37,19 +37,19 @@ class Unlucky:
         strike()
 class Referred:
     pass
-match "{where}":
-    case "collector":
-        gc.callbacks.append(strike)
-        gc.collect()
-        gc.callbacks.clear()
-    case "finalizer":
-        Unlucky()
-    case "weak reference":
-        held = Referred()
-        kept = weakref.ref(held, strike)
-        del held
-print("went on", end=" ")
 try:
+    match "{where}":
+        case "collector":
+            gc.callbacks.append(strike)
+            gc.collect()
+            gc.callbacks.clear()
+        case "finalizer":
+            Unlucky()
+        case "weak reference":
+            held = Referred()
+            kept = weakref.ref(held, strike)
+            del held
+    print("went on", end=" ")
     {then}
 except {ending}:
     time.sleep(0.1)  # nothing is raised twice

@@ -2,9 +2,7 @@
 
 import sys
 
-from ..machine.termination import Terminated, answer_termination, leave
-
-GOES_ON = "the same command goes on where it stopped"
+from ..machine.termination import ENDINGS, answer_termination, leave, leave_at_once
 
 
 def run(arguments: list[str] | None = None, program: str = "fault-injection") -> None:
@@ -16,18 +14,18 @@ def run(arguments: list[str] | None = None, program: str = "fault-injection") ->
       arguments: of the command line; by default those of this process.
       program: what was typed before them.
     """
+    leave_at_once()
+    from ..machine.environment import use_huge_pages  # a signal may come while these are imported
+
+    use_huge_pages()
+    from .main import main
+
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a character that the stream cannot encode becomes an escape
+            stream.reconfigure(errors="backslashreplace")
     try:
-        answer_termination()
-        from ..machine.environment import use_huge_pages  # a signal may come while these are imported
-
-        use_huge_pages()
-        for stream in (sys.stdout, sys.stderr):
-            if hasattr(stream, "reconfigure"):  # a character that the stream cannot encode becomes an escape
-                stream.reconfigure(errors="backslashreplace")
-        from .main import main
-
-        leave(main(arguments, program))
-    except KeyboardInterrupt as signal:
-        terminated = isinstance(signal, Terminated)
-        print(f"{'terminated' if terminated else 'interrupted'}; {GOES_ON}", file=sys.stderr, flush=True)
-        leave(143 if terminated else 130)
+        leave(main(arguments, program, begin=answer_termination))
+    except KeyboardInterrupt as raised:
+        ending = next(ending for ending in ENDINGS.values() if ending.exception is type(raised))
+        print(ending.line, file=sys.stderr, flush=True)
+        leave(ending.code)

@@ -5,7 +5,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .. import __version__
@@ -14,8 +14,8 @@ from ..machine.errors import InputError, Untrustworthy, printable
 from ..machine.processes import broke_off, join
 from ..machine.termination import heed
 from .arguments import CommandLine
-from .entry import GOES_ON
 
+Begin = Callable[[], object]
 COMMANDS = (  # each in a module of its name, in the order of the help
     "replay",
     "results",
@@ -37,11 +37,18 @@ COMMANDS = (  # each in a module of its name, in the order of the help
 )
 
 
-def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
+def main(
+    arguments: list[str] | None = None, program: str = "python -m fault_injection", begin: Begin = lambda: None
+) -> int:
     """Run a command; returns the exit code.
 
     Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.  Without
     arguments the commands are listed.
+
+    Args:
+      arguments: of the command line; by default those of this process.
+      program: what was typed before them.
+      begin: called before the command begins, once all that it needs is imported.
 
     Raises:
       KeyboardInterrupt: a signal ends the command, see `entry.run`.
@@ -53,6 +60,7 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
             return 0
         options = _parser(program, arguments).parse_args(arguments)
         options.arguments = arguments
+        begin()
         _set_up(options)
         options.run(options)
         return 0
@@ -70,7 +78,7 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
         if not broke_off(error):
             raise
         reason = str(error).partition("\n")[0][:300]
-        _say(f"the computation broke off ({reason}); {GOES_ON}")
+        _say(f"the computation broke off ({reason}); the same command goes on where it stopped")
         return 1
 
 

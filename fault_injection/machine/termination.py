@@ -7,11 +7,9 @@ import sys
 import threading
 import types
 from collections.abc import Iterator
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 AGAIN = 0.02  # seconds until an exception that Python has dropped is raised again
-ENDING = (signal.SIGINT, signal.SIGTERM)
-
 _files = 0  # contexts of `unbroken` that the main thread is in
 _ending: type[BaseException] | None = None  # of the first signal that has come
 _dropped = False  # whether Python has dropped it since it was raised
@@ -21,21 +19,54 @@ class Terminated(KeyboardInterrupt):
     """This process was asked to end, by SIGTERM: as schedulers and containers do before they kill."""
 
 
+class Ending(NamedTuple):
+    """How a signal ends a command: by what is raised, with what exit code, and what the person is told."""
+
+    exception: type[KeyboardInterrupt]
+    code: int
+    line: str
+
+
+ENDINGS = {
+    signal.SIGINT: Ending(KeyboardInterrupt, 130, "interrupted; the same command goes on where it stopped"),
+    signal.SIGTERM: Ending(Terminated, 143, "terminated; the same command goes on where it stopped"),
+}
+
+
 def answer_termination() -> None:
     """From now on SIGINT raises `KeyboardInterrupt` here, and SIGTERM `Terminated`: the first of them, once.
 
-    A second one is ignored: who cannot wait kills.  A process that was started without ears for SIGINT, as shells
-    start one in the background, does not hear it.
+    A second one is ignored: who cannot wait kills.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        raise_at(signal.SIGINT, KeyboardInterrupt)
-    raise_at(signal.SIGTERM, Terminated)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING)  # this process may have begun under `hold_back`
+    for number in _heard():
+        raise_at(number, ENDINGS[number].exception)
+
+
+def leave_at_once() -> None:
+    """From now on, until `answer_termination`, SIGINT and SIGTERM end this process where it stands.
+
+    Nothing has begun that would need an end.  Nothing is raised, because JAX is being imported: its C++ code calls
+    Python, and an exception there aborts the process.
+    """
+
+    def handle(number: int, _frame: types.FrameType | None) -> None:
+        ending = ENDINGS[signal.Signals(number)]
+        os.write(2, f"{ending.line}\n".encode())
+        os._exit(ending.code)
+
+    for number in _heard():
+        signal.signal(number, handle)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)  # this process may have begun under `hold_back`
+
+
+def _heard() -> list[signal.Signals]:
+    """The signals that end this process.  Shells start a process in the background without ears for SIGINT."""
+    return [number for number in ENDINGS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 def hold_back() -> None:
     """From now on signals that end this process wait, also for the program that takes its place and answers them."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
 
 
 def raise_at(number: signal.Signals, ending: type[BaseException]) -> None:
@@ -102,7 +133,7 @@ def leave(code: int) -> NoReturn:
 
     One of several that compute together and failed does not wait for the others, which may be gone.
     """
-    for number in ENDING:
+    for number in ENDINGS:
         signal.signal(number, signal.SIG_IGN)
     if code and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
         sys.stdout.flush()
