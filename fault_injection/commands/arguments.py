@@ -102,7 +102,7 @@ def setting_pairs(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if "=" not in text:
             raise InputError(f"--set {text[:60]!r}; expected SETTING=VALUE")
-    return dict(text.split("=", 1) for text in texts)  # type: ignore[misc]
+    return dict(text.split("=", 1) for text in texts)
 
 
 def flag(name: str) -> str:

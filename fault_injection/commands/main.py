@@ -8,11 +8,11 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from .. import __version__
 from ..machine.environment import prepare
 from ..machine.errors import InputError, Untrustworthy, printable
 from ..machine.processes import broke_off, join
 from ..machine.termination import heed
+from ..version import __version__
 from .arguments import CommandLine
 
 Begin = Callable[[], object]

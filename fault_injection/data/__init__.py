@@ -41,7 +41,7 @@ class DatasetInfo:
 
 
 IMAGE = jax.ShapeDtypeStruct(SHAPE, np.float32)
-DATASETS = {
+DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo(train=1437, test=360, classes=10, example=IMAGE, load=load_digits),
     "cifar10": DatasetInfo(50_000, 10_000, classes=10, example=IMAGE, load=load_cifar10, find=find_cifar10),
 }

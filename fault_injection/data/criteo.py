@@ -18,7 +18,7 @@ from .criteo_text import COLUMNS, NUMBERS, converted
 
 FILE = "train.txt"
 # Different values of each category in the whole file, as published with DLRM: the rows of its tables.
-SIZES = (
+SIZES: tuple[int, ...] = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import Any
 
-from .. import __version__
+from ..version import __version__
 from .errors import InputError, Untrustworthy
 from .termination import hold_back
 
@@ -161,7 +161,7 @@ def arithmetic(devices: int) -> dict[str, Any]:
         "threads": number_of_threads() if kind.platform == "cpu" else None,
         "processor": _processor() if kind.platform == "cpu" else None,
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.__version__,  # type: ignore[attr-defined]
         "numpy": np.__version__,
         "matrix_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "processes": jax.process_count(),

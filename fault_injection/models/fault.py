@@ -61,6 +61,10 @@ class Fault:
       keep, flip: uint32 [K], masks; an operand of narrower elements takes their low bits.
 
     An element whose `index` or `source` lies outside the operand is not written.
+
+    >>> fault = inactive_fault(2)
+    >>> fault.index.shape, int(fault.site) == INACTIVE
+    ((2,), True)
     """
 
     site: Integer
@@ -327,7 +331,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
             found = lax.select(here, scalar, found)
         return found
 
-    def write(k: Integer, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:
+    def write(k: Integer, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list[Any], jax.Array, jax.Array]:
         after, old, new = done
         at, source, keep, flip = (_element(vector, k) for vector in (fault.index, fault.source, fault.keep, fault.flip))
         listed = (at >= 0) & (at < size) & (source >= 0) & (source < size)
