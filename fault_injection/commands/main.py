@@ -34,6 +34,7 @@ COMMANDS = (  # each in a module of its name, in the order of the help
     "report",
     "export",
     "fetch-checkpoints",
+    "examples",
 )
 
 
