@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..machine.environment import MATRIX_PRECISIONS, cache_folder
+from ..machine.environment import MATRIX_PRECISIONS, available_processors, cache_folder
 from ..machine.errors import InputError, printable
 from ..machine.files import strict_json
 from ..machine.processes import leading
@@ -61,7 +61,9 @@ def epoch_list(text: str) -> frozenset[int]:
 
 def machine_options(parser: argparse.ArgumentParser) -> None:
     """Where a command computes, and all that `place_options` adds."""
-    parser.add_argument("--threads", type=positive, help="CPU threads to compute with (default: all)")
+    parser.add_argument(
+        "--threads", type=positive, help=f"CPU threads to compute with (default: {available_processors()})"
+    )
     several = parser.add_argument_group("several processes, one run (the same command in each)")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
     several.add_argument("--processes", type=positive, metavar="N", help="how many there are")

@@ -23,7 +23,7 @@ def add(commands: CommandLine) -> None:
     sub = commands.add("continue", run, "restart a training from an altered checkpoint of its golden run")
     sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
     sub.add_argument("workload", help="name of a workload")
-    workload_options(sub, "the embedded default")
+    workload_options(sub, lambda workload: workload.embedded())
     sub.add_argument("--epoch", type=natural, required=True, metavar="E", help="the checkpoint precedes this epoch")
     sub.add_argument("--loaders", type=positive, default=1, metavar="P", help="how many load it (default: %(default)s)")
     sub.add_argument("--worker", type=natural, default=0, metavar="R", help="the first of them (default: %(default)s)")
