@@ -62,7 +62,7 @@ def epoch_list(text: str) -> frozenset[int]:
 def machine_options(parser: argparse.ArgumentParser) -> None:
     """Where a command computes, and all that `place_options` adds."""
     parser.add_argument(
-        "--threads", type=positive, help=f"CPU threads to compute with (default: {available_processors()})"
+        "--threads", type=positive, help=f"CPU threads to compute with (default: all, here {available_processors()})"
     )
     several = parser.add_argument_group("several processes, one run (the same command in each)")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
