@@ -2,7 +2,7 @@
 
 import sys
 
-from fault_injection.commands.main import run
+from fault_injection.commands.entry import run
 
 if __name__ == "__main__":
     run(["replay", *sys.argv[1:]], program="python reproduce_injections.py")

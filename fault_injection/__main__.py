@@ -1,5 +1,5 @@
 """`python -m fault_injection`."""
 
-from .commands.main import run
+from .commands.entry import run
 
-run()
+run(program="python -m fault_injection")

@@ -45,6 +45,15 @@ def repository() -> pathlib.Path:
     return HERE.parent
 
 
+@pytest.fixture(scope="session")
+def results(repository) -> pathlib.Path:
+    """The results that this project ships."""
+    folder = repository / "results"
+    if not folder.is_dir():
+        pytest.skip("the source distribution leaves out results/, which has 33 MB")
+    return folder
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_compiled_programs():
     """Let go of a module's compiled programs: those of all slow tests are more than one process can have.

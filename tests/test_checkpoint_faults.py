@@ -189,10 +189,10 @@ def test_a_training_goes_on_from_an_altered_checkpoint(tmp_path, monkeypatch, ca
     code, out, _ = answer(capsys, *[word if word != "b.npz" else "c.npz" for word in restart])
     kept = json.loads(out)
     assert (code, kept["altered"]) == (0, 1)
-    states = sorted((tmp_path / "results" / "c").glob("state_after_*.npz"))
+    states = sorted((tmp_path / "out" / "c").glob("state_after_*.npz"))
     assert [path.stem for path in states] == ["state_after_0001"]
     assert set(open_checkpoint(states[0]).arrays) == set(open_checkpoint(tmp_path / "a.npz").arrays)
-    again = answer(capsys, "replay", "results/c/c.csv", "--out", "again", "--cache", tmp_path / "cache", "--json")
+    again = answer(capsys, "replay", "out/c/c.csv", "--out", "again", "--cache", tmp_path / "cache", "--json")
     assert json.loads(again[1])["rule"] == kept["rule"]
 
     for command, expected in {

@@ -501,9 +501,9 @@ VERDICTS = {"exactly_masked": "Masked", "immediate_infs_nans": "Immediate INFs/N
 
 
 @pytest.mark.parametrize("name", VERDICTS)
-def test_a_shipped_injection_has_a_reference_result_with_its_verdict(repository, name):
+def test_a_shipped_injection_has_a_reference_result_with_its_verdict(repository, results, name):
     injection = read_injection(repository / "injections" / "dlrm" / f"{name}.csv")
-    stated = json.loads((repository / "results" / "dlrm" / name / "outcome.json").read_text())
+    stated = json.loads((results / "dlrm" / name / "outcome.json").read_text())
     assert stated["outcome"] == VERDICTS[name]
-    provenance = json.loads((repository / "results" / "dlrm" / name / "provenance.json").read_text())
+    provenance = json.loads((results / "dlrm" / name / "provenance.json").read_text())
     assert provenance["injection"] == format_injection(injection).splitlines()

@@ -6,19 +6,18 @@ import importlib
 import pytest
 from conftest import HERE
 
-PACKAGES = ("models", "fault_injection")
+PACKAGE = HERE.parent / "fault_injection"
 MODULES = sorted(
     ".".join(path.relative_to(HERE.parent).with_suffix("").parts).removesuffix(".__init__")
-    for package in PACKAGES
-    for path in (HERE.parent / package).rglob("*.py")
+    for path in PACKAGE.rglob("*.py")
     if path.name != "__main__.py"  # which runs the command line
+    and "shipped" not in path.parts  # examples of users' files, which a folder of the package holds for the wheel
 )
+TRAINING = ("fault_injection", "fault_injection.runs.replay_run")  # their examples replay an injection
+CASES = [pytest.param(name, marks=pytest.mark.slow) if name in TRAINING else name for name in MODULES]
 
 
-TRAINS = pytest.param("fault_injection", marks=pytest.mark.slow)  # its example replays an injection
-
-
-@pytest.mark.parametrize("name", [TRAINS if name == "fault_injection" else name for name in MODULES])
+@pytest.mark.parametrize("name", CASES)
 def test_the_examples_of_a_module(name, repository, tmp_path, monkeypatch):
     """They are written for the checkout's folder, and use nothing of the person who runs the tests."""
     monkeypatch.chdir(repository)
@@ -27,10 +26,7 @@ def test_the_examples_of_a_module(name, repository, tmp_path, monkeypatch):
     assert doctest.testmod(importlib.import_module(name)).failed == 0
 
 
-def test_both_packages_have_examples():
+def test_there_are_examples():
     finder = doctest.DocTestFinder(exclude_empty=True)
-    found = dict.fromkeys(PACKAGES, 0)
-    for name in MODULES:
-        examples = finder.find(importlib.import_module(name))
-        found[name.partition(".")[0]] += sum(bool(example.examples) for example in examples)
-    assert all(count >= 5 for count in found.values()), found
+    examples = [example for name in MODULES for example in finder.find(importlib.import_module(name))]
+    assert sum(bool(example.examples) for example in examples) >= 100

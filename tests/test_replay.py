@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -16,8 +17,10 @@ import pytest
 from small import SITE, UNREAD, small, striking_program
 
 from fault_injection.commands.main import main
+from fault_injection.commands.out_folder import check_out, default_out
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import write_injection
+from fault_injection.machine.errors import InputError
 from fault_injection.runs.finished import find_finished
 from fault_injection.runs.golden_run import Golden, NotRepeated
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, UNDECIDED
@@ -233,14 +236,14 @@ def test_killed_and_started_again_it_ends_with_the_same_verdict_and_numbers(cach
 
 @pytest.mark.slow
 def test_naming_the_file_is_enough(cache, tmp_path, repository, mild, monkeypatch, capsys):
-    """From any folder: `replay my.csv` writes to results/my, and gives the verdict; so does the script."""
+    """From any folder: `replay my.csv` writes to out/my, and gives the verdict; so does the script."""
     write_injection(tmp_path / "my.csv", MILD)
     script = [sys.executable, repository / "reproduce_injections.py", "my.csv", "--cache", cache]
     done = subprocess.run(script, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     result, folder = mild
-    assert done.stdout == f"{result.outcome.outcome}: {result.outcome.rule}\nwritten to results/my/\n"
-    written = tmp_path / "results" / "my"
+    assert done.stdout == f"{result.outcome.outcome}: {result.outcome.rule}\nwritten to out/my/\n"
+    written = tmp_path / "out" / "my"
     assert (written / "outcome.json").read_text() == (folder / "outcome.json").read_text()
     command = json.loads((written / "provenance.json").read_text())["command"]
     assert command.startswith("python reproduce_injections.py my.csv")
@@ -249,8 +252,28 @@ def test_naming_the_file_is_enough(cache, tmp_path, repository, mild, monkeypatc
     out = told(capsys, "replay", "my.csv", "--cache", cache, "--json")
     assert out.count("\n") == 1
     said = json.loads(out)
-    assert (said["name"], said["folder"]) == ("my", "results/my")
+    assert (said["name"], said["folder"]) == ("my", "out/my")
     assert (said["outcome"], said["rule"]) == (result.outcome.outcome, result.outcome.rule)
+
+
+def test_the_result_of_another_injection_is_not_overwritten(cache, tmp_path, mild, monkeypatch, capsys):
+    """Files of one name have folders of their own; where one has a result of another, one line says so."""
+    folders = {"a/fault.csv": "out/a_fault", "b/fault.csv": "out/b_fault", "injections/fault.csv": "out/fault"}
+    monkeypatch.chdir(tmp_path)
+    for name, folder in folders.items():
+        assert default_out(pathlib.Path(name)) == default_out(tmp_path / name) == pathlib.Path(folder)
+    shutil.copytree(mild[1], "held")
+    held = {path: path.read_bytes() for path in sorted(pathlib.Path("held").iterdir())}
+    write_injection("other.csv", NAN)
+    check_out(pathlib.Path("held"), MILD)  # the same injection may be replayed again
+    assert main(["replay", "other.csv", "--out", "held", "--cache", str(cache)]) == 2
+    expected = "held: has the result of another injection; --out DIR says where this one's goes\n"
+    assert capsys.readouterr().err.endswith(expected)
+    (tmp_path / "held" / "provenance.json").write_text("{")
+    with pytest.raises(InputError, match="has the result of another injection"):
+        check_out(pathlib.Path("held"), MILD)
+    del held[pathlib.Path("held/provenance.json")]
+    assert all(path.read_bytes() == content for path, content in held.items())
 
 
 @pytest.mark.slow

@@ -43,7 +43,6 @@ RD = 2
 RBFLIP = 1
 """)
 MEASURE = Measure("accuracy", "higher", 0.1, 0.02, (0, 1))._asdict()
-SHIPPED = pathlib.Path("results/campaign") / NAME
 
 
 def result(number: int, **changes: object) -> Result:
@@ -170,9 +169,9 @@ def folder(request, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def shipped(tmp_path_factory, repository):
+def shipped(tmp_path_factory, results):
     folder = tmp_path_factory.mktemp("shipped")
-    shutil.copy(repository / SHIPPED, folder)
+    shutil.copy(results / "campaign" / NAME, folder)
     return write_report(folder)
 
 

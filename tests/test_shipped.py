@@ -15,10 +15,10 @@ from fault_injection.workloads.registry import make_workload
 
 
 @pytest.fixture(scope="module")
-def reference(repository):
+def reference(results):
     """Outcome and whether masking was proved, by name, as in the reference results."""
     found = {}
-    for path in sorted((repository / "results" / "reference").glob("*/outcome.json")):
+    for path in sorted((results / "reference").glob("*/outcome.json")):
         outcome = json.loads(path.read_text())
         found[path.parent.name] = outcome["outcome"], outcome["exactly_masked_after"] is not None
     return found

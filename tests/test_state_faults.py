@@ -195,13 +195,12 @@ def test_a_mistake_is_one_line(change, message, tmp_path, capsys):
     assert message in said and said.count("\n") == 1
 
 
-def test_shipped_injections_are_valid_and_have_results(repository):
+def test_shipped_injections_are_valid_and_have_results(repository, results):
     files = sorted((repository / "injections" / "state").glob("*.csv"))
-    results = repository / "results" / "state"
     for path in files:
-        said = json.loads((results / path.stem / "provenance.json").read_text())["injection"]
+        said = json.loads((results / "state" / path.stem / "provenance.json").read_text())["injection"]
         assert read_injection(path) == parse_injection("\n".join(said))
-    assert [path.stem for path in files] == sorted(folder.name for folder in results.iterdir())
+    assert [path.stem for path in files] == sorted(folder.name for folder in (results / "state").iterdir())
 
 
 def test_leaves_are_listed(capsys):

@@ -374,14 +374,14 @@ VERDICTS = {
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", VERDICTS)
-def test_a_shipped_injection_has_a_reference_result_with_its_verdict(repository, name, precision):
+def test_a_shipped_injection_has_a_reference_result_with_its_verdict(repository, results, name, precision):
     name, verdict = name if precision == "float32" else f"{precision}_{name}", VERDICTS[name]
     injection = read_injection(repository / "injections" / "transformer" / f"{name}.csv")
     assert injection.workload.precision == precision
-    stated = json.loads((repository / "results" / "transformer" / name / "outcome.json").read_text())
+    stated = json.loads((results / "transformer" / name / "outcome.json").read_text())
     assert stated["outcome"] == verdict
     assert (stated["exactly_masked_after"] == 0) == name.endswith("exactly_masked")
-    provenance = json.loads((repository / "results" / "transformer" / name / "provenance.json").read_text())
+    provenance = json.loads((results / "transformer" / name / "provenance.json").read_text())
     assert provenance["injection"] == format_injection(injection).splitlines()
 
 

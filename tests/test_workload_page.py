@@ -59,5 +59,5 @@ def test_the_toy_has_sites(followed):
 
 
 def test_the_toy_has_a_verdict(followed):
-    outcome = json.loads((followed[0] / "results" / "toy" / "outcome.json").read_text())
+    outcome = json.loads((followed[0] / "out" / "toy" / "outcome.json").read_text())
     assert outcome["outcome"] == "Immediate INFs/NaNs"

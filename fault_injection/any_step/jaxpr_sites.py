@@ -194,7 +194,7 @@ class Follower:
         found = len(self.products), len(self.closed), len(self.meshes)
         after = self.follow(body, values, around)
         for listed, count in zip((self.products, self.closed, self.meshes), found, strict=True):
-            del listed[count:]  # type: ignore[attr-defined]
+            del listed[count:]
         carry = []
         for first, made in zip(init, after[: len(init)], strict=True):
             # Weights that a loop updates keep their name; activations that begin as a parameter do not.

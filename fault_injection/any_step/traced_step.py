@@ -103,7 +103,7 @@ def split(tree: Any) -> tuple[Any, Layout]:
 
 def _differs(leaf: Any, setting: Any) -> bool:
     """Whether a setting has another value.  Functions that are made anew, as by another `init`, cannot be compared."""
-    return type(leaf) is not type(setting) or (type(leaf).__eq__ is not object.__eq__ and leaf != setting)
+    return type(leaf) is not type(setting) or (type(leaf).__eq__ is not object.__eq__ and leaf != setting)  # type: ignore[comparison-overlap]
 
 
 def _is_key(leaf: Any) -> bool:

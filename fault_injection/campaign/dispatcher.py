@@ -54,7 +54,7 @@ class Dispatcher:
         self.task, self.slots, self.event = task, slots, event
         self.ready: collections.deque[Errand] = collections.deque()
         self.given_up: list[str] = []
-        self._running: dict[concurrent.futures.Future, tuple[Slot, concurrent.futures.Executor, Errand]] = {}
+        self._running: dict[concurrent.futures.Future[Any], tuple[Slot, concurrent.futures.Executor, Errand]] = {}
         self._lost_over: collections.Counter[str] = collections.Counter()
 
     @property

@@ -49,7 +49,13 @@ def add(commands: CommandLine) -> None:
     bits.add_argument("--critical", action="store_true", help="the highest bit of the exponent")
     bits.add_argument("--value", type=float, metavar="X", help="set to this number, rounded to the array's format")
     bits.add_argument("--factor", type=float, metavar="X", help="multiplied by this number")
-    becomes.add_argument("--burst", type=positive, default=1, metavar="N", help="so many distinct bits of one element")
+    becomes.add_argument(
+        "--burst",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="so many distinct bits of one element (default: %(default)s)",
+    )
     becomes.add_argument("--keep-sign", action="store_true", help="draw anew what changes the sign")
     becomes.add_argument("--finite", action="store_true", help="draw anew what becomes infinite or NaN")
     becomes.add_argument(

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..machine.environment import MATRIX_PRECISIONS, cache_folder
+from ..machine.environment import MATRIX_PRECISIONS, available_processors, cache_folder
 from ..machine.errors import InputError, printable
 from ..machine.files import strict_json
 from ..machine.processes import leading
@@ -32,6 +32,7 @@ COMMANDS = {  # each in a module of its name, in the order of the help
     "report": "write the report of a campaign, or compare several",
     "export": "write injection files of a campaign's experiments, or its tables; runs nothing",
     "fetch-checkpoints": "download the published checkpoints, and import them",
+    "examples": "copy the examples that the documentation names: injections, plans, own steps",
 }
 
 
@@ -82,7 +83,9 @@ def epoch_list(text: str) -> frozenset[int]:
 
 def machine_options(parser: argparse.ArgumentParser) -> None:
     """Where a command computes, and all that `place_options` adds."""
-    parser.add_argument("--threads", type=positive, help="CPU threads to compute with (default: all)")
+    parser.add_argument(
+        "--threads", type=positive, help=f"CPU threads to compute with (default: all, here {available_processors()})"
+    )
     several = parser.add_argument_group("several processes, one run (the same command in each)")
     several.add_argument("--coordinator", metavar="HOST:PORT", help="where process 0 listens; `auto` on a cluster")
     several.add_argument("--processes", type=positive, metavar="N", help="how many there are")
@@ -123,7 +126,7 @@ def setting_pairs(texts: Sequence[str]) -> dict[str, str]:
     for text in texts:
         if "=" not in text:
             raise InputError(f"--set {text[:60]!r}; expected SETTING=VALUE")
-    return dict(text.split("=", 1) for text in texts)  # type: ignore[misc]
+    return dict(text.split("=", 1) for text in texts)
 
 
 def flag(name: str) -> str:

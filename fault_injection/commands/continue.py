@@ -14,6 +14,7 @@ from ..runs.golden_run import Golden, kept_epochs
 from ..runs.replay_files import write_replay
 from ..runs.replay_run import make_golden, replay
 from .arguments import CommandLine, epoch_list, json_option, machine_options, natural, positive, tell, tell_json
+from .out_folder import DEFAULT, check_out, default_out
 from .workload_arguments import chosen_workload, workload_options
 
 
@@ -22,7 +23,7 @@ def add(commands: CommandLine) -> None:
     sub = commands.add("continue", run)
     sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
     sub.add_argument("workload", help="name of a workload")
-    workload_options(sub, "the embedded default")
+    workload_options(sub, lambda workload: workload.embedded())
     sub.add_argument("--epoch", type=natural, required=True, metavar="E", help="the checkpoint precedes this epoch")
     sub.add_argument("--loaders", type=positive, default=1, metavar="P", help="how many load it (default: %(default)s)")
     sub.add_argument("--worker", type=natural, default=0, metavar="R", help="the first of them (default: %(default)s)")
@@ -30,7 +31,7 @@ def add(commands: CommandLine) -> None:
     sub.add_argument(
         "--keep-states", type=epoch_list, default=frozenset(), metavar="LIST", help="keep the states after these epochs"
     )
-    sub.add_argument("--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the checkpoint)")
+    sub.add_argument("--out", type=pathlib.Path, help=f"folder of the results (default: {DEFAULT})")
     json_option(sub)
     machine_options(sub)
 
@@ -39,9 +40,8 @@ def run(options: argparse.Namespace) -> None:
     """Carry out the command."""
     workload = chosen_workload(options, embedded=getattr(options, "dataset", None) in (None, "digits"))
     name = options.checkpoint.stem
-    out = options.out or pathlib.Path("results") / name
-    if from_leader(lambda: out.exists() and not out.is_dir()):
-        raise InputError("--out is a file, expected a folder", out)
+    out = options.out or default_out(options.checkpoint)
+    check_out(out)
     if options.epoch >= workload.epochs:
         raise InputError(f"--epoch {options.epoch} is not among the {workload.epochs} epochs")
     from_leader(lambda: open_checkpoint(options.checkpoint).format)  # before anything is made
@@ -54,6 +54,7 @@ def run(options: argparse.Namespace) -> None:
     golden = Golden(workload, program, options.cache, kept_epochs(program, workload.epochs, {options.epoch}))
     make_golden(golden, workload.epochs)
     injection = alteration(golden, options.epoch, options.checkpoint, options.worker, options.loaders, options.horizon)
+    check_out(out, injection)
     keeper = [StateKeeper(program, out, options.keep_states)] if options.keep_states else []
     command = ["python", "-m", "fault_injection", *options.arguments]
     result = replay(injection, golden, lambda result: write_replay(result, name, out, command), keeper)

@@ -16,7 +16,12 @@ def add(commands: CommandLine) -> None:
     sub.add_argument(
         "--drive", choices=tuple(DRIVE), default="examples", help="which published folder (default: %(default)s)"
     )
-    sub.add_argument("--only", default="*", metavar="PATTERN", help="files of it whose path fits, such as '*epoch_19*'")
+    sub.add_argument(
+        "--only",
+        default="*",
+        metavar="PATTERN",
+        help="files of it whose path fits, such as '*epoch_19*' (default: %(default)s)",
+    )
     sub.add_argument(
         "--from",
         dest="place",

@@ -18,6 +18,7 @@ from ..runs.records import columns
 from ..runs.replay_files import struck_values, write_replay
 from ..runs.replay_run import Replay, golden_for, replay
 from .arguments import CommandLine, aligned, json_option, machine_options, tell, tell_json
+from .out_folder import DEFAULT, check_out, default_out
 
 COLUMNS = ("format", "operand", "new bits", "from", "to", "outcome", "worse train", "worse test")
 
@@ -32,7 +33,7 @@ def add(commands: CommandLine) -> None:
         metavar="NAME,…",
         help="values of the option 'precision' (default: %(default)s)",
     )
-    sub.add_argument("--out", type=pathlib.Path, help="folder of the results (default: results/NAME_formats)")
+    sub.add_argument("--out", type=pathlib.Path, help=f"folder of the results (default: {DEFAULT}_formats)")
     sub.add_argument("--check", action="store_true", help="say what the fault is in each format, and run nothing")
     json_option(sub)
     machine_options(sub)
@@ -45,12 +46,15 @@ def run(options: argparse.Namespace) -> None:
         if name not in PRECISIONS:
             raise InputError(f"--formats {name[:60]!r} is unknown{did_you_mean(name, PRECISIONS)}")
     injection = from_leader(lambda: read_injection(options.file))
-    out = options.out or pathlib.Path("results") / f"{options.file.stem}_formats"
-    if from_leader(lambda: out.exists() and not out.is_dir()):
-        raise InputError("--out is a file, expected a folder", out)
+    out = options.out or default_out(options.file, "_formats")
+    found = translations(injection, names)
+    check_out(out)
+    for name, moved in found.items():
+        if isinstance(moved, Injection) and not options.check:
+            check_out(out / name, moved)
     rows: list[dict[str, Any]] = []
     replays: dict[str, Replay] = {}
-    for name, moved in translations(injection, names).items():
+    for name, moved in found.items():
         if isinstance(moved, str):
             rows.append({"format": name, "outcome": moved})
             continue

@@ -18,13 +18,13 @@ def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("golden", run)
     sub.add_argument("workload", help="name of a workload")
-    workload_options(sub, "the embedded default")
+    workload_options(sub, lambda workload: workload.embedded())
     sub.add_argument(
         "--twins",
         type=positive,
         default=0,
         metavar="N",
-        help="also N runs whose start differs by one unit in the last place",
+        help="also N runs whose start differs by one unit in the last place (default: %(default)s)",
     )
     sub.add_argument(
         "--keep-epochs",

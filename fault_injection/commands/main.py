@@ -1,32 +1,47 @@
-"""The command line: `python -m fault_injection`, and `reproduce_injections.py`."""
+"""The command line: `fault-injection`, `python -m fault_injection`, and `reproduce_injections.py`."""
 
 import argparse
 import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from ..machine.environment import prepare, use_huge_pages
+from ..machine.environment import prepare
 from ..machine.errors import InputError, Untrustworthy, printable
-from ..machine.processes import broke_off, join, leave
-from ..machine.termination import Terminated, answer_termination
+from ..machine.processes import broke_off, join
+from ..machine.termination import heed
+from ..version import __version__
 from .arguments import COMMANDS, CommandLine
 
-GOES_ON = "the same command goes on where it stopped"
+Begin = Callable[[], object]
 
 
-def main(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> int:
+def main(
+    arguments: list[str] | None = None, program: str = "python -m fault_injection", begin: Begin = lambda: None
+) -> int:
     """Run a command; returns the exit code.
 
-    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1, an
-    interrupt one line and 130, SIGTERM one line and 143.
+    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.  Without
+    arguments the commands are listed.
+
+    Args:
+      arguments: of the command line; by default those of this process.
+      program: what was typed before them.
+      begin: called before the command begins, once all that it needs is imported.
+
+    Raises:
+      KeyboardInterrupt: a signal ends the command, see `entry.run`.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
+        if not arguments:
+            _parser(program, arguments).print_help()
+            return 0
         options = _parser(program, arguments).parse_args(arguments)
         options.arguments = arguments
+        begin()
         _set_up(options)
         options.run(options)
         return 0
@@ -40,28 +55,16 @@ def main(arguments: list[str] | None = None, program: str = "python -m fault_inj
         _say(str(error))
         return 1
     except Exception as error:
+        heed()  # what is raised after a signal may come of it
         if not broke_off(error):
             raise
         reason = str(error).partition("\n")[0][:300]
-        _say(f"the computation broke off ({reason}); {GOES_ON}")
+        _say(f"the computation broke off ({reason}); the same command goes on where it stopped")
         return 1
-    except Terminated:
-        _say(f"terminated; {GOES_ON}")
-        return 143
-    except KeyboardInterrupt:
-        _say(f"interrupted; {GOES_ON}")
-        return 130
 
 
 def _say(line: str) -> None:
     print(printable(line), file=sys.stderr, flush=True)
-
-
-def run(arguments: list[str] | None = None, program: str = "python -m fault_injection") -> None:
-    """What the entry points do: start this process as it runs fastest, run a command, exit."""
-    answer_termination()
-    use_huge_pages()
-    leave(main(arguments, program))
 
 
 class _Parser(argparse.ArgumentParser):
@@ -72,6 +75,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(program: str, arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser: of the command that is named, or a list of all.  No other command's module is imported."""
     parser = _Parser(prog=program, description="What one wrong number does to a training run.")
+    parser.add_argument("--version", action="version", version=f"fault-injection {__version__}")
     commands = CommandLine(parser)
     if (name := next((word for word in arguments if word != "--"), "")) in COMMANDS:
         importlib.import_module(f".{name.replace('-', '_')}", __package__).add(commands)

@@ -25,6 +25,7 @@ from ..runs.replay_run import golden_for, last_step, replay
 from ..runs.steps import numbered
 from .arguments import CommandLine, json_option, machine_options, natural, setting_pairs, tell, tell_json
 from .estimates import golden_needed, shown, time_needed
+from .out_folder import DEFAULT, check_out, default_out
 
 CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
 
@@ -42,7 +43,7 @@ def add(commands: CommandLine) -> None:
     sub.add_argument("--file", type=pathlib.Path, help="injection file, the same as FILE")
     sub.add_argument("--id", type=natural, metavar="N", help="number of an experiment of a campaign")
     sub.add_argument(
-        "--out", type=pathlib.Path, help="folder of the results (default: results/NAME of the file, DIR/experiment_N)"
+        "--out", type=pathlib.Path, help=f"folder of the results (default: {DEFAULT}; of a campaign DIR/experiment_N)"
     )
     sub.add_argument("--check", action="store_true", help="validate, say what would be done, and run nothing")
     json_option(sub)
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> None:
     place = _place(options)
     if options.id is None:
         injection, name = from_leader(lambda: read_injection(place)), place.stem
-        out, devices = options.out or pathlib.Path("results") / name, None
+        out, devices = options.out or default_out(place), None
         command = ["python", "reproduce_injections.py", *options.arguments[1:]]
     else:
         # As its campaign made it: on one device, on CPUs with one thread.
@@ -85,8 +86,7 @@ def run(options: argparse.Namespace) -> None:
     if options.check:
         _check(injection, golden, options)
         return
-    if from_leader(lambda: out.exists() and not out.is_dir()):
-        raise InputError("--out is a file, expected a folder", out)
+    check_out(out, injection)
     if options.id is not None:
         write_injection(out / f"{name}.csv", injection)
     detection: dict[str, Any] | None = None

@@ -6,6 +6,7 @@ import pathlib
 from ..machine.errors import InputError
 from ..runs.finished import draw_together, find_finished
 from .arguments import CommandLine, aligned, json_option, tell, tell_json
+from .out_folder import OUT
 
 
 def add(commands: CommandLine) -> None:
@@ -15,9 +16,9 @@ def add(commands: CommandLine) -> None:
         "folders",
         nargs="*",
         type=pathlib.Path,
-        default=[pathlib.Path("results")],
+        default=[OUT],
         metavar="DIR",
-        help="folders to look in, and below (default: results)",
+        help=f"folders to look in, and below (default: {OUT})",
     )
     sub.add_argument("--curves", type=pathlib.Path, metavar="FILE.png", help="draw all that were found in one picture")
     json_option(sub)

@@ -14,7 +14,7 @@ def add(commands: CommandLine) -> None:
     """Add the command."""
     sub = commands.add("scale", run)
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
-    workload_options(sub, "as in FILE", scaling_only=True)
+    workload_options(sub, None, scaling_only=True)
     sub.add_argument("--out", type=pathlib.Path, help="the new file (default: NAME_width8_epochs20.csv or the like)")
     sub.add_argument("--force", action="store_true", help="overwrite the new file, if it exists")
 

@@ -19,7 +19,7 @@ def add(commands: CommandLine) -> None:
     text = "only this pass; or what a row `target` names: the state, gradients, updates (default: both passes)"
     sub.add_argument("--stage", choices=("forward", "backward", *LEAVES), help=text)
     sub.add_argument("--json", action="store_true", help="as JSON")
-    workload_options(sub, "the published set-up")
+    workload_options(sub, lambda workload: workload)
 
 
 def run(options: argparse.Namespace) -> None:

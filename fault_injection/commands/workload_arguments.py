@@ -1,28 +1,36 @@
 """Options of workloads on the command line."""
 
 import argparse
+from collections.abc import Callable
 from typing import Any
 
 from ..machine.errors import InputError
-from ..seam.workload import Workload
+from ..seam.workload import Workload, format_option
 from ..workloads.registry import WORKLOADS, find_workload
 from .arguments import flag
 
 
-def workload_options(parser: argparse.ArgumentParser, default: str, scaling_only: bool = False) -> None:
+def workload_options(
+    parser: argparse.ArgumentParser, default: Callable[[Workload], Workload] | None, scaling_only: bool = False
+) -> None:
     """Options of workloads, named as rows of an injection file; `given` reads them.
 
     Args:
-      default: what holds where an option is absent.
+      default: gives the workload whose values hold where options are absent; None where a file says them.
       scaling_only: only options that a fault's place scales with.
     """
     meanings: dict[str, dict[str, None]] = {}  # ordered; workloads may mean different things by one name
+    values: dict[str, dict[str, list[str]]] = {}  # of an option: which workloads have which value
     for workload in WORKLOADS.values():
         for name, option in (workload.OPTIONS if scaling_only else {**workload.OPTIONS, **workload.REQUIRED}).items():
             if option.scales or not scaling_only:
                 meanings.setdefault(name, {})[option.meaning] = None
+                value = "as in FILE" if default is None else str(format_option(getattr(default(workload), name)))
+                values.setdefault(name, {}).setdefault(value, []).append(workload.name)
     for name, meaning in meanings.items():
-        parser.add_argument(flag(name), metavar="VALUE", help=f"{'; or '.join(meaning)} (default: {default})")
+        first, *others = values[name].items()
+        known = "; ".join([first[0], *(f"{', '.join(of)}: {value}" for value, of in others)])
+        parser.add_argument(flag(name), metavar="VALUE", help=f"{'; or '.join(meaning)} (default: {known})")
     parser.set_defaults(option_names=list(meanings))
 
 

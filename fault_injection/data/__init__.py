@@ -37,7 +37,7 @@ class DatasetInfo:
     find: Callable[[pathlib.Path | None], object] = lambda folder: True
 
 
-DATASETS = {
+DATASETS: dict[str, DatasetInfo] = {
     "digits": DatasetInfo(train=1437, test=360, classes=10, load=load_digits),
     "cifar10": DatasetInfo(50_000, 10_000, classes=10, load=load_cifar10, find=find_cifar10),
 }

@@ -17,7 +17,7 @@ CATEGORIES = (
     *("workclass", "education", "marital-status", "occupation"),
     *("relationship", "race", "gender", "native-country"),
 )
-SIZES = (9, 16, 7, 15, 6, 5, 2, 42)  # different values of each category
+SIZES: tuple[int, ...] = (9, 16, 7, 15, 6, 5, 2, 42)  # different values of each category
 LABEL, POSITIVE = "income", ">50K"
 EVERY = 5  # each fifth row is a test example
 

@@ -6,19 +6,19 @@ import pathlib
 from typing import BinaryIO
 
 import numpy as np
-from tqdm import tqdm
 
 from ..machine.environment import cache_folder
 from ..machine.errors import InputError
 from ..machine.files import named, only_writer
 from ..machine.processes import say
+from ..machine.progress_bar import progress_bar
 from ..machine.termination import heed
 from .clicks import Clicks
 from .criteo_text import COLUMNS, NUMBERS, converted
 
 FILE = "train.txt"
 # Different values of each category in the whole file, as published with DLRM: the rows of its tables.
-SIZES = (
+SIZES: tuple[int, ...] = (
     *(1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194),
     *(27, 14992, 5461306, 10, 5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572),
 )
@@ -109,7 +109,7 @@ def _convert(source: pathlib.Path, file: BinaryIO) -> None:
     """Write the rows of the text and their checksum."""
     checksum, rows, rest = hashlib.sha256(), 0, b""
     size = source.stat().st_size
-    with source.open("rb") as text, tqdm(total=size, unit="B", unit_scale=True, desc=f"{FILE}", delay=2) as bar:
+    with source.open("rb") as text, progress_bar(total=size, unit="B", unit_scale=True, desc=f"{FILE}", delay=2) as bar:
         while chunk := text.read(CHUNK):
             heed()
             bar.update(len(chunk))

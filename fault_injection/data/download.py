@@ -8,10 +8,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 
-from tqdm import tqdm
-
 from ..machine.errors import InputError
 from ..machine.files import named, only_writer
+from ..machine.progress_bar import progress_bar
 
 CHUNK = 2**20
 TIMEOUT = 30  # seconds without a byte
@@ -57,7 +56,7 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
             have = 0
         label = f"downloading {path.name}"
         try:
-            with tqdm(total=size, initial=have, unit="B", unit_scale=True, desc=label, delay=0.5) as bar:
+            with progress_bar(total=size, initial=have, unit="B", unit_scale=True, desc=label, delay=0.5) as bar:
                 while have < size:  # once more after each cut
                     before = have
                     for start, chunk in _chunks(url, have):

@@ -24,7 +24,7 @@ class TextInfo(NamedTuple):
     find: Callable[[pathlib.Path | None], object] = lambda folder: True
 
 
-TEXTS = {
+TEXTS: dict[str, TextInfo] = {
     "shakespeare": TextInfo(VOCABULARY, load_shakespeare),
     "folder": TextInfo(1, load_token_folder, find_token_folder),
 }

@@ -37,6 +37,14 @@ class Asd:
     Attributes:
       upper: c₁, for an alarm.
       accepted: c₂, for a value to enter the average.
+
+    >>> import numpy as np
+    >>> detector = Asd()
+    >>> memory = detector.init(["largest/gradients/w"])
+    >>> for value in [1.0] * 20 + [1e5]:
+    ...     memory, alarms = detector.update(memory, np.array([value]))
+    >>> alarms.level
+    array([1], dtype=int32)
     """
 
     signals: ClassVar[tuple[str, ...]] = ("largest/gradients",)

@@ -34,6 +34,14 @@ class AsdV1:
       upper: U₁ and U₂.
       sigma: S₁ and S₂.
       warm_up: number of values in memory before the first jump is looked at (inferred; a variant has 7).
+
+    >>> import numpy as np
+    >>> detector = AsdV1()
+    >>> memory = detector.init(["norm/gradients/w"])
+    >>> for value in [1.0] * 20 + [1e7]:
+    ...     memory, alarms = detector.update(memory, np.array([value]))
+    >>> alarms.level
+    array([1], dtype=int32)
     """
 
     signals: ClassVar[tuple[str, ...]] = ("norm/gradients",)

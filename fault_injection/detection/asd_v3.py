@@ -35,6 +35,14 @@ class AsdV3:
 
     Attributes:
       upper: c₁ and c₂.
+
+    >>> import numpy as np
+    >>> detector = AsdV3()
+    >>> memory = detector.init(["largest/gradients/w"])
+    >>> for value in [1.0] * 20 + [1e5]:
+    ...     memory, alarms = detector.update(memory, np.array([value]))
+    >>> alarms.level
+    array([1], dtype=int32)
     """
 
     signals: ClassVar[tuple[str, ...]] = ("largest/gradients",)

@@ -34,7 +34,11 @@ class Checksum:
 
 @dataclasses.dataclass(frozen=True)
 class VarianceChecksum(Checksum):
-    """As `Checksum`, with the tolerance from the variance of independent roundings, which is smaller."""
+    """As `Checksum`, with the tolerance from the variance of independent roundings, which is smaller.
+
+    >>> VarianceChecksum().update((), np.array([0.9, 1.5]))[1].level
+    array([0, 1], dtype=int32)
+    """
 
     signals: ClassVar[tuple[str, ...]] = ("variance_checksum/products",)
 

@@ -176,14 +176,14 @@ def profile_of(bare: Profile, samples: Sequence[np.ndarray], largest: Sequence[n
     return dataclasses.replace(bare, histograms=made)
 
 
-def save_profile(path: str | os.PathLike, profile: Profile) -> None:
+def save_profile(path: str | os.PathLike[str], profile: Profile) -> None:
     """Write a profile as an .npz file with a checksum."""
     assert profile.histograms is not None
     histograms = {field.name: np.asarray(getattr(profile.histograms, field.name)) for field in _FIELDS}
     write_arrays(path, {"layers": np.array(profile.layers), "positions": np.asarray(profile.positions)} | histograms)
 
 
-def load_profile(path: str | os.PathLike) -> Profile:
+def load_profile(path: str | os.PathLike[str]) -> Profile:
     """Read what `save_profile` wrote.
 
     Raises:

@@ -8,6 +8,15 @@ from .spike import Spike
 
 @dataclasses.dataclass(frozen=True)
 class GradientNorm(Spike):
-    """See `Spike`."""
+    """See `Spike`.
+
+    >>> import numpy as np
+    >>> detector = GradientNorm(warm_up=2)
+    >>> memory = detector.init(["gradient_norm"])
+    >>> for value in (1.0, 1.1, 1.05, 9.0):
+    ...     memory, alarms = detector.update(memory, np.array([value]))
+    >>> alarms.level
+    array([1], dtype=int32)
+    """
 
     signals: ClassVar[tuple[str, ...]] = ("gradient_norm",)

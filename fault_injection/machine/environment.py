@@ -13,8 +13,9 @@ import subprocess
 import sys
 from typing import Any
 
+from ..version import __version__
 from .errors import InputError, Untrustworthy
-from .sources import ROOT
+from .termination import hold_back
 
 # Names of matrix precisions, ours and JAX's.
 MATRIX_PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
@@ -62,21 +63,8 @@ def prepare(threads: int | None = None, matrix_precision: str = "float32", bind:
     """
     if threads is not None and threads > available_processors():
         raise InputError(f"--threads {threads}: this process may use {available_processors()} processors")
-    import jax
-    from jax._src import xla_bridge
-
-    flags = os.environ.get("XLA_FLAGS", "")
-    rounding = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    if xla_bridge.backends_are_initialized():  # there is no public function that tells
-        late = []
-        if threads not in (None, number_of_threads()):
-            late.append(f"the number of threads from {number_of_threads()} to {threads}")
-        if MATRIX_PRECISIONS[matrix_precision] != rounding:
-            late.append(f"the matrix precision from {rounding} to {MATRIX_PRECISIONS[matrix_precision]}")
-        if DETERMINISTIC not in flags:
-            late.append(f"XLA_FLAGS, to set {DETERMINISTIC}")
-        if late:
-            raise Untrustworthy(f"too late to change {', '.join(late)}: JAX computes already; start a new process")
+    if late := _too_late(threads, MATRIX_PRECISIONS[matrix_precision]):
+        raise Untrustworthy(f"too late to change {', '.join(late)}: JAX computes already; start a new process")
 
     changed: dict[str, str] = {}
     if threads is not None:
@@ -84,7 +72,7 @@ def prepare(threads: int | None = None, matrix_precision: str = "float32", bind:
             changed["NPROC"] = str(threads)
         if bind and hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:threads])
-    if DETERMINISTIC not in flags:
+    if DETERMINISTIC not in (flags := os.environ.get("XLA_FLAGS", "")):
         changed["XLA_FLAGS"] = f"{flags} --{DETERMINISTIC}=true".strip()
     os.environ |= changed
 
@@ -99,11 +87,31 @@ def prepare(threads: int | None = None, matrix_precision: str = "float32", bind:
         # XLA compiles for a number of threads, which JAX leaves out of the key of a compiled program.
         options["jax_compilation_cache_dir"] = str(cache_folder() / "xla" / f"{number_of_threads()}-threads")
         options["jax_persistent_cache_min_compile_time_secs"] = 0.1
+    import jax  # commands that compute nothing do without it
+
     for name, value in options.items():
         if getattr(jax.config, name) != value:
             jax.config.update(name, value)
             changed[name] = str(value)
     return changed
+
+
+def _too_late(threads: int | None, rounding: str) -> list[str]:
+    """What would have to change, and no longer can because JAX's backend has read it."""
+    import jax
+    from jax._src import xla_bridge
+
+    if not xla_bridge.backends_are_initialized():  # there is no public function that tells
+        return []
+    late = []
+    if threads not in (None, number_of_threads()):
+        late.append(f"the number of threads from {number_of_threads()} to {threads}")
+    now = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if rounding != now:
+        late.append(f"the matrix precision from {now} to {rounding}")
+    if DETERMINISTIC not in os.environ.get("XLA_FLAGS", ""):
+        late.append(f"XLA_FLAGS, to set {DETERMINISTIC}")
+    return late
 
 
 def use_huge_pages() -> None:
@@ -115,6 +123,7 @@ def use_huge_pages() -> None:
     """
     if sys.platform == "linux" and "GLIBC_TUNABLES" not in os.environ:
         os.environ["GLIBC_TUNABLES"] = HUGE_PAGES
+        hold_back()  # until the new program answers signals
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
@@ -152,7 +161,7 @@ def arithmetic(devices: int) -> dict[str, Any]:
         "threads": number_of_threads() if kind.platform == "cpu" else None,
         "processor": _processor() if kind.platform == "cpu" else None,
         "jax": jax.__version__,
-        "jaxlib": jaxlib.__version__,
+        "jaxlib": jaxlib.__version__,  # type: ignore[attr-defined]
         "numpy": np.__version__,
         "matrix_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "processes": jax.process_count(),
@@ -180,17 +189,29 @@ def describe() -> dict[str, Any]:
         "system": platform.platform(),
         "flax": flax.__version__,
         "optax": optax.__version__,
+        "version": __version__,
         "commit": commit(),
         "XLA_FLAGS": os.environ.get("XLA_FLAGS", ""),
     }
 
 
-def commit() -> str | None:
-    """The commit of the checkout, with `-dirty` where tracked files differ from it; None outside of a checkout."""
-    git = ["git", "-C", str(ROOT)]
+def commit(file: pathlib.Path = pathlib.Path(__file__)) -> str | None:
+    """The commit of the checkout that holds this code, with `-dirty` where tracked files differ from it.
+
+    Args:
+      file: of the code.
+
+    Returns:
+      None where git does not track the file: an installed package lies in no checkout, even where a repository of
+      its user surrounds it.
+    """
+    git = ["git", "-C", str(file.parent)]
+
+    def said(*command: str) -> str:
+        return subprocess.run([*git, *command], capture_output=True, text=True, check=True).stdout.strip()
+
     try:
-        found = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        said("ls-files", "--error-unmatch", file.name)
+        return said("rev-parse", "HEAD") + ("-dirty" if said("status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.stdout.strip() + ("-dirty" if changed.stdout.strip() else "")

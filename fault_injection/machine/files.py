@@ -34,7 +34,7 @@ class DamagedFile(Exception):
     """The content of a file is not what was written.  The message is one line and names the file."""
 
 
-def write_atomically(path: str | os.PathLike, write: Callable[[BinaryIO], object]) -> None:
+def write_atomically(path: str | os.PathLike[str], write: Callable[[BinaryIO], object]) -> None:
     """Let `write` fill the file `.NAME.partial` beside `path`, then rename it to `path`.
 
     A crash leaves the old content, and at most this one file beside it, which the next write
@@ -154,7 +154,7 @@ def in_use(path: pathlib.Path) -> bool:
     return False
 
 
-def _open_regular(path: str | os.PathLike) -> BinaryIO:
+def _open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading; raises OSError where it is something else, and waits for nothing."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(handle).st_mode
@@ -166,7 +166,7 @@ def _open_regular(path: str | os.PathLike) -> BinaryIO:
     return os.fdopen(handle, "rb")
 
 
-def read_bounded(path: str | os.PathLike, most: int = LARGEST_TEXT) -> bytes:
+def read_bounded(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> bytes:
     """The content of a regular file of at most `most` bytes.
 
     Raises:
@@ -179,7 +179,7 @@ def read_bounded(path: str | os.PathLike, most: int = LARGEST_TEXT) -> bytes:
     return content
 
 
-def read_text(path: str | os.PathLike) -> str:
+def read_text(path: str | os.PathLike[str]) -> str:
     """The text of a file that a person wrote, a regular one of at most 16 MiB.
 
     Raises:
@@ -212,12 +212,12 @@ def discard(path: pathlib.Path) -> None:
             raise InputError("is a folder with something in it, expected a file; remove it", path) from None
 
 
-def write_text(path: str | os.PathLike, text: str) -> None:
+def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write text as UTF-8; a byte of a file name that is not UTF-8 becomes an escape such as `\\udce9`, as in JSON."""
     write_atomically(path, lambda file: file.write(text.encode(errors="backslashreplace")))
 
 
-def write_json(path: str | os.PathLike, value: Any) -> None:
+def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write a value as indented JSON; non-finite numbers become the strings `NaN`, `Infinity`, `-Infinity`.
 
     Args:
@@ -246,7 +246,7 @@ def strict_json(value: Any) -> Any:
     return value
 
 
-def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> None:
+def write_arrays(path: str | os.PathLike[str], arrays: Mapping[str, np.ndarray]) -> None:
     """Write named arrays as an .npz file with a checksum over names, types, shapes and bytes.
 
     Raises:
@@ -258,7 +258,7 @@ def write_arrays(path: str | os.PathLike, arrays: Mapping[str, np.ndarray]) -> N
     write_atomically(path, lambda file: np.savez(file, allow_pickle=False, **{CHECKSUM: checksum}, **arrays))
 
 
-def read_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
     """Read what `write_arrays` wrote.
 
     Raises:

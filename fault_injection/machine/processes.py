@@ -9,13 +9,12 @@ devices, and where the code says `from_leader`.
 """
 
 import contextvars
-import os
 import pickle
 import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
@@ -67,15 +66,6 @@ def broke_off(error: Exception) -> bool:
 
     # A collective that fails where a program starts raises a ValueError, which begins with the runtime's status.
     return isinstance(error, JaxRuntimeError) or (isinstance(error, ValueError) and bool(STATUS.match(str(error))))
-
-
-def leave(code: int) -> NoReturn:
-    """End this process.  One of several that failed does not wait for the others, which may be gone."""
-    if code and "jax" in sys.modules and sys.modules["jax"].distributed.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-    sys.exit(code)
 
 
 def leading() -> bool:

@@ -1,6 +1,7 @@
 """Python files of a user, imported by their path: what they define can be pickled, and found again by other processes.
 
-A user's folder may hold a `models.py` or a `data.py`, so a file is no module of its plain name.
+A user's folder may hold a `models.py` or a `data.py`.  The file finds them, as when Python runs it: its folder is
+searched first.  The file itself is no module of its plain name, which may be that of a library.
 """
 
 import importlib
@@ -13,9 +14,15 @@ PREFIX = "fault_injection_workload_"  # of a module's name, before its path
 
 
 def user_module(path: pathlib.Path) -> ModuleType:
-    """The module of a file, imported once; raises whatever its code raises."""
+    """The module of a file, imported once; raises whatever its code raises.
+
+    From then on the file's folder is the first in which imports look, also those that its functions do later.
+    """
     name = f"{PREFIX}{path.resolve().as_posix()}"
     if name not in sys.modules:
+        folder = str(path.resolve().parent)
+        if folder not in sys.path[:1]:
+            sys.path.insert(0, folder)
         spec = importlib.util.spec_from_file_location(name, path)
         assert spec is not None and spec.loader is not None  # it is a .py file
         module = importlib.util.module_from_spec(spec)

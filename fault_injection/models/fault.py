@@ -43,6 +43,10 @@ class Fault(NewBits):
       index: int32 [K], distinct row-major positions in the operand of that worker; `INACTIVE` pads.
       source: int32 [K], positions whose bits are read.
       keep, flip: uint32 [K], masks; an operand of narrower elements takes their low bits.
+
+    >>> fault = inactive_fault(2)
+    >>> fault.index.shape, int(fault.site) == INACTIVE
+    ((2,), True)
     """
 
     site: Any

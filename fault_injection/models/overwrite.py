@@ -133,7 +133,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
             found = lax.select(here, scalar, found)
         return found
 
-    def write(k: Integer, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list, jax.Array, jax.Array]:
+    def write(k: Integer, done: tuple[list[jax.Array], jax.Array, jax.Array]) -> tuple[list[Any], jax.Array, jax.Array]:
         after, old, new = done
         at, source, keep, flip = (_element(vector, k) for vector in (fault.index, fault.source, fault.keep, fault.flip))
         listed = (at >= 0) & (at < size) & (source >= 0) & (source < size)

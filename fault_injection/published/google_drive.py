@@ -6,11 +6,10 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 from typing import Any
 
-from tqdm import tqdm
-
 from ..machine.errors import InputError
 from ..machine.files import only_writer, write_text
 from ..machine.processes import say
+from ..machine.progress_bar import progress_bar
 from .extras import import_extra
 
 SUMS = "SHA256SUMS"  # in the format of `sha256sum --check`
@@ -62,7 +61,7 @@ def _fetch(drive_id: str, file_id: str, folder: pathlib.Path, name: str) -> None
         path.unlink()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tqdm(desc=path.name, unit="B", unit_scale=True, delay=0.5, leave=False) as bar:
+        with progress_bar(desc=path.name, unit="B", unit_scale=True, delay=0.5, leave=False) as bar:
 
             def show(have: int, total: int | None) -> None:
                 bar.total = total

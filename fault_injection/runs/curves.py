@@ -22,7 +22,7 @@ FAULTY = ("#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 
 
 def draw_curves(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     title: str,
     golden: Columns,
     faulty: Mapping[str, Columns],
@@ -82,7 +82,7 @@ def draw_curves(
 
 
 def draw_panels(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     title: str,
     runs: Mapping[str, tuple[Columns, Columns]],
     fault_at: float,

@@ -4,9 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from tqdm import tqdm
-
 from ..machine.processes import leading
+from ..machine.progress_bar import progress_bar
 from ..seam.leaves import State
 from ..seam.report import StepReport
 from .records import Epoch
@@ -24,7 +23,7 @@ class Progress(Observer):
     """
 
     def __init__(self, name: str, total: int, metric: str = "", golden: Callable[[int], Epoch] | None = None):
-        self._bar = tqdm(total=total, desc=name, unit="step", mininterval=0.5, disable=not leading())
+        self._bar = progress_bar(total=total, desc=name, unit="step", mininterval=0.5, disable=not leading())
         self._metric, self._golden = metric if metric != "loss" else "", golden
         self.compiling()
 

@@ -86,6 +86,17 @@ def replay(
       InputError, OSError: the dataset cannot be read, or a file not written.
       NotRepeated: a step before the fault, or the control, differs from the golden run.
       FaultNotApplied: the step's observations contradict the fault.
+
+    >>> import tempfile
+    >>> from fault_injection.workloads.registry import make_workload
+    >>> small = {"width": 2, "blocks": (1, 1, 1, 1), "batch_size": 128, "workers": 4, "epochs": 1}
+    >>> workload = make_workload("resnet18", dataset="digits", **small)
+    >>> place = {"stage": "fwrd_inject", "fmodel": "RD", "layer": "fc", "worker": 1, "epoch": 0, "step": 2}
+    >>> injection = Injection(workload, **place, positions=((3, 7),), values=(float("nan"),))
+    >>> with tempfile.TemporaryDirectory() as cache:
+    ...     result = replay(injection, golden_for(injection, cache=pathlib.Path(cache)))
+    >>> int(result.struck.operand_changed), result.outcome.outcome
+    (1, 'Immediate INFs/NaNs')
     """
     begun = time.monotonic()
     program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
@@ -219,6 +230,13 @@ def golden_for(
       devices: how many to use; by default as many as divide the workers.
       start: makes the state that the golden run starts from, of the golden run without one.
       reductions: what the program's steps report, see `Workload.program`.
+
+    >>> from fault_injection.workloads.registry import make_workload
+    >>> workload = make_workload("resnet18", dataset="digits", width=2, blocks=(1, 1, 1, 1), batch_size=128, workers=4)
+    >>> place = {"stage": "fwrd_inject", "fmodel": "RD", "layer": "fc", "worker": 1, "epoch": 0, "step": 2}
+    >>> injection = Injection(workload, **place, positions=((3, 7),), values=(float("nan"),))
+    >>> golden_for(injection).workload.name
+    'resnet18'
     """
     w = injection.workload
     telling = {"reductions": reductions} if reductions else {}

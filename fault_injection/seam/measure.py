@@ -14,6 +14,10 @@ class Measure(NamedTuple):
       chance: what guessing gives.
       tolerance: a run whose metric at the end is worse by no more than this is no worse.
       limits: smallest and largest possible value, None where there are none.
+
+    >>> accuracy = Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0))
+    >>> accuracy.worse(0.75, 0.5) > accuracy.tolerance
+    True
     """
 
     name: str

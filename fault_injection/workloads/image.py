@@ -138,7 +138,7 @@ class ImageWorkload(ExplicitWorkload):
 
 
 # docs/science.md, Published set-up (He et al., ISCA 2023, artifact).
-PUBLISHED = {
+PUBLISHED: dict[str, "ImageWorkload"] = {
     workload.name: workload
     for workload in (
         ImageWorkload(name="resnet18"),

@@ -11,7 +11,8 @@ import numpy as np
 
 from ...machine.errors import InputError
 from ...machine.files import write_atomically, write_text
-from .store import DIGEST, Store
+from .schema import DIGEST
+from .store import Store
 
 TABLES = ("experiments", "alterations", "environments", "events", "walks")
 FORMATS = ("csv", "parquet")
