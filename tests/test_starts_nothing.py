@@ -21,7 +21,6 @@ except SystemExit as end:
     code = end.code or 0
 print(code, *sorted({"jax", "jaxlib", "flax", "optax"} & set(sys.modules)))
 """
-CAMPAIGN = "results/campaign"
 SMALLER = "--dataset digits --width 8 --epochs 20 --batch-size 128"
 
 COMMANDS = {
@@ -37,12 +36,12 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_a_command_that_computes_nothing_imports_no_jax(name, tmp_path):
-    shutil.copytree(CAMPAIGN, tmp_path / "campaign")
+def test_a_command_that_computes_nothing_imports_no_jax(repository, name, tmp_path):
+    shutil.copytree(repository / "results" / "campaign", tmp_path / "campaign")
     rows = [f"{step},loss,{1 / (step + 1)}" for step in range(50)]
     (tmp_path / "values.csv").write_text("\n".join(["step,tensor,value", *rows]) + "\n")
     words = COMMANDS[name].format(folder=tmp_path).split()
-    done = subprocess.run([sys.executable, "-c", RUN, *words], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", RUN, *words], cwd=repository, capture_output=True, text=True)
     assert done.stderr == "" and done.stdout.splitlines()[-1] == "0", done.stderr + done.stdout[-500:]
 
 
@@ -62,7 +61,7 @@ WORKLOADS = {
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
-def test_what_a_process_without_jax_reads_is_what_tracing_finds(name, tmp_path):
+def test_what_a_process_without_jax_reads_is_what_tracing_finds(repository, name, tmp_path):
     """The first time, once more from the file that was kept, and after that file was damaged."""
     workload = WORKLOADS[name]
     traced = dict(workload.sites()), dict(workload.leaves())
@@ -72,7 +71,11 @@ def test_what_a_process_without_jax_reads_is_what_tracing_finds(name, tmp_path):
         if damage is not None:
             kept[0].write_bytes(damage)
         done = subprocess.run(
-            [sys.executable, "-c", READ], input=pickle.dumps(workload), capture_output=True, env=environment
+            [sys.executable, "-c", READ],
+            cwd=repository,
+            input=pickle.dumps(workload),
+            capture_output=True,
+            env=environment,
         )
         assert done.returncode == 0, done.stderr
         assert pickle.loads(done.stdout) == traced
