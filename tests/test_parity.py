@@ -1,7 +1,7 @@
 """The networks compute what the published implementation computes, and the transformer what Hugging Face's Llama does.
 
 Each fixture holds numbers of the published TensorFlow implementation for one workload; the transformer's are in
-`transformer_parity.py`, with its tests.
+`library_parity.py`, with PyTorch's for DLRM.
 `pytest tests/test_parity.py --fixtures DIR` reads other cases of the same format.
 """
 
@@ -15,8 +15,7 @@ import optax
 import pytest
 import recipe
 from conftest import FIXTURES
-from dlrm_parity import TestDlrm  # noqa: F401
-from transformer_parity import TestTransformer  # noqa: F401
+from library_parity import TestDlrm, TestTransformer  # noqa: F401
 
 from fault_injection.explicit.batch_source import OpenData
 from fault_injection.explicit.passes import forward_and_backward
