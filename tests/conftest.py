@@ -54,6 +54,12 @@ def results(repository) -> pathlib.Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder for golden runs, one for the tests of a file."""
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture(autouse=True, scope="module")
 def forget_compiled_programs():
     """Let go of a module's compiled programs: those of all slow tests are more than one process can have.

@@ -40,11 +40,6 @@ RBFLIP = 1
 LONGER, SHORTER = 120, 24  # experiments; of the longer plan so many that all kills fall into them
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):
     """The command, in a process group of its own."""
     folder.mkdir(exist_ok=True)

@@ -215,11 +215,6 @@ def test_an_unknown_rule_in_a_file_is_refused_in_a_line():
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def replays(tmp_path_factory, cache):
     """The replay of one fault by each rule: the folders."""
     folders = {}

@@ -35,11 +35,6 @@ UNSEEN = dataclasses.replace(MILD, layer=UNREAD, positions=((5, 2, 1, 2),), valu
 SHORT = dataclasses.replace(MILD, horizon=9)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def golden_of(cache, epochs=3):
     """The golden run in a cache, by the program that can strike both sites."""
     return Golden(small(epochs=epochs), striking_program(), cache)

@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from command_line import answer
 
 from fault_injection.commands.main import main
 from fault_injection.data.shakespeare import load_shakespeare
@@ -140,18 +141,6 @@ def test_the_gradient_is_the_sum_over_workers():
 
 
 # ---- Golden run and replay ----------------------------------------------------------------
-
-
-def answer(capsys, *arguments):
-    code = main([*map(str, arguments), "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return json.loads(out)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.mark.slow
