@@ -171,4 +171,4 @@ def injections(draw, workloads=ANY_WORKLOAD):
     )
 
 
-LAW = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+LAW = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])

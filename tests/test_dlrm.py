@@ -162,10 +162,10 @@ def test_a_step_is_undone_whole_tables_too():
 
 
 @given(
-    arrays.arrays(np.int32, st.integers(1, 9), elements=st.integers(0, 5)),
+    arrays.arrays(np.int32, st.sampled_from((1, 2, 9)), elements=st.integers(0, 5)),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=30)  # each number of rows compiles
+@settings(max_examples=30)  # each number of rows compiles once
 def test_a_sparse_gradient_has_each_row_once_with_the_sum_of_its_values(rows, seed):
     values = np.random.default_rng(seed).standard_normal((len(rows), 3)).astype(np.float32)
     expected = np.zeros((5, 3), np.float32)

@@ -194,6 +194,7 @@ def test_copies_that_go_their_own_ways_are_single_workers_that_are_averaged(opti
 # ---- The order of sums ---------------------------------------------------------------------
 
 
+@pytest.mark.law
 @given(each=st.integers(1, 3), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(max_examples=8)
 def test_a_ring_adds_piece_by_piece_in_the_order_of_the_workers(each, sizes, seed):
@@ -278,6 +279,7 @@ def test_a_state_of_another_shape_is_refused_with_its_loader():
         own.start(lambda r: wrong if r == 2 else program().init())
 
 
+@pytest.mark.law
 @given(
     rule=st.sampled_from([Start.FIRST, Start.SHARE, Start.STAGE]), loaders=st.integers(1, 9), size=st.integers(0, 50)
 )
