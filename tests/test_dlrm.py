@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from injection_files import small_file
 
 from fault_injection.commands.main import main
 from fault_injection.data import criteo
@@ -48,19 +49,6 @@ OPTIONS = {
     "epochs": 3,
     "steps_per_epoch": 6,
 }
-INJECTION = """\
-model,dlrm
-stage,{stage}
-fmodel,{fmodel}
-target_worker,1
-target_layer,{layer}
-target_epoch,1
-target_step,3
-inj_pos,{position}
-inj_values,{value}
-learning_rate,0.1
-seed,123
-"""
 STRUCK = ("emb_0", "emb_0_grad_wt", "interaction", "interaction_grad_wt", "top_1_grad_in")
 
 
@@ -78,22 +66,9 @@ def start():
     return program().place(program().init())
 
 
-def struck_by(state, fault):
-    return program().faulty_step(state, program().batch(0, 0), 0, 0, fault)
-
-
-def leaves(state):
-    return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))]
-
-
 def injection_file(path, **fault):
     rows = {"stage": "bkwd_inject", "fmodel": "RD", "layer": "emb_0_grad_wt", "position": "0/0", "value": "1"}
-    options = "".join(
-        f"{name},{'/'.join(map(str, value)) if isinstance(value, tuple) else value}\n"
-        for name, value in OPTIONS.items()
-    )
-    path.write_text(INJECTION.format(**rows | fault) + options)
-    return path
+    return small_file(path, "dlrm", OPTIONS, 0.1, **rows | fault)
 
 
 # ---- Steps --------------------------------------------------------------------------------

@@ -69,13 +69,10 @@ DEBT: Mapping[str, set[str]] = {
     "in_functions": {"machine/environment.py:arithmetic numpy"},
     "long_functions": {
         "any_step/training_program.py:training_program",
-        "detection/transformation.py:watch",
         "explicit/engine.py:explicit_program",
         "explicit/pipeline.py:_on_devices",
         "faults/scaling.py:scale",
         "machine/environment.py:prepare",
-        "questions/outcomes/report/conduct.py:accounting",
-        "questions/vulnerability/page.py:_of_single_flips",
         "runs/replay_run.py:replay",
     },
     "long_files": {"faults/injection_file.py"},

@@ -10,6 +10,7 @@ import time
 import jax
 import numpy as np
 import pytest
+from injection_files import small_file
 
 from fault_injection.commands.main import main
 from fault_injection.data.shakespeare import load_shakespeare
@@ -32,19 +33,6 @@ OPTIONS = {
     "epochs": 3,
     "steps_per_epoch": 6,
 }
-INJECTION = """\
-model,transformer
-stage,{stage}
-fmodel,{fmodel}
-target_worker,1
-target_layer,{layer}
-target_epoch,1
-target_step,3
-inj_pos,{position}
-inj_values,{value}
-learning_rate,0.005
-seed,123
-"""
 
 
 def small(**changes):
@@ -68,19 +56,9 @@ def start():
     return program().place(program().init())
 
 
-def struck_by(state, fault):
-    return program().faulty_step(state, program().batch(0, 0), 0, 0, fault)
-
-
-def leaves(state):
-    return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))]
-
-
 def injection_file(path, **fault):
     rows = {"stage": "fwrd_inject", "fmodel": "RD", "layer": "layers_0_mlp_up_proj", "position": "0/0/0", "value": "1"}
-    options = "".join(f"{name},{value}\n" for name, value in OPTIONS.items())
-    path.write_text(INJECTION.format(**rows | fault) + options)
-    return path
+    return small_file(path, "transformer", OPTIONS, 0.005, **rows | fault)
 
 
 # ---- Steps --------------------------------------------------------------------------------
