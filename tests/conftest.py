@@ -39,6 +39,13 @@ def pytest_cmdline_main(config):
         config.args = [arg for arg in config.args if arg not in folders] or [str(HERE)]
 
 
+def pytest_ignore_collect(collection_path, config):
+    """`-m law` reads only files that have a law: to import the others takes as long as the laws."""
+    if config.option.markexpr == "law" and collection_path.name.startswith("test_"):
+        return "pytest.mark.law" not in collection_path.read_text() or None
+    return None
+
+
 @pytest.fixture(scope="session")
 def repository() -> pathlib.Path:
     """The root of the checkout."""
@@ -52,6 +59,12 @@ def results(repository) -> pathlib.Path:
     if not folder.is_dir():
         pytest.skip("the source distribution leaves out results/, which has 33 MB")
     return folder
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """A folder for golden runs, one for the tests of a file."""
+    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(autouse=True, scope="module")

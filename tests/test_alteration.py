@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import scipy.stats
 from checkpoints import WRITERS, some_arrays, written
+from command_line import said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fault_injection.checkpoints.alteration import Selection, draw
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.log import Mapped, apply, read_log, write_log
-from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 
 
@@ -233,21 +233,15 @@ def place(tmp_path, monkeypatch):
     return tmp_path
 
 
-def answer(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
 def test_alter_and_its_log_give_the_file_back(place, capsys):
     before = (place / "a.npz").read_bytes()
-    assert answer(capsys, "alter", "a.npz", "--out", "b.npz", "--count", 10, "--log", "log.json")[0] == 0
+    assert said(capsys, "alter", "a.npz", "--out", "b.npz", "--count", 10, "--log", "log.json")[0] == 0
     assert (place / "b.npz").read_bytes() != before
-    code, out, _ = answer(capsys, "diff", "a.npz", "b.npz", "--json", "--picture", "d.png")
+    code, out, _ = said(capsys, "diff", "a.npz", "b.npz", "--json", "--picture", "d.png")
     found = json.loads(out)
     assert (code, sum(one["changed"] for one in found["arrays"])) == (0, 10)
     assert (place / "d.png").stat().st_size > 5000
-    assert answer(capsys, "alter", "b.npz", "--in-place", "--replay", "log.json")[0] == 0
+    assert said(capsys, "alter", "b.npz", "--in-place", "--replay", "log.json")[0] == 0
     assert (place / "b.npz").read_bytes() == before
 
 
@@ -255,7 +249,7 @@ def test_in_place_keeps_the_mode_and_replaces_what_a_link_leads_to(place, capsys
     (place / "a.npz").chmod(0o400)
     (place / "link.npz").symlink_to("a.npz")
     before = (place / "a.npz").read_bytes()
-    assert answer(capsys, "alter", "link.npz", "--in-place", "--names", "params/fc/kernel")[0] == 0
+    assert said(capsys, "alter", "link.npz", "--in-place", "--names", "params/fc/kernel")[0] == 0
     assert (place / "link.npz").is_symlink() and (place / "a.npz").read_bytes() != before
     assert (place / "a.npz").stat().st_mode & 0o777 == 0o400
 
@@ -263,7 +257,7 @@ def test_in_place_keeps_the_mode_and_replaces_what_a_link_leads_to(place, capsys
 def test_without_its_log_nothing_is_altered(place, capsys):
     (place / "f").touch()
     before = (place / "a.npz").read_bytes()
-    code, _, err = answer(capsys, "alter", "a.npz", "--in-place", "--log", "f/log.json")
+    code, _, err = said(capsys, "alter", "a.npz", "--in-place", "--log", "f/log.json")
     assert (code, err.count("\n")) == (2, 1) and (place / "a.npz").read_bytes() == before
 
 
@@ -271,14 +265,14 @@ def test_a_name_with_brackets_names_itself(place, capsys):
     name = "['opt_state'][0].mu['w']"
     np.savez(place / "keystr.npz", **{name: np.ones(3, np.float32), "['params']['w']": np.ones(3, np.float32)})
     for how in (["--names", name], ["--part", "optimizer"]):
-        code, out, err = answer(capsys, "alter", "keystr.npz", "--check", "--json", *how)
+        code, out, err = said(capsys, "alter", "keystr.npz", "--check", "--json", *how)
         assert (code, json.loads(out)["by_array"]) == (0, {name: 1}), err
 
 
 def test_a_difference_from_zeros_is_finite(place, capsys):
     np.savez(place / "zeros.npz", w=np.zeros(3, np.float32))
     np.savez(place / "one.npz", w=np.float32([0, 1, 0]))
-    assert "of zeros" in answer(capsys, "diff", "zeros.npz", "one.npz")[1]
+    assert "of zeros" in said(capsys, "diff", "zeros.npz", "one.npz")[1]
 
 
 def test_differences_of_any_size_are_drawn(place, capsys):
@@ -286,13 +280,13 @@ def test_differences_of_any_size_are_drawn(place, capsys):
     for number, how in enumerate((["--critical"], ["--value", "inf"], ["--bits", 0], [])):
         path = f"b{number}.npz" if how else "a.npz"
         if how:
-            assert answer(capsys, "alter", "a.npz", "--out", path, "--names", "params/fc/kernel", *how)[0] == 0
-        assert answer(capsys, "diff", "a.npz", path, "--picture", f"d{number}.png")[0] == 0
+            assert said(capsys, "alter", "a.npz", "--out", path, "--names", "params/fc/kernel", *how)[0] == 0
+        assert said(capsys, "diff", "a.npz", path, "--picture", f"d{number}.png")[0] == 0
         assert (place / f"d{number}.png").stat().st_size > 5000
 
 
 def test_check_writes_nothing(place, capsys):
-    code, out, _ = answer(capsys, "alter", "a.npz", "--check", "--share", 0.1, "--json")
+    code, out, _ = said(capsys, "alter", "a.npz", "--check", "--share", 0.1, "--json")
     assert (code, json.loads(out)["altered"]) == (0, round(0.1 * json.loads(out)["elements"]))
     assert [path.name for path in place.iterdir()] == ["a.npz"]
 
@@ -327,7 +321,7 @@ MISTAKES = {
 @pytest.mark.parametrize("command", MISTAKES)
 def test_a_mistake_is_answered_in_one_line(place, capsys, command):
     before = (place / "a.npz").read_bytes()
-    code, out, err = answer(capsys, *command.split())
+    code, out, err = said(capsys, *command.split())
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert MISTAKES[command] in err
     assert (place / "a.npz").read_bytes() == before
@@ -355,7 +349,7 @@ BAD_LOGS = {
 @pytest.mark.parametrize("text", BAD_LOGS)
 def test_a_wrong_log_is_answered_in_one_line(place, capsys, text):
     (place / "log.json").write_text(text)
-    code, _, err = answer(capsys, "alter", "a.npz", "--replay", "log.json", "--out", "b.npz")
+    code, _, err = said(capsys, "alter", "a.npz", "--replay", "log.json", "--out", "b.npz")
     assert (code, err.count("\n")) == (2, 1)
     assert BAD_LOGS[text] in err
     assert not (place / "b.npz").exists()

@@ -70,11 +70,6 @@ exit = "full"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def laboratory(cache):
     golden = Golden(PLAN.workload, PLAN.workload.program(frozenset(PLAN.sites)), cache)
     golden.make(PLAN.workload.epochs)

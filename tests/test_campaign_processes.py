@@ -37,12 +37,8 @@ RBFLIP = 1
 """
 
 
-LONGER, SHORTER = 120, 24  # experiments; of the longer plan so many that all kills fall into them
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
+KILLS = 5
+LONGER, SHORTER = 80, 24  # experiments; of the longer plan so many that all kills fall into them
 
 
 def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):
@@ -93,12 +89,12 @@ def undisturbed(longer):
 
 
 def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
-    """One while it sets up, then one in each eighth of the experiments, at any moment; every third hits the driver."""
+    """One while it sets up, then one in each fifth of the experiments, at any moment; every third hits the driver."""
     rng = random.Random(1)
     process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
-    for kill in range(8):
+    for kill in range(KILLS):
         if kill:
-            wait_for(tmp_path, process, kill * LONGER // 8 - 13)
+            wait_for(tmp_path, process, kill * LONGER // KILLS - 13)
         time.sleep(rng.uniform(0, 1) if kill else rng.uniform(1, 9))
         assert process.poll() is None, (tmp_path / "log").read_text()
         if killed.kill(process, rng, driver=kill % 3 == 0):

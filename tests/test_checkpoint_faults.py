@@ -6,11 +6,11 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from command_line import said
 from small import flags
 from strategy_programs import NAMES, program
 
 from fault_injection.checkpoints.formats import open_checkpoint
-from fault_injection.commands.main import main
 from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand, inactive_fault, site_id
 from fault_injection.models.site import make_fault
@@ -166,33 +166,27 @@ def test_a_plan_draws_who_loads_what_alike_and_the_first_step():
     assert max(int(mask) for choice in narrow for mask in choice.bits.flip) <= 1 << 15
 
 
-def answer(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    said = capsys.readouterr()
-    return code, said.out, said.err
-
-
 @pytest.mark.slow
 def test_a_training_goes_on_from_an_altered_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     options = [*flags(epochs=2), "--cache", tmp_path / "cache"]
-    assert answer(capsys, "golden", "resnet18", *options, "--save", 1, "a.npz")[0] == 0
+    assert said(capsys, "golden", "resnet18", *options, "--save", 1, "a.npz")[0] == 0
     altered = ["alter", "a.npz", "--out", "b.npz", "--names", "params/fc/*", "--value", "inf", "--count", 2]
-    assert answer(capsys, *altered)[0] == 0
+    assert said(capsys, *altered)[0] == 0
     restart = ["continue", "b.npz", "resnet18", *options, "--epoch", 1, "--keep-states", "1", "--json"]
-    code, out, _ = answer(capsys, *restart)
+    code, out, _ = said(capsys, *restart)
     found = json.loads(out)
     assert (code, found["outcome"], found["altered"]) == (0, "Immediate INFs/NaNs", 2)
 
     # A harmless alteration goes on to the end; its states are kept, and its file replays to the same verdict.
-    assert answer(capsys, "alter", "a.npz", "--out", "c.npz", "--bits", 0, "--part", "model")[0] == 0
-    code, out, _ = answer(capsys, *[word if word != "b.npz" else "c.npz" for word in restart])
+    assert said(capsys, "alter", "a.npz", "--out", "c.npz", "--bits", 0, "--part", "model")[0] == 0
+    code, out, _ = said(capsys, *[word if word != "b.npz" else "c.npz" for word in restart])
     kept = json.loads(out)
     assert (code, kept["altered"]) == (0, 1)
     states = sorted((tmp_path / "out" / "c").glob("state_after_*.npz"))
     assert [path.stem for path in states] == ["state_after_0001"]
     assert set(open_checkpoint(states[0]).arrays) == set(open_checkpoint(tmp_path / "a.npz").arrays)
-    again = answer(capsys, "replay", "out/c/c.csv", "--out", "again", "--cache", tmp_path / "cache", "--json")
+    again = said(capsys, "replay", "out/c/c.csv", "--out", "again", "--cache", tmp_path / "cache", "--json")
     assert json.loads(again[1])["rule"] == kept["rule"]
 
     for command, expected in {
@@ -202,6 +196,6 @@ def test_a_training_goes_on_from_an_altered_checkpoint(tmp_path, monkeypatch, ca
         ("golden", "resnet18", *options, "--save", 4, "d.npz"): "the run has 2 epochs",
         ("golden", "resnet18", *options, "--save", "ten", "d.npz"): "expected a whole number from 0",
     }.items():
-        code, out, err = answer(capsys, *command)
+        code, out, err = said(capsys, *command)
         assert (code, out) == (2, "")
         assert expected in err.splitlines()[-1]

@@ -163,6 +163,7 @@ def test_the_order_of_an_epoch_is_drawn_once(monkeypatch):
     assert drawn.count((77, ORDER, 1)) == 1
 
 
+@pytest.mark.law
 def test_another_seed_epoch_or_step_gives_another_order_and_other_crops():
     images = numbered()
     made = [batches(images, seed).train(epoch, step) for seed, epoch, step in itertools.product((1, 2), (0, 1), (0, 1))]
@@ -176,6 +177,7 @@ def test_labels_stay_with_their_images():
     assert (batch["input"][:, :, 16, 16, 0] == batch["target"] + 1).all()
 
 
+@pytest.mark.law
 def test_an_epoch_visits_no_image_twice(digits):
     one = batches(dataclasses.replace(digits, train_labels=np.arange(1437)), batch_size=128, augmentation="none")
     assert steps_per_epoch(1437, 128) == 11
@@ -206,6 +208,7 @@ def test_a_workers_crop_does_not_depend_on_how_many_there_are():
     assert (shift(two[:, 0]) == shift(four[:2, 0])).all()
 
 
+@pytest.mark.law
 def test_no_two_draws_share_a_random_stream(monkeypatch):
     """Nor does the dataset's order with any augmentation, at small addresses and at large ones."""
     streams, made = [], np.random.default_rng

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from injection_files import small_file
 
 from fault_injection.commands.main import main
 from fault_injection.data import criteo
@@ -28,7 +29,7 @@ from fault_injection.explicit.recipe import Recipe
 from fault_injection.faults.injection import ALL
 from fault_injection.faults.injection_file import format_injection, parse_injection, read_injection
 from fault_injection.models.bits import ALL_ONES
-from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.fault import Operand
 from fault_injection.models.loss import binary_cross_entropy
 from fault_injection.models.networks.dlrm import dlrm
 from fault_injection.models.observe.reductions import WHOLE
@@ -37,7 +38,7 @@ from fault_injection.models.site import make_fault
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.digest import digest, magnitude
 from fault_injection.seam.state_faults import state_sites
-from fault_injection.workloads.registry import make_workload, restore_workload
+from fault_injection.workloads.registry import make_workload
 
 OPTIONS = {
     "dimension": 4,
@@ -48,19 +49,6 @@ OPTIONS = {
     "epochs": 3,
     "steps_per_epoch": 6,
 }
-INJECTION = """\
-model,dlrm
-stage,{stage}
-fmodel,{fmodel}
-target_worker,1
-target_layer,{layer}
-target_epoch,1
-target_step,3
-inj_pos,{position}
-inj_values,{value}
-learning_rate,0.1
-seed,123
-"""
 STRUCK = ("emb_0", "emb_0_grad_wt", "interaction", "interaction_grad_wt", "top_1_grad_in")
 
 
@@ -78,22 +66,9 @@ def start():
     return program().place(program().init())
 
 
-def struck_by(state, fault):
-    return program().faulty_step(state, program().batch(0, 0), 0, 0, fault)
-
-
-def leaves(state):
-    return [leaf.tobytes() for leaf in jax.tree.leaves(jax.device_get(state))]
-
-
 def injection_file(path, **fault):
     rows = {"stage": "bkwd_inject", "fmodel": "RD", "layer": "emb_0_grad_wt", "position": "0/0", "value": "1"}
-    options = "".join(
-        f"{name},{'/'.join(map(str, value)) if isinstance(value, tuple) else value}\n"
-        for name, value in OPTIONS.items()
-    )
-    path.write_text(INJECTION.format(**rows | fault) + options)
-    return path
+    return small_file(path, "dlrm", OPTIONS, 0.1, **rows | fault)
 
 
 # ---- Steps --------------------------------------------------------------------------------
@@ -136,29 +111,6 @@ def test_a_table_that_is_struck_is_looked_at_again():
         assert report.struck.operand_changed == 1
 
 
-def test_an_inactive_fault_changes_no_bit_of_any_state():
-    plain, faulty = start(), start()
-    for step in range(2):
-        batch = program().batch(0, step)
-        faulty, report = program().faulty_step(faulty, batch, 0, step, inactive_fault())
-        plain, plain_report = program().step(plain, batch, 0, step)
-        assert leaves(plain) == leaves(faulty)
-        np.testing.assert_array_equal(plain_report.digest, report.digest)
-        assert report.struck.hits == 0
-
-
-def test_every_operand_of_a_site_is_struck():
-    sites, state, random = small().sites(), start(), np.random.default_rng(0)
-    assert len(sites) == 2 * 8 + 3 * (2 + 2 + 1)  # tables; dense layers and interaction
-    for name in STRUCK:
-        for operand in Operand:
-            index = random.integers(np.prod(sites[name].shapes[operand]))
-            fault = make_fault(sites[name], operand, 1, [index], flip=1, keep=0xFFFFFFFF)
-            after, report = struck_by(state, fault)
-            assert report.struck.hits == report.struck.operand_changed == 1, (name, operand)
-            np.testing.assert_array_equal(report.digest, digest(after))
-
-
 def test_a_gradient_of_a_row_that_nobody_read_changes_that_row_and_no_other():
     state, site = start(), small().sites()["emb_7_grad_wt"]  # as large as all others of its network
     own = small().program(frozenset({"emb_7_grad_wt"}))
@@ -174,14 +126,6 @@ def test_a_gradient_of_a_row_that_nobody_read_changes_that_row_and_no_other():
     np.testing.assert_array_equal(report.digest, digest(faulty))
 
 
-@pytest.mark.parametrize("category, read", [(5, 5), (2**31 - 1, 8), (-1, 0)])
-def test_a_struck_category_reads_another_row_the_nearest_one_if_it_lies_outside(category, read):
-    state, site = start(), small().sites()["emb_0"]
-    faults = [make_fault(site, Operand.INPUT, 1, [3], flip=np.int64(value) & 0xFFFFFFFF) for value in (category, read)]
-    (one, _), (other, _) = (struck_by(state, fault) for fault in faults)
-    assert leaves(one) == leaves(other)
-
-
 def test_a_step_is_undone_whole_tables_too():
     """By the optimizer's inverse, up to rounding."""
     before, own = jax.device_get(start()), program()
@@ -193,10 +137,10 @@ def test_a_step_is_undone_whole_tables_too():
 
 
 @given(
-    arrays.arrays(np.int32, st.integers(1, 9), elements=st.integers(0, 5)),
+    arrays.arrays(np.int32, st.sampled_from((1, 2, 9)), elements=st.integers(0, 5)),
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=30)  # each number of rows compiles
+@settings(max_examples=30)  # each number of rows compiles once
 def test_a_sparse_gradient_has_each_row_once_with_the_sum_of_its_values(rows, seed):
     values = np.random.default_rng(seed).standard_normal((len(rows), 3)).astype(np.float32)
     expected = np.zeros((5, 3), np.float32)
@@ -262,42 +206,6 @@ jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
 # ---- Golden run and replay ----------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "fault, outcome",
-    [
-        # A wrong gradient of a row is masked, however large, if the row is never read again: of unknown country.
-        ({"layer": "interaction", "stage": "fwrd_inject", "position": "0/2/3", "value": "inf"}, "Masked"),
-        ({"layer": "interaction", "stage": "fwrd_inject", "position": "0/3/2", "value": "inf"}, "Immediate INFs/NaNs"),
-    ],
-)
-def test_a_replay_has_a_verdict(capsys, tmp_path, fault, outcome):
-    file = injection_file(tmp_path / "mine.csv", **fault)
-    assert (
-        main(["replay", str(file), "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out"), "--json"]) == 0
-    )
-    found = json.loads(capsys.readouterr().out)
-    assert found["outcome"].startswith(outcome)
-    assert (found["measure"]["name"], found["measure"]["better"]) == ("accuracy", "higher")
-
-
-@pytest.mark.slow
-def test_the_default_decides_as_well_as_is_known_of_adult():
-    workload = make_workload("dlrm")
-    own = workload.program(frozenset())
-    state = own.place(own.init())
-    for epoch in range(workload.epochs):
-        for step in range(workload.steps_per_epoch):
-            state, _ = own.step(state, own.batch(epoch, step), epoch, step)
-    assert own.evaluate(state).metric > 0.845
-    assert own.measure().chance == pytest.approx(0.760, abs=1e-3)
-
-
-def test_a_workload_is_restored_from_json():
-    workload = make_workload("dlrm_criteo", max_rows=1000)
-    assert restore_workload(json.loads(json.dumps(dataclasses.asdict(workload)))) == workload
 
 
 def test_the_published_sizes_are_the_defaults():

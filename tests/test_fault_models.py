@@ -11,6 +11,8 @@ from fault_injection.machine.errors import InputError
 from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand
 
+pytestmark = pytest.mark.law
+
 DRAWS = 4000
 UNLIKELY = 1e-6  # of a law's test statistic, were the law true
 

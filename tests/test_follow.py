@@ -16,6 +16,8 @@ from fault_injection.runs.follow import follow
 from fault_injection.runs.steps import Address, Observer, addresses, horizon_or_end, numbered
 from fault_injection.seam.trees import same_bits
 
+pytestmark = pytest.mark.law
+
 WORKLOAD = linear()
 PROGRAM = WORKLOAD.program()
 LAST = Address(1, STEPS - 1)  # of two epochs

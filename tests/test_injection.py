@@ -88,6 +88,7 @@ def test_an_injection_of_ours_into_nfnet_is_at_the_published_scale(path):
 # ---- Laws over all valid injections -------------------------------------------------------
 
 
+@pytest.mark.law
 @LAW
 @given(injections())
 def test_writing_then_reading_gives_the_same_injection(tmp_path_factory, injection):

@@ -39,6 +39,20 @@ def in_float64(repository, *names):
     return json.loads(done.stdout)
 
 
+# One row of each kind of layer; the slow test has all.
+OF_EACH_KIND = (
+    *("convolution_3x3_stride2", "depthwise_3x3", "dense_on_sequences", "embedding_and_tied_head", "dot_interaction"),
+    *("rms_norm", "batch_norm", "rotary", "attention", "standardised_convolution", "swish", "dropout", "gated"),
+)
+
+
+@pytest.mark.law
+def test_a_backward_pass_of_each_kind_is_the_derivative_in_float64(repository):
+    errors = in_float64(repository, *OF_EACH_KIND)
+    assert errors.keys() == set(OF_EACH_KIND)
+    assert not {name: error for name, error in errors.items() if error > 1e-10}
+
+
 @pytest.mark.slow
 def test_every_backward_pass_is_the_derivative_in_float64(repository):
     errors = in_float64(repository)
@@ -177,7 +191,13 @@ def test_discarding_the_input_gradient_of_a_network_changes_no_other_gradient(na
     assert np.isnan(nothing).all() == (name in ("convolution", "standardised", "chain"))
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+# The large ones take seconds to trace.
+LARGE = ("effnet", "densenet", "nfnet")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in NETWORKS]
+)
 def test_networks_are_traced_with_strict_dtype_promotion(name):
     network = NETWORKS[name](width=4, blocks=(1,) * (7 if name == "effnet" else 4))
     shape = (2, 3, 32, 32, 3)

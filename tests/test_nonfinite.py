@@ -45,6 +45,7 @@ def report(loss=1.0, *magnitude):
 VALUES = [np.nan, np.inf, -np.inf]
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("rule", NONFINITE_RULES)
 def test_a_loss_that_is_not_finite_ends_a_run_by_either_rule(rule, value):
@@ -54,6 +55,7 @@ def test_a_loss_that_is_not_finite_ends_a_run_by_either_rule(rule, value):
     assert nonfinite.first == 1
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("value", VALUES)
 def test_an_array_that_is_not_finite_ends_a_run_only_by_the_rule_of_the_state(value):
     for rule, ended in (("loss", None), ("state", NONFINITE)):
@@ -62,6 +64,7 @@ def test_an_array_that_is_not_finite_ends_a_run_only_by_the_rule_of_the_state(va
         assert nonfinite.first == (None if ended is None else 2)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("rule", NONFINITE_RULES)
 def test_a_validation_loss_counts_as_seen_one_step_after_the_epochs_last(rule):
     nonfinite = FirstNonFinite(lambda at: at.step - 5, rule)
@@ -80,6 +83,7 @@ def test_an_unknown_rule_is_refused():
 WATCHED = [Leaf("gradient/w"), Leaf("params/w"), Leaf("opt_state/v/w")]
 
 
+@pytest.mark.law
 def test_the_first_array_is_that_of_the_first_step_and_a_gradient_before_the_state():
     magnitude = np.ones((4, 3))
     assert first_nonfinite_leaf(magnitude, WATCHED) is None
@@ -139,6 +143,7 @@ BIT = 2**-20
 LEAST = Thresholds(collapse_lead=0.125, tolerance=0.015625)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("measure", "golden", "faulty", "outcome"),
     [
@@ -212,11 +217,6 @@ def test_an_unknown_rule_in_a_file_is_refused_in_a_line():
 
 
 # ---- Replays ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ from fault_injection.explicit.optimizers import history, keras_adam, keras_sgd
 from fault_injection.workloads.image_recipe import OPTIMIZERS
 from fault_injection.workloads.registry import WORKLOADS
 
+pytestmark = pytest.mark.law
+
 STEPS = 20
 RANDOM = np.random.default_rng(0)
 PARAMS = {

@@ -32,6 +32,8 @@ from fault_injection.runs.records import Run, StepRow, epoch_record
 from fault_injection.runs.steps import Address
 from fault_injection.seam.measure import Evaluation, Measure
 
+pytestmark = pytest.mark.law
+
 # As the loss head of a network on ten classes says it.
 ACCURACY = Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0))
 

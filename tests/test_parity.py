@@ -1,12 +1,12 @@
 """The networks compute what the published implementation computes, and the transformer what Hugging Face's Llama does.
 
 Each fixture holds numbers of the published TensorFlow implementation for one workload; the transformer's are in
-`transformer_parity.py`, with its tests.
+`library_parity.py`, with PyTorch's for DLRM.
 `pytest tests/test_parity.py --fixtures DIR` reads other cases of the same format.
 """
 
 import collections
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
 
 import jax
@@ -15,8 +15,7 @@ import optax
 import pytest
 import recipe
 from conftest import FIXTURES
-from dlrm_parity import TestDlrm  # noqa: F401
-from transformer_parity import TestTransformer  # noqa: F401
+from library_parity import QUICKLY, TestDlrm, TestTransformer  # noqa: F401
 
 from fault_injection.explicit.batch_source import OpenData
 from fault_injection.explicit.passes import forward_and_backward
@@ -112,7 +111,7 @@ def compiled(network, observe=frozenset()):
     """One executable for all workloads that share a network, and for all injections into it."""
     built = network_of(next(name for name in PUBLISHED if PUBLISHED[name].network == network))
 
-    @partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster
+    @QUICKLY
     def run(params, stats, batch, fault):
         workers = np.arange(batch["target"].shape[0])
         ctx = Context(jax.random.key(0), workers, fault=fault, observe=observe, supported=frozenset(INJECTED[network]))
@@ -172,7 +171,7 @@ def assert_gradients(case, grads, entry, loose, flipped):
 def test_loss_logits_and_running_statistics(case):
     network, (params, stats), batch = network_of(case["workload"]), weights_of(case), batch_of(case, 1)
 
-    @jax.jit
+    @QUICKLY
     def forward(params, stats, batch):
         ctx = Context(key=jax.random.key(0), workers=np.arange(1))
         logits, stats, _, _ = network.forward(params, stats, batch["input"], ctx)
@@ -288,7 +287,7 @@ def trained(case):
     optimizer = optimizer_of(case["workload"], rate)
     step = compiled(PUBLISHED[case["workload"]].network, frozenset())  # as for injections
 
-    @jax.jit
+    @QUICKLY
     def update(grads, opt_state, params):
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state

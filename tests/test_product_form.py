@@ -29,7 +29,7 @@ def products(draw):
     return numbers, [tuple(sizes[axis] for axis in order) for order in orders]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(products(), st.sampled_from(["float32", "bfloat16"]), st.integers(0, 2**32 - 1))
 def test_operands_are_kept_bit_by_bit_and_give_the_products_result(product, dtype, seed):
     numbers, shapes = product

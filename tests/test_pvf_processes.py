@@ -27,11 +27,6 @@ criterion = "decision"
 KILLS, BATCHES = 10, 30
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def start(folder, cache, repository, jobs="2"):
     (folder / "plan.toml").write_text(PLAN)
     arguments = ["pvf", folder / "plan.toml", "--out", folder / "out", "--cache", cache, "--jobs", jobs]

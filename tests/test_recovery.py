@@ -64,6 +64,7 @@ def assert_same_records(one, other):
             np.testing.assert_array_equal(a[name], b[name])
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("recovery", ["rewind", "recompute"])
 @pytest.mark.parametrize("latency", [0, 1])
 def test_a_transient_fault_leaves_no_trace_where_its_step_is_executed_again(recovery, latency):
@@ -90,6 +91,7 @@ def test_an_alarm_that_comes_again_is_not_acted_on_again():
     assert same_bits(state, run()[0])
 
 
+@pytest.mark.law
 @settings(max_examples=15, deadline=None)
 @given(st.sets(st.integers(0, 3 * STEPS - 1), max_size=6), st.integers(1, 4))
 def test_undoing_any_steps_of_a_fault_free_run_changes_no_bit(numbers, steps):

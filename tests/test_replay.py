@@ -35,11 +35,6 @@ UNSEEN = dataclasses.replace(MILD, layer=UNREAD, positions=((5, 2, 1, 2),), valu
 SHORT = dataclasses.replace(MILD, horizon=9)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
 def golden_of(cache, epochs=3):
     """The golden run in a cache, by the program that can strike both sites."""
     return Golden(small(epochs=epochs), striking_program(), cache)
@@ -307,25 +302,17 @@ def test_images_that_are_not_at_hand_give_one_line(repository, tmp_path):
 # ---- What --check says, and what finished replays say ---------------------------------------
 
 
-def check(repository, file, cache, *options):
-    """What `replay --check` prints, in a process of its own."""
-    command = [sys.executable, "reproduce_injections.py", file, "--check", "--cache", cache, *options]
-    done = subprocess.run(command, cwd=repository, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
-def test_check_says_what_would_be_done_and_does_nothing(cache, tmp_path, repository, mild):
+def test_check_says_what_would_be_done_and_does_nothing(cache, tmp_path, capsys, mild):
     write_injection(tmp_path / "example.csv", MILD)
     before = sorted(path.relative_to(cache) for path in cache.rglob("*"))
-    said = check(repository, tmp_path / "example.csv", cache)
+    said = told(capsys, "replay", tmp_path / "example.csv", "--check", "--cache", cache)
     assert MILD.sentence() in said
     assert "3 epochs of 11 steps" in said and "3 epochs of it are in" in said
     assert "Then replays 22 steps from the start of epoch 1" in said
     assert "s per step" in said  # the golden run has told what a step takes
 
     other = tmp_path / "other"
-    known = json.loads(check(repository, tmp_path / "example.csv", other, "--json"))
+    known = json.loads(told(capsys, "replay", tmp_path / "example.csv", "--check", "--cache", other, "--json"))
     assert known["injection"] == MILD.sentence()
     assert (known["golden_epochs"], known["golden_epochs_missing"], known["replay_steps"]) == (3, 3, 22)
     assert known["seconds"] is None and known["disk_bytes"] == golden_of(other).disk_bytes(3)

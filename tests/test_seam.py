@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from command_line import answer
 from strict_html import check_html
 
 from fault_injection.commands.main import main
@@ -40,22 +41,8 @@ twins = 2
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
 def workload(repository):
     return f"{repository / 'tests' / 'toy.py'}:linear"
-
-
-def answer(capsys, *arguments):
-    """The line of JSON that a command prints."""
-    code = main([*map(str, arguments), "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 @pytest.mark.parametrize(

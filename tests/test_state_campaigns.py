@@ -1,11 +1,11 @@
 """Campaigns whose faults strike the state, or strike again: drawn by size, judged as replays are, and reported."""
 
-import json
 import sqlite3
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_line import answer
 from strict_html import check_html
 
 from fault_injection.commands.main import main
@@ -46,14 +46,6 @@ FLIPS_2 = 1
 [run]
 exit = "{exit}"
 """
-
-
-def answer(capsys, *arguments):
-    """The line of JSON that a command prints."""
-    code = main([*map(str, arguments), "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return json.loads(out)
 
 
 def test_running_statistics_of_norms_are_no_scales_of_formats():

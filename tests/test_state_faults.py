@@ -72,6 +72,7 @@ def fault_of(name, index, **masks):
     return make_fault(state_sites(PROGRAM.state)[name], Operand.INPUT, ALL, [index], **masks)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("schedule", [Schedule(), Schedule(every=1), Schedule(every=3)])
 def test_a_fault_in_the_state_is_what_arithmetic_says(schedule):
     """Also one that lasts: an element that is set to 2 again and again."""
@@ -86,17 +87,20 @@ def test_a_fault_in_the_state_is_what_arithmetic_says(schedule):
     np.testing.assert_allclose(found, by_hand(set_to_two, faulty), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.law
 def test_a_leaf_that_is_one_number_is_struck_too():
     sign = fault_of("offset", 0, keep=ALL_ONES, flip=1 << 31)
     expected = by_hand(lambda w, b: (w, -b), [5])
     np.testing.assert_allclose(run({Address(0, 5): sign}), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.law
 def test_a_step_that_strikes_no_element_of_the_state_changes_no_bit():
     quiet = inactive_fault(1, np.int32(site_id("slopes")))
     np.testing.assert_array_equal(run({Address(0, 5): quiet}), run({}))
 
 
+@pytest.mark.law
 def test_the_state_before_a_faulty_step_can_still_be_used():
     state = jax.device_put(PROGRAM.init())
     before = jax.device_get(state)
@@ -104,6 +108,7 @@ def test_the_state_before_a_faulty_step_can_still_be_used():
     assert same_bits(state, before)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("lasting", [False, True])
 def test_a_step_executed_again_is_struck_again_by_a_permanent_fault_alone(lasting):
     class Once(Observer):
@@ -118,6 +123,7 @@ def test_a_step_executed_again_is_struck_again_by_a_permanent_fault_alone(lastin
     assert once.seen == 1 + lasting
 
 
+@pytest.mark.law
 @given(SCHEDULES, st.integers(0, 2**31 - 1), st.integers(0, 10_000))
 def test_a_schedule_is_written_as_it_is_read_and_addressed_by_the_step(schedule, seed, after):
     assert SCHEDULE.parse(str(schedule)) == schedule
@@ -125,6 +131,7 @@ def test_a_schedule_is_written_as_it_is_read_and_addressed_by_the_step(schedule,
     assert schedule.strikes(after, seed) == schedule.strikes(after, seed)
 
 
+@pytest.mark.law
 def test_an_intermittent_fault_strikes_about_as_often_as_it_says():
     found = [Schedule(probability=0.2).strikes(after, seed=1) for after in range(1, 10_001)]
     assert abs(np.mean(found) - 0.2) < 4 * (0.2 * 0.8 / 10_000) ** 0.5

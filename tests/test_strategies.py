@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 import subprocess
 import sys
@@ -28,7 +29,7 @@ from fault_injection.commands.main import main
 from fault_injection.detection.replicas import replicas
 from fault_injection.explicit.exchange import exchanged_sites
 from fault_injection.explicit.mesh import AXIS, SPLIT, WHOLE, mesh_of
-from fault_injection.explicit.pipeline import staged
+from fault_injection.explicit.pipeline import split, staged
 from fault_injection.explicit.sites import list_sites
 from fault_injection.explicit.start import owned
 from fault_injection.explicit.sums import ring_sum
@@ -194,6 +195,7 @@ def test_copies_that_go_their_own_ways_are_single_workers_that_are_averaged(opti
 # ---- The order of sums ---------------------------------------------------------------------
 
 
+@pytest.mark.law
 @given(each=st.integers(1, 3), sizes=st.lists(st.integers(1, 9), min_size=1, max_size=3), seed=st.integers(0, 99))
 @settings(max_examples=8)
 def test_a_ring_adds_piece_by_piece_in_the_order_of_the_workers(each, sizes, seed):
@@ -227,6 +229,28 @@ def test_the_step_of_horovod_sums_around_a_ring():
         state = own.place(own.init())
         found[name] = "collective_permute" in own.extras.lower(state, own.batch(0, 0)).as_text()
     assert found == {"ddp": False, "horovod": True}
+
+
+# ---- The stages of a pipeline --------------------------------------------------------------
+
+
+@given(sizes=st.lists(st.integers(0, 9), min_size=1, max_size=7), stages=st.integers(1, 4))
+def test_the_largest_stage_is_as_small_as_any_split_makes_it(sizes, stages):
+    if len(sizes) < stages:
+        with pytest.raises(ValueError, match="cannot be split"):
+            split(sizes, stages)
+        return
+    counts = split(sizes, stages)
+    assert len(counts) == stages and sum(counts) == len(sizes) and min(counts) >= 1
+
+    def smallest(sizes, stages):
+        if stages == 1:
+            return sum(sizes)
+        cuts = range(1, len(sizes) - stages + 2)
+        return min(max(sum(sizes[:cut]), smallest(sizes[cut:], stages - 1)) for cut in cuts)
+
+    ends = np.cumsum([0, *counts])
+    assert max(sum(sizes[a:b]) for a, b in itertools.pairwise(ends)) == smallest(sizes, stages)
 
 
 # ---- The start -----------------------------------------------------------------------------
@@ -278,6 +302,7 @@ def test_a_state_of_another_shape_is_refused_with_its_loader():
         own.start(lambda r: wrong if r == 2 else program().init())
 
 
+@pytest.mark.law
 @given(
     rule=st.sampled_from([Start.FIRST, Start.SHARE, Start.STAGE]), loaders=st.integers(1, 9), size=st.integers(0, 50)
 )

@@ -13,6 +13,7 @@ import optax
 import own_steps
 import own_training
 import pytest
+from command_line import answer
 
 from fault_injection import Measure, Training, instrument
 from fault_injection.any_step.training_program import training_program
@@ -60,19 +61,6 @@ def as_users_have_it():
     """Optax mixes types, which the other tests forbid."""
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-def answer(capsys, *arguments):
-    """The JSON that a command prints."""
-    code = main([*map(str, arguments), "--json"])
-    out, err = capsys.readouterr()
-    assert code == 0, err
-    return json.loads(out)
 
 
 def refusal(capsys, *arguments):

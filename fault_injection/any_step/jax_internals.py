@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax._src import source_info_util
 from jax.extend import core
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -157,8 +158,6 @@ def line(equation: Any) -> str:
     Lines of installed libraries are passed over, where there is another.  `jax._src.source_info_util` is private.
     The public way is the text of a jaxpr that is printed with `source_info=True`.
     """
-    from jax._src import source_info_util
-
     frames = list(source_info_util.user_frames(equation.source_info.traceback))
     if not frames:
         return ""

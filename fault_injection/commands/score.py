@@ -5,6 +5,7 @@ import argparse
 from ..machine import environment
 from ..questions.outcomes.driver import campaign
 from ..questions.outcomes.standing import finished
+from ..questions.scoreboard.board import read_board
 from ..questions.scoreboard.driver import plan_tasks, watch_campaign
 from ..questions.scoreboard.settings import read_settings
 from ..questions.scoreboard.tasks import ScoreTask
@@ -42,7 +43,6 @@ def run(options: argparse.Namespace) -> None:
     if not finished(out, plan):  # else what is watched is compared with what was judged
         campaign(task, out, executors(), str(options.plan))
     watch_campaign(task, out, executors())
-    from ..questions.scoreboard.board import read_board
     from ..questions.scoreboard.page import write_page  # Matplotlib is slow to import
 
     page = write_page(out)

@@ -1,7 +1,10 @@
-"""DLRM computes what PyTorch computes.
+"""DLRM computes what PyTorch computes, and the transformer what Hugging Face's `LlamaForCausalLM` computes.
 
-The fixture holds numbers of one configuration.  Where the form of the arithmetic decides, it holds
-the results of several forms; ours is FORM.
+A fixture holds numbers of the library for its configurations: DLRM has one; of the transformer, T1 has as many heads
+of keys as of queries and a head of its own, T2 has half as many and a head that shares the table.  Where the form of
+the arithmetic decides, a fixture holds the results of several forms; ours is `FORM`.
+
+`test_parity.py` collects the classes `Test…`: parity is tested there, whatever the workload.
 """
 
 import functools
@@ -16,71 +19,78 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
-from fault_injection.explicit.optimizers import keras_sgd
+from fault_injection.explicit.optimizers import clipped_adamw, keras_sgd
 from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.explicit.sites import list_sites
 from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
-from fault_injection.models.loss import binary_cross_entropy, predicted
+from fault_injection.models.loss import binary_cross_entropy, nats_per_token, predicted
 from fault_injection.models.networks.dlrm import dlrm
+from fault_injection.models.networks.transformer import transformer
 from fault_injection.models.site import make_fault
 from fault_injection.questions.vulnerability.components import Component
 from fault_injection.questions.vulnerability.criteria import Wanted
 from fault_injection.questions.vulnerability.trials import Trial, Trials
 
-FORM = "relu_greater"  # the gradient passes where the activation is positive, so not where it is NaN
-FORWARD = 1e-5  # loss, logits, operands, gradients and SGD's parameters, relative to the largest element
+FORWARD = 1e-5  # loss, logits, operands and gradients without a fault, relative to the largest element
 INJECTED = 1e-4  # gradients after an injection
-RATE = 0.1
 K = 64  # one executable for all injections
 QUICKLY = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})  # compiles faster
 OPERANDS = {"input": Operand.INPUT, "kernel": Operand.WEIGHT, "weight": Operand.WEIGHT, "output": Operand.OUTPUT}
 
 
 class Case:
-    """What the fixture describes: network, parameters, batch, and what runs them."""
+    """A configuration: network, parameters, batch, the numbers stored of them, and what computes ours."""
 
-    def __init__(self, stored):
-        c = self.config = stored["config"]
-        self.stored = stored
-        assert c["bottom"][-1] == c["dimension"] and c["top"][-1] == 1
-        self.network = dlrm(c["dense"], c["cardinalities"], c["dimension"], c["bottom"][:-1], c["top"][:-1])
+    def __init__(self, name, stored, injections, network, batch, head):
+        self.name, self.stored, self.injections = name, stored, injections
+        self.network, self.batch, self.head = network, batch, head
         self.params = {}
         for entry in stored["manifest"]:
             layer, leaf = entry["name"].split("/")
             self.params.setdefault(layer, {})[leaf] = recipe.weight(**entry)
-        numbers, categories, labels = recipe.clicks(c["cardinalities"], c["b"], c["dense"])
-        columns = np.concatenate([numbers.view(np.int32), categories], axis=-1)
-        self.batch = {"input": columns[None], "target": labels[None]}
-        found = jax.eval_shape(lambda: self.network.init((0,), columns[None].shape)[0])
+        found = jax.eval_shape(lambda: network.init((0,), batch["input"].shape)[0])
         assert jax.tree.map(np.shape, self.params) == jax.tree.map(np.shape, found)
 
     @functools.cached_property
     def sites(self):
         return list_sites(self.network, jax.ShapeDtypeStruct(self.batch["input"].shape[1:], np.int32))
 
-    @functools.cache  # noqa: B019  (there is one case in a session)
-    def compiled(self, supported, observe=frozenset()):
-        """Both passes, with the gradients of whole tables."""
+    def compiled(self, supported):
+        """Both passes: with support for faults at some sites, or without, observing the operands of all."""
+        observe = frozenset() if supported else frozenset({"operands"})
 
         @QUICKLY
         def run(params, batch, fault):
             ctx = Context(
                 key=jax.random.key(0), workers=np.arange(1), fault=fault, supported=supported, observe=observe
             )
-            found = forward_and_backward(
-                self.network, params, {}, batch, ctx, batch["target"].size, binary_cross_entropy
-            )
+            found = forward_and_backward(self.network, params, {}, batch, ctx, batch["target"].size, self.head)
             return found._replace(grads=whole(found.grads, found.seen.rows, params))
 
         return run
 
     @functools.cached_property
-    def golden(self):
-        return self.fault_free(self.params, frozenset({"operands"}))
+    def _fault_free(self):
+        return self.compiled(frozenset())
 
-    def fault_free(self, params, observe=frozenset()):
-        return jax.device_get(self.compiled(frozenset(), observe)(params, self.batch, None))
+    @functools.cached_property
+    def _faulty(self):
+        return self.compiled(frozenset(entry["layer"] for entry in self.injections))
+
+    def fault_free(self, params):
+        return jax.device_get(self._fault_free(params, self.batch, None))
+
+    def faulty(self, fault):
+        return jax.device_get(self._faulty(self.params, self.batch, fault))
+
+    @functools.cached_property
+    def golden(self):
+        return self.fault_free(self.params)
+
+    @functools.cached_property
+    def clean(self):
+        return self.faulty(inactive_fault(K))
 
     @functools.cached_property
     def infer(self):
@@ -120,62 +130,59 @@ def all_mismatches(arrays, stored, rtol):
     return [text for text in found if text]
 
 
-def assert_same_logits(found, stored):
-    """Non-finite ones alike; each of the others to FORWARD of itself, or of the largest ordinary one."""
-    stored = np.array(stored)
-    np.testing.assert_allclose(found, stored, rtol=FORWARD, atol=FORWARD * min(10, np.nanmax(np.abs(stored))))
-
-
 def global_norm(grads):
     """In float64, as the fixture's."""
     with np.errstate(over="ignore"):
         return math.sqrt(sum(np.square(np.float64(leaf)).sum() for leaf in jax.tree.leaves(grads)))
 
 
-def expected_of(entry):
-    """The stored results in our form of the arithmetic, where it decides; else the oracle's."""
-    forms = entry.get("sensitive", {})
-    if FORM not in forms:
-        return entry
-    form = forms.get(forms[FORM].get("as"), forms[FORM])
-    return {**{name: entry[name] for name in entry if name not in ("grads_changed", "grad_norm")}, **form}
+@functools.cache
+def cases_of(kind, path):
+    """The configurations of a fixture, as a subclass of `Parity` reads them; none where there is no fixture."""
+    return kind.read(recipe.load(path)) if path.exists() else []
 
 
-_cases = {}
+class Parity:
+    """What is compared with a library, whatever the network."""
 
-
-class TestDlrm:
-    """`test_parity.py` collects it: parity is tested there, whatever the workload."""
+    FIXTURE: str
+    FORM: str  # of the arithmetic
+    UNREAD: frozenset[str] = frozenset()  # sites that we have and the library has not
+    AFTER = FORWARD  # parameters after steps of the optimizer
+    QUICK: tuple[str, ...]  # configurations that are enough for every change: each compiles an executable of its own
 
     def pytest_generate_tests(self, metafunc):
-        """One test per injection and fault of a parameter, with the workload in its id."""
-        path = metafunc.config.stash[FIXTURES] / "dlrm.json.gz"
-        if path.exists() and path not in _cases:
-            _cases[path] = Case(recipe.load(path))
-        cases = [_cases[path]] if path in _cases else []
-        each = {
-            "case": [(case, "dlrm") for case in cases],
-            "injection": [
-                ((case, e), f"dlrm-{i}-{e['layer']}-{e['fmodel']}-{e['value']}")
+        """One test per configuration, injection or fault of a parameter; the configuration is in its id."""
+        cases = cases_of(type(self), metafunc.config.stash[FIXTURES] / self.FIXTURE)
+        each = {"case": [pytest.param(case, id=case.name) for case in cases]}
+        for argument, entries, label in (
+            ("injection", lambda case: case.injections, "{layer}-{fmodel}-{value}"),
+            ("parameter_fault", lambda case: case.stored.get("parameter_faults", ()), "{name}-bit{bit}"),
+        ):
+            each[argument] = [
+                pytest.param(
+                    (case, entry),
+                    id=f"{case.name}-{i}-{label.format(**entry)}",
+                    marks=[] if case.name in self.QUICK else [pytest.mark.slow],
+                )
                 for case in cases
-                for i, e in enumerate(case.stored["injections"])
-            ],
-            "parameter_fault": [
-                ((case, e), f"dlrm-{i}-{e['name']}-bit{e['bit']}")
-                for case in cases
-                for i, e in enumerate(case.stored["parameter_faults"])
-            ],
-        }
+                for i, entry in enumerate(entries(case))
+            ]
         for argument in each.keys() & set(metafunc.fixturenames):
-            values = [pytest.param(value, id=id) for value, id in each[argument]]
-            metafunc.parametrize(argument, values, scope="session" if argument == "case" else None)
+            metafunc.parametrize(argument, each[argument], scope="session" if argument == "case" else None)
+
+    def expected_of(self, entry):
+        """The stored results in our form of the arithmetic, where it decides; else the library's."""
+        forms = entry.get("sensitive", {})
+        if self.FORM not in forms:
+            return entry
+        form = forms.get(forms[self.FORM].get("as"), forms[self.FORM])
+        return {**{name: entry[name] for name in entry if name not in ("grads_changed", "grad_norm")}, **form}
 
     def test_loss_logits_and_gradients(self, case):
         golden, stored = case.golden, case.stored["golden"]
         np.testing.assert_allclose(golden.loss, stored["loss"], rtol=FORWARD)
-        assert_same_logits(golden.logits[0, :, 0], stored["logits"])
-        decided = np.array(stored["logits"]) > 0
-        assert golden.metric == pytest.approx((decided == case.batch["target"][0]).mean())
+        self.assert_logits_and_metric(case, golden, stored)
         assert not all_mismatches(named(golden.grads), stored["grads"], FORWARD)
         np.testing.assert_allclose(global_norm(golden.grads), stored["grad_norm"], rtol=FORWARD)
 
@@ -187,16 +194,12 @@ class TestDlrm:
                     tensor = case.golden.seen.tensors["operands"][site][OPERANDS[theirs].name.lower()][0]
                     assert list(tensor.shape) == summary["shape"], (site, theirs)
                     found[f"{site}|{theirs}"], stored[f"{site}|{theirs}"] = tensor, summary
-        # Nothing reads the gradient of the numbers, but a dense layer has a site for it.
-        assert set(case.golden.seen.sites) - {"bot_0_grad_in"} == {name.split("|")[0] for name in found}
+        assert set(case.golden.seen.sites) - self.UNREAD == {name.split("|")[0] for name in found}
         assert not all_mismatches(found, stored, FORWARD)
 
     def test_injection(self, injection):
         case, entry = injection
-        run = case.compiled(frozenset(e["layer"] for e in case.stored["injections"]))
-        faults = (case.fault(entry), inactive_fault(K))
-        faulty, clean = (jax.device_get(run(case.params, case.batch, fault)) for fault in faults)
-        expected = expected_of(entry)
+        faulty, expected = case.faulty(case.fault(entry)), self.expected_of(entry)
         struck, count = faulty.seen.struck, len(entry["values"])
         assert struck.hits == 1
         known = entry["golden_at_pos"]
@@ -208,7 +211,7 @@ class TestDlrm:
         assert np.isfinite(faulty.loss) == np.isfinite(expected["loss"])
         if np.isfinite(expected["loss"]):
             np.testing.assert_allclose(faulty.loss, expected["loss"], rtol=FORWARD)
-        grads, before = named(faulty.grads), named(clean.grads)
+        grads, before = named(faulty.grads), named(case.clean.grads)
         assert not recipe.mismatch("logits", faulty.logits, expected["logits"], FORWARD)
         assert not all_mismatches(grads, expected["grads"], INJECTED)
         assert {n for n, g in grads.items() if not np.isfinite(g).all()} == set(expected["params_nonfinite"])
@@ -216,6 +219,87 @@ class TestDlrm:
             np.testing.assert_allclose(global_norm(faulty.grads), norm, rtol=INJECTED)
         if "grads_changed" in expected:
             assert sum(before[n].tobytes() != grads[n].tobytes() for n in grads) == expected["grads_changed"]
+
+    def test_two_steps_of_the_optimizer(self, case):
+        """Of whole tables here; `test_dlrm.py` shows that a program's step, which touches rows alone, is the same."""
+        params, stored, optimizer = jax.device_put(case.params), case.stored["optimizer"], self.optimizer()
+        opt_state, update = optimizer.init(params), QUICKLY(optimizer.update)
+        for step in stored["steps"]:
+            found = case.fault_free(params)
+            np.testing.assert_allclose(found.loss, step["loss_before"], rtol=self.AFTER)
+            np.testing.assert_allclose(global_norm(found.grads), step["grad_norm"], rtol=self.AFTER)
+            updates, opt_state = update(found.grads, opt_state, params)
+            params = optax.apply_updates(params, updates)
+            assert not all_mismatches(named(jax.device_get(params)), step["params"], self.AFTER)
+        np.testing.assert_allclose(case.fault_free(params).loss, stored["loss_after_2"], rtol=self.AFTER)
+
+
+class TestTransformer(Parity):
+    FIXTURE = "transformer.json.gz"
+    FORM = "mask_select+rmsnorm_xhat"  # docs/backward.md: Attention, RMS norm
+    AFTER = 5e-5  # a gradient near 0 gives a noisy parameter
+    QUICK = ("transformer-T1",)
+
+    @staticmethod
+    def optimizer():
+        return clipped_adamw(1e-3)
+
+    @staticmethod
+    def read(fixture):
+        cases = []
+        for name, stored in fixture["configs"].items():
+            c = stored["config"]
+            assert (c["rope_theta"], c["rms_eps"]) == (10000.0, 1e-05)
+            names = {
+                "blocks": "layers",
+                **{n: n for n in ("vocabulary", "width", "heads", "kv_heads", "tied", "hidden")},
+            }
+            network = transformer(**{ours: c[theirs] for ours, theirs in names.items()})
+            tokens, targets = recipe.tokens(c["vocabulary"], c["b"], c["T"])
+            batch = {"input": tokens[None], "target": targets[None]}
+            injections = [entry for entry in fixture["injections"] if entry["config"] == name]
+            cases.append(Case(f"transformer-{name}", stored, injections, network, batch, nats_per_token))
+        return cases
+
+    @staticmethod
+    def assert_logits_and_metric(case, golden, stored):
+        assert golden.metric == golden.loss
+        expected = np.array(stored["logits"])
+        np.testing.assert_allclose(golden.logits[0], expected, rtol=0, atol=FORWARD * np.abs(expected).max())
+
+
+class TestDlrm(Parity):
+    FIXTURE = "dlrm.json.gz"
+    FORM = "relu_greater"  # the gradient passes where the activation is positive, so not where it is NaN
+    UNREAD = frozenset(
+        {"bot_0_grad_in"}
+    )  # nothing reads the gradient of the numbers, but a dense layer has a site for it
+    QUICK = ("dlrm",)
+
+    @staticmethod
+    def optimizer():
+        return keras_sgd(0.1)
+
+    @staticmethod
+    def read(stored):
+        c = stored["config"]
+        assert c["bottom"][-1] == c["dimension"] and c["top"][-1] == 1
+        network = dlrm(c["dense"], c["cardinalities"], c["dimension"], c["bottom"][:-1], c["top"][:-1])
+        numbers, categories, labels = recipe.clicks(c["cardinalities"], c["b"], c["dense"])
+        columns = np.concatenate([numbers.view(np.int32), categories], axis=-1)
+        batch = {"input": columns[None], "target": labels[None]}
+        return [Case("dlrm", stored, stored["injections"], network, batch, binary_cross_entropy)]
+
+    @staticmethod
+    def assert_same_logits(found, stored):
+        """Non-finite ones alike; each of the others to FORWARD of itself, or of the largest ordinary one."""
+        stored = np.array(stored)
+        np.testing.assert_allclose(found, stored, rtol=FORWARD, atol=FORWARD * min(10, np.nanmax(np.abs(stored))))
+
+    def assert_logits_and_metric(self, case, golden, stored):
+        self.assert_same_logits(golden.logits[0, :, 0], stored["logits"])
+        decided = np.array(stored["logits"]) > 0
+        assert golden.metric == pytest.approx((decided == case.batch["target"][0]).mean())
 
     def test_parameter_fault(self, parameter_fault):
         """One bit of a stored parameter is flipped, and the batch evaluated."""
@@ -230,7 +314,7 @@ class TestDlrm:
         params = case.params | {layer: case.params[layer] | {leaf: struck}}
 
         clean, found = (np.asarray(case.infer(p))[0, :, 0] for p in (case.params, params))
-        assert_same_logits(found, entry["logits"])
+        self.assert_same_logits(found, entry["logits"])
         assert np.isnan(found).sum() == entry["nan_logits"]
         changed = np.asarray(predicted(found[:, None]) != predicted(clean[:, None])) | np.isnan(found)
         assert changed.sum() == entry["changed_decisions"]
@@ -240,10 +324,12 @@ class TestDlrm:
 
     def test_trials_of_parameter_faults(self, case):
         """The same faults as `pvf` does them, those of a perceptron or of the tables in one call."""
-        dense = case.config["dense"]
+        dense = case.stored["config"]["dense"]
         workload = types.SimpleNamespace(
             recipe=lambda: types.SimpleNamespace(network=case.network),
-            lookups=lambda: {f"params/emb_{k}/table": dense + k for k in range(len(case.config["cardinalities"]))},
+            lookups=lambda: {
+                f"params/emb_{k}/table": dense + k for k in range(len(case.stored["config"]["cardinalities"]))
+            },
         )
         state = types.SimpleNamespace(params=case.params, stats={})
         tests = [case.batch | {"weight": np.ones(case.batch["target"].shape)}]
@@ -265,17 +351,3 @@ class TestDlrm:
             assert judged.wrong.tolist() == [e["changed_decisions"] for e in those]
             for error, e in zip(judged.error, those, strict=True):
                 np.testing.assert_allclose(error, e["max_logit_error"], rtol=1e-4, atol=FORWARD)
-
-    def test_two_steps_of_sgd(self, case):
-        """Of whole tables here; `test_dlrm.py` shows that a program's step, which touches rows alone, is the same."""
-        params, stored = jax.device_put(case.params), case.stored["optimizer"]
-        optimizer = keras_sgd(RATE)
-        opt_state = optimizer.init(params)
-        for step in stored["steps"]:
-            found = case.fault_free(params)
-            np.testing.assert_allclose(found.loss, step["loss_before"], rtol=FORWARD)
-            np.testing.assert_allclose(global_norm(found.grads), step["grad_norm"], rtol=FORWARD)
-            updates, opt_state = optimizer.update(found.grads, opt_state, params)
-            params = optax.apply_updates(params, updates)
-            assert not all_mismatches(named(jax.device_get(params)), step["params"], FORWARD)
-        np.testing.assert_allclose(case.fault_free(params).loss, stored["loss_after_2"], rtol=FORWARD)
