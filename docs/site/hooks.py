@@ -5,14 +5,13 @@ Pages are those at the root and in docs/, every Markdown file that they link to,
 is the same in the repository and on the site.  Formulas become MathML, which browsers show without a script.
 """
 
-import html
 import pathlib
 import re
 from collections.abc import Iterator
 from typing import Any
 
-import latex2mathml.converter
 import reference
+from formulas import mathml
 from mkdocs.structure.files import File, Files
 
 LINK = re.compile(r"\]\(([^()\s]+)\)")
@@ -59,9 +58,4 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def _formula(found: re.Match[str]) -> str:
-    display = found[1] is not None
-    text = html.unescape(found[1] if display else found[2]).replace(r"\thinspace", r"\,")
-    # What Markdown would take for emphasis or the end of a cell is no longer there.
-    made = latex2mathml.converter.convert(text.strip(), display="block" if display else "inline")
-    made = made if display else f"<span>{made}</span>"  # at the start of a line, Markdown takes `<math>` for a block
-    return made.replace("_", "&#95;").replace("*", "&#42;").replace("|", "&#124;").replace("\n", " ")
+    return mathml(found[1] or found[2], display=found[1] is not None)

@@ -217,16 +217,34 @@ def _keys(texts: Mapping[str, str], known: Iterable[str]) -> list[tuple[str, str
 def api_page() -> str:
     """What `fault_injection` offers, and what a detector of one's own needs; filled by mkdocstrings."""
     parts = ["# Python\n\nThis page is made from docstrings. Each example in it is run by the tests.\n"]
-    for name in fault_injection.__all__:
-        thing = getattr(fault_injection, name)
-        parts.append(f"::: {thing.__module__}.{thing.__qualname__}\n")
-    parts += [f"::: {path}\n{options}" for path, options in API.items()]
+    grouped = [name for names in API.values() for name in names if name not in BESIDE]
+    if sorted(grouped) != sorted(fault_injection.__all__):
+        raise ValueError(f"docs/site/reference.py: API differs by {set(grouped) ^ set(fault_injection.__all__)}")
+    for title, names in API.items():
+        parts.append(f"## {title}\n")
+        for name in names:
+            thing = getattr(fault_injection, name, None)
+            path = BESIDE.get(name) or f"{thing.__module__}.{thing.__qualname__}"
+            options = (
+                "{heading_level: 3, members: [__call__, reference, fault]}" if name in BESIDE else "{heading_level: 3}"
+            )
+            parts.append(f"::: {path}\n    options: {options}\n")
     return "\n".join(parts)
 
 
-API = {  # what is documented beside `fault_injection.__all__`, with options of mkdocstrings
-    "fault_injection.any_step.instrument.Instrumented": "    options: {members: [__call__, reference, fault]}\n",
+API = {  # by what they are for
+    "A training of your own": ["Training", "Measure", "instrument", "Instrumented"],
+    "Faults and replays": [
+        *("make_workload", "Injection", "golden_for", "replay"),
+        *("Fault", "Operand", "make_fault", "inactive_fault"),
+    ],
+    "Detectors in your own loop": [
+        *("watch", "alarms", "NonFinite", "LossSpike", "GradientNorm", "HistoryBound"),
+        *("Asd", "AsdV1", "AsdV3", "Checksum", "VarianceChecksum", "DrDna"),
+    ],
+    "Errors": ["InputError"],
 }
+BESIDE = {"Instrumented": "fault_injection.any_step.instrument.Instrumented"}  # beside `fault_injection.__all__`
 
 
 def described(texts: Mapping[str, str], known: Iterable[str]) -> list[tuple[str, str]]:
