@@ -13,7 +13,7 @@ from formulas import mathml
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
 PAIR = re.compile(
     r"^( +)(\w+), (\w+): (.*\n?(?:\1 +.*\n?)*)", re.MULTILINE
-)  # two arguments that one sentence describes
+)  # two with one sentence
 FORMULA = re.compile(r"^\.\. math::\n((?:[ ]+.*\n?)+)", re.MULTILINE)
 
 
