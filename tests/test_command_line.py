@@ -12,9 +12,13 @@ from fault_injection.version import __version__
 @pytest.fixture(scope="module")
 def commands():
     """The parser of each command, by its name."""
-    parser = _parser("fault-injection", [])
-    (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
-    return dict(subparsers.choices)
+    found = {}
+    for name in COMMANDS:
+        actions = _parser("fault-injection", [name])._actions
+        (subparsers,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
+        found[name] = subparsers.choices[name]
+        assert len(found[name]._actions) > 1  # more than --help
+    return found
 
 
 def test_without_arguments_the_commands_are_listed(capsys):
