@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 
 from ..machine.errors import InputError
-from .checkpoint import PIECE, is_number, reading
+from .checkpoint import Altered, blocks, is_number, reading
 from .in_place import InPlace, Region
 
 OPAQUE = np.dtype("V2")
@@ -34,7 +34,6 @@ class Hdf5(InPlace):
         self.scattered = scattered
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
-        """As `Checkpoint.words`."""
         if name not in self.scattered:
             return super().words(name, index)
         region = self.regions[name]
@@ -43,29 +42,25 @@ class Hdf5(InPlace):
         return np.array(found, region.described.dtype).view(region.described.word)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """As `Checkpoint.pieces`."""
         if name not in self.scattered:
             yield from super().pieces(name)
             return
-        region = self.regions[name]
-        row = max(1, region.described.size // region.shape[0]) * region.dtype.itemsize if region.described.size else 1
-        step = max(1, PIECE // row)
+        described = self.arrays[name]
         with reading(self.path, self.format), _opened(self.path) as file:
-            for start in range(0, region.shape[0] if region.described.size else 0, step):
-                rows = file[name][start : start + step].astype(region.described.dtype)
-                yield np.ascontiguousarray(rows).view(region.described.word).reshape(-1)
+            for rows in blocks(described):
+                found = file[name][rows].astype(described.dtype)
+                yield np.ascontiguousarray(found).view(described.word).reshape(-1)
 
-    def replace(self, file: BinaryIO, name: str, index: np.ndarray, words: np.ndarray) -> None:
-        """As `InPlace.replace`."""
+    def replace(self, file: BinaryIO, name: str, change: Altered) -> None:
         if name not in self.scattered:
-            super().replace(file, name, index, words)
+            super().replace(file, name, change)
             return
-        region, values = self.regions[name], words.view(self.arrays[name].dtype)
+        region, values = self.regions[name], change.after.view(self.arrays[name].dtype)
         import h5py
 
         with reading(self.path, self.format), h5py.File(file, "r+") as altered:
             dataset = altered[name]
-            for place, value in zip(_coordinates(index, region), values, strict=True):
+            for place, value in zip(_coordinates(change.places, region), values, strict=True):
                 dataset[place] = value
 
 

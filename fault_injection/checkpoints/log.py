@@ -15,8 +15,7 @@ import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_bounded, read_text, write_atomically
-from .alteration import Altered
-from .checkpoint import Checkpoint, Described
+from .checkpoint import Altered, Checkpoint, Described
 
 VERSION = 1
 LARGEST = 2 * 2**30  # bytes of a log
@@ -93,18 +92,14 @@ def write_log(
     """
     head = {"version": VERSION, "checkpoint": checkpoint.path.name, "format": checkpoint.format, "asked": dict(asked)}
 
-    def lines() -> Iterator[str]:
-        yield json.dumps(head, ensure_ascii=False)[:-1] + ', "alterations": ['
-        rows = (row for name, one in altered.items() for row in _rows(name, checkpoint.arrays[name], one))
-        first = True
-        for row in rows:
-            yield ("" if first else ",") + "\n" + json.dumps(row, ensure_ascii=False)
-            first = False
-        yield "\n]}\n"
+    rows = (row for name, one in altered.items() for row in _rows(name, checkpoint.arrays[name], one))
 
     def fill(file: Any) -> None:
-        for line in lines():
-            file.write(line.encode(errors="backslashreplace"))
+        between = json.dumps(head, ensure_ascii=False)[:-1] + ', "alterations": [\n'
+        for row in rows:
+            file.write(f"{between}{json.dumps(row, ensure_ascii=False)}".encode(errors="backslashreplace"))
+            between = ",\n"
+        file.write(b"\n]}\n")
 
     write_atomically(path, fill)
 

@@ -4,7 +4,6 @@ Arrays lie in a database (OCDBT) or in folders of their own; both are read and a
 """
 
 import json
-import math
 import pathlib
 import shutil
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ import numpy as np
 
 from ..machine.errors import InputError
 from ..machine.files import whole_folder
-from .checkpoint import PIECE, Changes, Checkpoint, Described, is_number, reading
+from .checkpoint import Changes, Checkpoint, Described, blocks, is_number, reading
 
 METADATA = "_METADATA"
 ITEM = "default"  # where Orbax's CheckpointManager puts the tree of a step
@@ -62,7 +61,6 @@ class Orbax(Checkpoint):
         return tensorstore.open(spec, open=True).result()
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
-        """As `Checkpoint.words`."""
         described = self.arrays[name]
         if not len(index):
             return np.empty(0, described.word)
@@ -73,17 +71,14 @@ class Orbax(Checkpoint):
             return np.asarray(self._opened[name].vindex[places].read().result()).view(described.word)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """As `Checkpoint.pieces`."""
         described, array = self.arrays[name], self._opened[name]
         if not described.shape or not described.size:
             yield self.words(name, np.arange(described.size))
             return
-        row = math.prod(described.shape[1:]) * described.dtype.itemsize
-        step = max(1, PIECE // row)
-        for start in range(0, described.shape[0], step):
+        for rows in blocks(described):
             with reading(self.path, self.format):
-                rows = array[start : min(start + step, described.shape[0])].read().result()
-            yield np.ascontiguousarray(rows).view(described.word).reshape(-1)
+                found = array[rows].read().result()
+            yield np.ascontiguousarray(found).view(described.word).reshape(-1)
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
         """As `Checkpoint.write`; the folder is copied, and TensorStore writes what changes into the copy."""
@@ -93,7 +88,7 @@ class Orbax(Checkpoint):
             tree = folder / self.tree.relative_to(self.path)
             for name, change in changes.items():
                 described, array = self.arrays[name], self._open(tree, self._stored[name])
-                values = change.words.view(described.dtype)
+                values = change.after.view(described.dtype)
                 if described.shape:
                     array.vindex[np.unravel_index(change.places, described.shape)].write(values).result()
                 elif len(values):

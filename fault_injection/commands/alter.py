@@ -7,8 +7,8 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Altered, Selection, chosen, draw
-from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.alteration import PARTS, Selection, chosen, draw
+from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..checkpoints.log import apply, read_log, read_mapping, total, write_log
 from ..machine.errors import InputError
@@ -97,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
         if options.log is not None:  # first, so that nothing is altered without a log
             write_log(options.log, checkpoint, altered, asked)
         try:
-            checkpoint.write(out, {name: one.change for name, one in altered.items()})
+            checkpoint.write(out, altered)
         except BaseException:
             if options.log is not None:
                 options.log.unlink()
