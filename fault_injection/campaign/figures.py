@@ -1,9 +1,9 @@
 """Figures of a page.  A painter draws on axes that it is given; `picture` makes a part of a page of it."""
 
 import io
+import operator
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO
 
 import matplotlib
 import numpy as np
@@ -115,9 +115,6 @@ def side_by_side(axes: Axes, names: Sequence[str], series: Mapping[str, Mapping[
 def write(folder: pathlib.Path, sections: Sequence[Section]) -> None:
     """Write the figures of a page as PNG files, called as their sections, of which each has one at most."""
     for section in sections:
-        for picture in (part for part in section.parts if isinstance(part, Picture)):
-
-            def put(file: IO[bytes], png: bytes = picture.png) -> None:
-                file.write(png)
-
-            write_atomically(folder / f"{section.key}.png", put)
+        for part in section.parts:
+            if isinstance(part, Picture):
+                write_atomically(folder / f"{section.key}.png", operator.methodcaller("write", part.png))

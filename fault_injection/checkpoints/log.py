@@ -152,17 +152,13 @@ def _ours(rows: list[dict[str, Any]]) -> list[Entry]:
         by_array.setdefault((str(row["name"]), str(row["dtype"])), []).append(row)
     found = []
     for (name, kind), of_array in by_array.items():
-        dtype = _type(kind)
+        dtype = np.dtype(getattr(ml_dtypes, kind, kind))
         before, after = (
             np.array([int(row[when], 16) for row in of_array], np.dtype(f"u{dtype.itemsize}"))
             for when in ("before", "after")
         )
         found.append(Entry(name, dtype, _places([row["index"] for row in of_array]), before, after))
     return found
-
-
-def _type(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def _published(name: str, rows: list[Any]) -> Entry:
@@ -294,8 +290,3 @@ def _of_width(entry: Entry, array: Described, path: pathlib.Path) -> np.ndarray:
     if any(mask >> width for mask in masks):
         raise InputError(f"{entry.name} has {width} bits, and the log inverts a higher one", path)
     return np.array([int(f"{mask:0{width}b}"[::-1], 2) for mask in masks], np.uint64)
-
-
-def total(altered: Mapping[str, Altered]) -> int:
-    """How many elements are altered."""
-    return sum(len(one.places) for one in altered.values())

@@ -10,7 +10,7 @@ import numpy as np
 from ..checkpoints.alteration import PARTS, Selection, chosen, draw
 from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
-from ..checkpoints.log import apply, read_log, read_mapping, total, write_log
+from ..checkpoints.log import apply, read_log, read_mapping, write_log
 from ..machine.errors import InputError
 from .arguments import aligned, json_option, natural, positive, tell, tell_json
 
@@ -143,7 +143,7 @@ def _answer(
     out: pathlib.Path | None,
 ) -> None:
     """Say what was altered, or would be."""
-    count = total(altered)
+    count = sum(len(one.places) for one in altered.values())
     if options.json:
         known = {
             "format": checkpoint.format,

@@ -81,14 +81,12 @@ def _all_steps(facts: Facts) -> Table:
 def _time(facts: Facts) -> Table:
     (time,) = facts.rows("time")
     working = time["seconds"] - time["setup"]
-    rows: list[dict[str, Cell]] = [
-        {"time": "all", "amount": f"{time['seconds']:,.0f} s"},
-        {"time": "of which setting up", "amount": f"{time['setup']:,.0f} s"},
-        {
-            "time": "outside training steps, of the rest",
-            "amount": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
-        },
-    ]
+    amounts = {
+        "all": f"{time['seconds']:,.0f} s",
+        "of which setting up": f"{time['setup']:,.0f} s",
+        "outside training steps, of the rest": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
+    }
+    rows = [{"time": name, "amount": amount} for name, amount in amounts.items()]
     return Table("time", "Time of the jobs.", rows)
 
 
