@@ -6,12 +6,13 @@ Arrays lie in a database (OCDBT) or in folders of their own; both are read and a
 import json
 import pathlib
 import shutil
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..machine.errors import InputError
+from ..machine.extras import import_extra
 from ..machine.files import whole_folder
 from .checkpoint import Changes, Checkpoint, Described, blocks, is_number, reading
 
@@ -29,8 +30,8 @@ class Orbax(Checkpoint):
 
     format = "Orbax"
 
-    def __init__(self, path: pathlib.Path, tree: pathlib.Path) -> None:
-        self.path, self.tree = path, tree
+    def __init__(self, tensorstore: types.ModuleType, path: pathlib.Path, tree: pathlib.Path) -> None:
+        self._tensorstore, self.path, self.tree = tensorstore, path, tree
         known = json.loads((tree / METADATA).read_bytes())
         self._ocdbt, self._driver = bool(known["use_ocdbt"]), "zarr3" if known["use_zarr3"] else "zarr"
         self._stored, others = {}, []
@@ -53,12 +54,10 @@ class Orbax(Checkpoint):
         self._opened, self.others = kept, tuple(others)
 
     def _open(self, tree: pathlib.Path, stored: str) -> Any:
-        import tensorstore
-
         files = {"driver": "ocdbt", "base": f"file://{tree.resolve()}/", "path": f"{stored}/"}
         plain = {"driver": "file", "path": f"{tree.resolve()}/{stored}/"}
         spec = {"driver": self._driver, "kvstore": files if self._ocdbt else plain}
-        return tensorstore.open(spec, open=True).result()
+        return self._tensorstore.open(spec, open=True).result()
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
         described = self.arrays[name]
@@ -108,9 +107,6 @@ def open_orbax(path: pathlib.Path) -> Orbax:
     Raises:
       InputError: it is damaged, or orbax-checkpoint is not installed.
     """
-    try:
-        import tensorstore  # noqa: F401
-    except ImportError:
-        raise InputError("Orbax needs orbax-checkpoint: pip install -e '.[checkpoints]'", path) from None
+    tensorstore = import_extra("tensorstore", "checkpoints", "checkpoints of Orbax", path)
     with reading(path, Orbax.format):
-        return Orbax(path, path if (path / METADATA).is_file() else path / ITEM)
+        return Orbax(tensorstore, path, path if (path / METADATA).is_file() else path / ITEM)
