@@ -169,7 +169,7 @@ def test_a_log_repeats_and_undoes_itself(tmp_path, checkpoint):
     assert {n: [p.tolist() for p in one] for n, one in applied.altered.items()} == {
         n: [p.tolist() for p in one] for n, one in altered.items()
     }
-    checkpoint.write(tmp_path / "b.npz", {name: one.change for name, one in altered.items()})
+    checkpoint.write(tmp_path / "b.npz", altered)
     undone = apply(read_log(tmp_path / "log.json"), open_checkpoint(tmp_path / "b.npz"), {})
     assert (undone.before, undone.after) == (0, 40)
 
@@ -181,7 +181,7 @@ def test_a_log_alters_every_format_alike(tmp_path, checkpoint):
     for kind in WRITERS:
         source = open_checkpoint(written(tmp_path, kind))
         applied = apply(entries, source, {})
-        source.write(tmp_path / f"new {kind}", {name: one.change for name, one in applied.altered.items()})
+        source.write(tmp_path / f"new {kind}", applied.altered)
         new = open_checkpoint(tmp_path / f"new {kind}")
         found.append({name: new.array(name).tobytes() for name in sorted(new.arrays)})
     assert all(one == found[0] for one in found)
@@ -197,8 +197,8 @@ def test_a_log_is_mapped_to_another_layout(tmp_path, checkpoint):
     mapping = {"params/conv1/kernel": Mapped("conv1.weight", (3, 2, 0, 1))}
     applied = apply(read_log(tmp_path / "log.json"), theirs, mapping)
     assert applied.before == 9
-    theirs.write(tmp_path / "new.npz", {name: one.change for name, one in applied.altered.items()})
-    checkpoint.write(tmp_path / "b.npz", {name: one.change for name, one in altered.items()})
+    theirs.write(tmp_path / "new.npz", applied.altered)
+    checkpoint.write(tmp_path / "b.npz", altered)
     ours = open_checkpoint(tmp_path / "b.npz").array("params/conv1/kernel")
     found = open_checkpoint(tmp_path / "new.npz").array("conv1.weight")
     assert np.array_equal(found.transpose(2, 3, 1, 0).view(np.uint32), ours.view(np.uint32))

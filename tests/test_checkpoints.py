@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fault_injection.checkpoints.alteration import Selection, draw
-from fault_injection.checkpoints.checkpoint import Change
+from fault_injection.checkpoints.checkpoint import Altered
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.npz import crc_of_flip
 from fault_injection.commands.main import main
@@ -54,8 +54,14 @@ def changes(checkpoint, chosen):
     found = {}
     for name, (index, which) in chosen.items():
         words = checkpoint.words(name, index)
-        found[name] = Change(index, words ^ (words.dtype.type(1) << which.astype(words.dtype)))
+        found[name] = Altered(index, words, words ^ (words.dtype.type(1) << which.astype(words.dtype)))
     return found
+
+
+def change(checkpoint, name, place, word):
+    """One element of an array becomes a word."""
+    index = np.array([place])
+    return {name: Altered(index, checkpoint.words(name, index), np.array([word], checkpoint.arrays[name].word))}
 
 
 def assert_same(checkpoint, arrays):
@@ -119,7 +125,7 @@ def test_bfloat16_is_read_and_altered(tmp_path, kind):
     arrays = {"params/w": np.arange(6, dtype=np.float32).reshape(2, 3).astype(BFLOAT16)}
     checkpoint = open_checkpoint(written(tmp_path, kind, arrays))
     assert checkpoint.arrays["params/w"].dtype == ml_dtypes.bfloat16
-    checkpoint.write(tmp_path / "new", {"params/w": Change(np.array([4]), np.array([0x7F80], np.uint16))})
+    checkpoint.write(tmp_path / "new", change(checkpoint, "params/w", 4, 0x7F80))
     assert open_checkpoint(tmp_path / "new").array("params/w").tolist() == [[0, 1, 2], [3, np.inf, 5]]
 
 
@@ -127,10 +133,10 @@ def test_other_orders_of_bytes_and_axes_are_read_as_their_numbers(tmp_path):
     numbers = np.arange(12, dtype=np.float32).reshape(3, 4)
     np.savez(tmp_path / "a.npz", big=numbers.astype(">f4"), columns=np.asfortranarray(numbers))
     checkpoint = open_checkpoint(tmp_path / "a.npz")
-    one = np.array([1.0], np.float32).view(np.uint32)
-    checkpoint.write(tmp_path / "b.npz", {name: Change(np.array([6]), -one) for name in ("big", "columns")})
+    minus = 0xC0800000  # -4
+    checkpoint.write(tmp_path / "b.npz", change(checkpoint, "big", 6, minus) | change(checkpoint, "columns", 6, minus))
     expected = numbers.copy()
-    expected[1, 2] = (-one).view(np.float32)[0]
+    expected[1, 2] = -4
     with np.load(tmp_path / "b.npz") as stored:
         for name in stored.files:
             assert np.array_equal(stored[name].astype(np.float32), expected)
@@ -176,7 +182,7 @@ def survive(path, content, out, numbers):
         try:
             checkpoint = open_checkpoint(path)
             altered = draw(checkpoint, Selection(count=1, seed=number))
-            checkpoint.write(out, {name: one.change for name, one in altered.items()})
+            checkpoint.write(out, altered)
             out.unlink()
         except InputError as error:
             assert "\n" not in str(error)
@@ -205,7 +211,7 @@ def test_a_damaged_folder_gives_one_line(tmp_path, kind, count):
         try:
             checkpoint = open_checkpoint(folder)
             altered = draw(checkpoint, Selection(share=1.0, seed=number))
-            checkpoint.write(out, {name: one.change for name, one in altered.items()})
+            checkpoint.write(out, altered)
             shutil.rmtree(out)
         except InputError as error:
             assert "\n" not in str(error)
@@ -289,7 +295,7 @@ def test_types_that_numpy_lacks_are_left_alone(tmp_path):
     checkpoint = open_checkpoint(tmp_path / "own.h5")
     assert set(checkpoint.arrays) == {"w", "keras"} and checkpoint.others == ("narrow",)
     assert checkpoint.arrays["keras"].dtype == BFLOAT16 and checkpoint.array("keras").tolist() == [1] * 4
-    checkpoint.write(tmp_path / "new.h5", {"keras": Change(np.array([2]), np.uint16([0x4000]))})
+    checkpoint.write(tmp_path / "new.h5", change(checkpoint, "keras", 2, 0x4000))
     assert open_checkpoint(tmp_path / "new.h5").array("keras").tolist() == [1, 1, 2, 1]
     np.savez(tmp_path / "long.npz", x=np.ones(2, np.longdouble), y=np.ones(2, np.float32))
     assert set(open_checkpoint(tmp_path / "long.npz").arrays) == {"y"}
@@ -298,7 +304,7 @@ def test_types_that_numpy_lacks_are_left_alone(tmp_path):
 def test_arrays_in_lists_have_their_number_as_a_name(tmp_path):
     (tmp_path / "lists").write_bytes(serialization.msgpack_serialize({"layers": [np.zeros(2, np.float32)] * 2}))
     checkpoint = open_checkpoint(tmp_path / "lists")
-    checkpoint.write(tmp_path / "new", {"layers/1": Change(np.array([0]), np.uint32([0x3F800000]))})
+    checkpoint.write(tmp_path / "new", change(checkpoint, "layers/1", 0, 0x3F800000))
     assert open_checkpoint(tmp_path / "new").array("layers/1").tolist() == [1, 0]
     assert open_checkpoint(tmp_path / "new").array("layers/0").tolist() == [0, 0]
 

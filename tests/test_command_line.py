@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from fault_injection.commands.main import COMMANDS, _parser, main
+from fault_injection.commands.main import COMMANDS, main, parser
 from fault_injection.version import __version__
 
 
@@ -14,7 +14,7 @@ def commands():
     """The parser of each command, by its name."""
     found = {}
     for name in COMMANDS:
-        actions = _parser("fault-injection", [name])._actions
+        actions = parser("fault-injection", [name])._actions
         (subparsers,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
         found[name] = subparsers.choices[name]
         assert len(found[name]._actions) > 1  # more than --help

@@ -7,13 +7,11 @@ a row or key that the code has and this file has not, or the other way about, is
 import argparse
 import dataclasses
 import html
-import importlib
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import fault_injection
 from fault_injection.commands import main as command_line
-from fault_injection.commands.arguments import CommandLine
 from fault_injection.detection.recovery import RECOVERIES
 from fault_injection.detection.registry import DETECTORS
 from fault_injection.faults import injection_file
@@ -106,19 +104,21 @@ PVF_TABLES = {
 
 def commands_page() -> str:
     """Every command with its arguments, from the parsers."""
-    parser = argparse.ArgumentParser(prog="fault-injection")
-    line = CommandLine(parser)
-    for name in command_line.COMMANDS:
-        importlib.import_module(f"fault_injection.commands.{name.replace('-', '_')}").add(line)
-    (action,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     parts = [
         "# Commands\n\n`fault-injection COMMAND` and `python -m fault_injection COMMAND` are the same. This page is "
         "made from the parsers, so it says what `--help` says.\n"
     ]
-    for name, command in action.choices.items():
+    for name in command_line.COMMANDS:
+        command = _command(name)
         parts.append(f"## {name}\n\n{_sentence(command.description or '')}\n\n```sh\n{_usage(name, command)}\n```\n")
         parts += [_arguments(group) for group in command._action_groups]
     return "\n".join(parts)
+
+
+def _command(name: str) -> argparse.ArgumentParser:
+    whole = command_line.parser("fault-injection", [name])
+    (action,) = (action for action in whole._actions if isinstance(action, argparse._SubParsersAction))
+    return action.choices[name]
 
 
 def _usage(name: str, command: argparse.ArgumentParser) -> str:

@@ -1,9 +1,9 @@
-"""Figures of a page.  A painter draws on axes that it is given; `picture` makes a PNG of it."""
+"""Figures of a page.  A painter draws on axes that it is given; `picture` makes a part of a page of it."""
 
 import io
+import operator
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import IO
 
 import matplotlib
 import numpy as np
@@ -21,10 +21,11 @@ MARKERS, LINES = "osD^v", ("-", "--", ":", "-.")  # each round of colours has it
 LEGEND = 88  # characters of a legend's row
 
 
-def picture(paint: Callable[[Axes], None], height: float = 3.2) -> bytes:
-    """What `paint` draws, as PNG.
+def picture(query: str, caption: str, alt: str, paint: Callable[[Axes], None], height: float = 3.2) -> Picture:
+    """What `paint` draws, as a part of a page.
 
     Args:
+      query, caption, alt: as of `Picture`.
       height: in inches; the width is 7.2.
     """
     with matplotlib.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
@@ -32,7 +33,7 @@ def picture(paint: Callable[[Axes], None], height: float = 3.2) -> bytes:
         paint(figure.subplots())
         file = io.BytesIO()
         figure.savefig(file, format="png", metadata={"Software": None})
-    return file.getvalue()
+    return Picture(query, caption, alt, file.getvalue())
 
 
 def _columns(labels: Iterable[str], most: int = 4) -> int:
@@ -114,9 +115,6 @@ def side_by_side(axes: Axes, names: Sequence[str], series: Mapping[str, Mapping[
 def write(folder: pathlib.Path, sections: Sequence[Section]) -> None:
     """Write the figures of a page as PNG files, called as their sections, of which each has one at most."""
     for section in sections:
-        for picture in (part for part in section.parts if isinstance(part, Picture)):
-
-            def put(file: IO[bytes], png: bytes = picture.png) -> None:
-                file.write(png)
-
-            write_atomically(folder / f"{section.key}.png", put)
+        for part in section.parts:
+            if isinstance(part, Picture):
+                write_atomically(folder / f"{section.key}.png", operator.methodcaller("write", part.png))

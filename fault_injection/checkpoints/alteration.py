@@ -4,12 +4,11 @@ import dataclasses
 import fnmatch
 import pathlib
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
-from .checkpoint import Change, Checkpoint, Described, of_optimizer
+from .checkpoint import Altered, Checkpoint, Described, of_optimizer
 
 PARTS = ("model", "optimizer")
 FRUITLESS = 200  # rounds of draws without one that is allowed, until we give up
@@ -64,24 +63,6 @@ class Selection:
     def drawn(self) -> bool:
         """Whether bits are drawn."""
         return self.mask is None and not self.critical and self.value is None and self.factor is None
-
-
-class Altered(NamedTuple):
-    """Alterations of one array.
-
-    Attributes:
-      places: int64 [n], row-major positions, distinct and in ascending order.
-      before, after: unsigned [n], its words.
-    """
-
-    places: np.ndarray
-    before: np.ndarray
-    after: np.ndarray
-
-    @property
-    def change(self) -> Change:
-        """What it does to the array."""
-        return Change(self.places, self.after)
 
 
 def chosen(arrays: dict[str, Described], wanted: Selection, path: pathlib.Path | None = None) -> dict[str, Described]:

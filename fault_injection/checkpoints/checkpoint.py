@@ -10,7 +10,7 @@ import errno
 import math
 import pathlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -53,19 +53,20 @@ class Described(NamedTuple):
         return is_float(self.dtype)
 
 
-class Change(NamedTuple):
-    """New elements of one array.
+class Altered(NamedTuple):
+    """Alterations of one array.
 
     Attributes:
       places: int64 [n], row-major positions, distinct and in ascending order.
-      words: unsigned [n], what the elements become.
+      before, after: unsigned [n], its words.
     """
 
     places: np.ndarray
-    words: np.ndarray
+    before: np.ndarray
+    after: np.ndarray
 
 
-Changes = Mapping[str, Change]  # by array
+Changes = Mapping[str, Altered]  # by array
 
 
 class Checkpoint(abc.ABC):
@@ -107,6 +108,27 @@ class Checkpoint(abc.ABC):
         described = self.arrays[name]
         pieces = [*self.pieces(name)] or [np.empty(0, described.word)]
         return np.concatenate(pieces).view(described.dtype).reshape(described.shape)
+
+
+def blocks(array: Described) -> Iterator[slice]:
+    """The rows of an array with elements, along its first axis, so many together as `PIECE` bytes hold.
+
+    >>> list(blocks(Described((3, PIECE // 8), np.dtype(np.float32))))
+    [slice(0, 2, None), slice(2, 3, None)]
+    """
+    rows = max(1, PIECE * array.shape[0] // (array.size * array.dtype.itemsize))
+    for start in range(0, array.shape[0], rows):
+        yield slice(start, min(start + rows, array.shape[0]))
+
+
+def replaced(pieces: Iterable[np.ndarray], places: np.ndarray, words: np.ndarray) -> Iterator[np.ndarray]:
+    """Pieces of an array with some of its words replaced, in place; `places` [n] count through the pieces."""
+    begin = 0
+    for piece in pieces:
+        here = (begin <= places) & (places < begin + len(piece))
+        piece[places[here] - begin] = words[here]
+        begin += len(piece)
+        yield piece
 
 
 def is_float(dtype: np.dtype) -> bool:

@@ -76,7 +76,6 @@ class StateKeeper(Observer):
         self._program, self._folder, self._epochs = program, folder, epochs
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
-        """Keep the state."""
         if epoch in self._epochs:
             arrays = named_arrays(self._program, state)
             from_leader(lambda: write_arrays(self._folder / f"state_after_{epoch:04d}.npz", arrays))

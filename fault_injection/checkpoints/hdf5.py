@@ -5,14 +5,15 @@ writes the chunks that change anew, with their compression and checksums.
 """
 
 import pathlib
+import types
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
-from ..machine.errors import InputError
-from .checkpoint import PIECE, is_number, reading
+from ..machine.extras import import_extra
+from .checkpoint import Altered, blocks, is_number, reading
 from .in_place import InPlace, Region
 
 OPAQUE = np.dtype("V2")
@@ -34,38 +35,31 @@ class Hdf5(InPlace):
         self.scattered = scattered
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
-        """As `Checkpoint.words`."""
         if name not in self.scattered:
             return super().words(name, index)
         region = self.regions[name]
-        with reading(self.path, self.format), _opened(self.path) as file:
+        with reading(self.path, self.format), _h5py(self.path).File(self.path) as file:
             found = [file[name][place] for place in _coordinates(index, region)]
         return np.array(found, region.described.dtype).view(region.described.word)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """As `Checkpoint.pieces`."""
         if name not in self.scattered:
             yield from super().pieces(name)
             return
-        region = self.regions[name]
-        row = max(1, region.described.size // region.shape[0]) * region.dtype.itemsize if region.described.size else 1
-        step = max(1, PIECE // row)
-        with reading(self.path, self.format), _opened(self.path) as file:
-            for start in range(0, region.shape[0] if region.described.size else 0, step):
-                rows = file[name][start : start + step].astype(region.described.dtype)
-                yield np.ascontiguousarray(rows).view(region.described.word).reshape(-1)
+        described = self.arrays[name]
+        with reading(self.path, self.format), _h5py(self.path).File(self.path) as file:
+            for rows in blocks(described):
+                found = file[name][rows].astype(described.dtype)
+                yield np.ascontiguousarray(found).view(described.word).reshape(-1)
 
-    def replace(self, file: BinaryIO, name: str, index: np.ndarray, words: np.ndarray) -> None:
-        """As `InPlace.replace`."""
+    def replace(self, file: BinaryIO, name: str, change: Altered) -> None:
         if name not in self.scattered:
-            super().replace(file, name, index, words)
+            super().replace(file, name, change)
             return
-        region, values = self.regions[name], words.view(self.arrays[name].dtype)
-        import h5py
-
-        with reading(self.path, self.format), h5py.File(file, "r+") as altered:
+        region, values = self.regions[name], change.after.view(self.arrays[name].dtype)
+        with reading(self.path, self.format), _h5py(self.path).File(file, "r+") as altered:
             dataset = altered[name]
-            for place, value in zip(_coordinates(index, region), values, strict=True):
+            for place, value in zip(_coordinates(change.places, region), values, strict=True):
                 dataset[place] = value
 
 
@@ -79,8 +73,8 @@ def open_hdf5(path: pathlib.Path) -> Hdf5:
     scattered: list[str] = []
     others: list[str] = []
     size = path.stat().st_size
-    with reading(path, Hdf5.format), _opened(path) as file:
-        import h5py
+    h5py = _h5py(path)
+    with reading(path, Hdf5.format), h5py.File(path) as file:
 
         def visit(name: str, item: Any) -> None:
             if not isinstance(item, h5py.Dataset):
@@ -103,12 +97,8 @@ def open_hdf5(path: pathlib.Path) -> Hdf5:
     return Hdf5(path, regions, frozenset(scattered), tuple(others))
 
 
-def _opened(path: pathlib.Path) -> Any:
-    try:
-        import h5py
-    except ImportError:
-        raise InputError("HDF5 needs h5py: pip install -e '.[checkpoints]'", path) from None
-    return h5py.File(path, "r")
+def _h5py(path: pathlib.Path) -> types.ModuleType:
+    return import_extra("h5py", "checkpoints", "files of HDF5", path)
 
 
 def _coordinates(index: np.ndarray, region: Region) -> list[tuple[int, ...]]:

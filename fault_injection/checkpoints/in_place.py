@@ -5,12 +5,12 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
-from typing import BinaryIO, NamedTuple
+from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 
 from ..machine.files import write_atomically
-from .checkpoint import PIECE, Changes, Checkpoint, Described
+from .checkpoint import PIECE, Altered, Changes, Checkpoint, Described
 
 
 class Region(NamedTuple):
@@ -62,7 +62,6 @@ class InPlace(Checkpoint):
         self.arrays = {name: region.described for name, region in regions.items()}
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
-        """As `Checkpoint.words`."""
         region = self.regions[name]
         if not len(index):
             return np.empty(0, region.described.word)
@@ -71,36 +70,45 @@ class InPlace(Checkpoint):
         return np.asarray(mapped[region.places(index)]).astype(region.described.word)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """As `Checkpoint.pieces`."""
         region = self.regions[name]
-        step = PIECE // region.dtype.itemsize
-        size = region.described.size
-        if region.columns_first:
-            for start in range(0, size, step):
-                yield self.words(name, np.arange(start, min(start + step, size)))
+        if not region.columns_first:
+            yield from self.stored(name)
             return
-        with self.path.open("rb") as file:
-            file.seek(region.offset)
+        step, size = PIECE // region.dtype.itemsize, region.described.size
+        for start in range(0, size, step):
+            yield self.words(name, np.arange(start, min(start + step, size)))
+
+    def stored(self, name: str) -> Iterator[np.ndarray]:
+        """As `pieces`, in the order of the file."""
+        region = self.regions[name]
+        step, size = PIECE // region.dtype.itemsize, region.described.size
+        with self.opened(name) as file:
             for start in range(0, size, step):
                 content = file.read(min(step, size - start) * region.dtype.itemsize)
                 yield np.frombuffer(content, region.word).astype(region.described.word)
 
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[IO[bytes]]:
+        """A file to read an array from, at its first byte."""
+        with self.path.open("rb") as file:
+            file.seek(self.regions[name].offset)
+            yield file
+
     def write(self, out: pathlib.Path, changes: Changes) -> None:
-        """As `Checkpoint.write`."""
         write_atomically(out, lambda file: self.fill(file, changes))
 
     def fill(self, file: BinaryIO, changes: Changes) -> None:
         """Write the altered copy into an open, empty file."""
         copy_into(self.path, file)
         for name, change in changes.items():
-            self.replace(file, name, change.places, change.words)
+            self.replace(file, name, change)
 
-    def replace(self, file: BinaryIO, name: str, index: np.ndarray, words: np.ndarray) -> None:
+    def replace(self, file: BinaryIO, name: str, change: Altered) -> None:
         """Replace elements of an array in a copy of this file."""
         region = self.regions[name]
-        places = region.places(index)
+        places = region.places(change.places)
         width = region.dtype.itemsize
-        content = words.astype(region.word).tobytes()
+        content = change.after.astype(region.word).tobytes()
         for k, place in enumerate(places.tolist()):
             file.seek(region.offset + place * width)
             file.write(content[k * width : (k + 1) * width])

@@ -15,8 +15,7 @@ import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_bounded, read_text, write_atomically
-from .alteration import Altered
-from .checkpoint import Checkpoint, Described
+from .checkpoint import Altered, Checkpoint, Described
 
 VERSION = 1
 LARGEST = 2 * 2**30  # bytes of a log
@@ -93,18 +92,14 @@ def write_log(
     """
     head = {"version": VERSION, "checkpoint": checkpoint.path.name, "format": checkpoint.format, "asked": dict(asked)}
 
-    def lines() -> Iterator[str]:
-        yield json.dumps(head, ensure_ascii=False)[:-1] + ', "alterations": ['
-        rows = (row for name, one in altered.items() for row in _rows(name, checkpoint.arrays[name], one))
-        first = True
-        for row in rows:
-            yield ("" if first else ",") + "\n" + json.dumps(row, ensure_ascii=False)
-            first = False
-        yield "\n]}\n"
+    rows = (row for name, one in altered.items() for row in _rows(name, checkpoint.arrays[name], one))
 
     def fill(file: Any) -> None:
-        for line in lines():
-            file.write(line.encode(errors="backslashreplace"))
+        between = json.dumps(head, ensure_ascii=False)[:-1] + ', "alterations": [\n'
+        for row in rows:
+            file.write(f"{between}{json.dumps(row, ensure_ascii=False)}".encode(errors="backslashreplace"))
+            between = ",\n"
+        file.write(b"\n]}\n")
 
     write_atomically(path, fill)
 
@@ -157,17 +152,13 @@ def _ours(rows: list[dict[str, Any]]) -> list[Entry]:
         by_array.setdefault((str(row["name"]), str(row["dtype"])), []).append(row)
     found = []
     for (name, kind), of_array in by_array.items():
-        dtype = _type(kind)
+        dtype = np.dtype(getattr(ml_dtypes, kind, kind))
         before, after = (
             np.array([int(row[when], 16) for row in of_array], np.dtype(f"u{dtype.itemsize}"))
             for when in ("before", "after")
         )
         found.append(Entry(name, dtype, _places([row["index"] for row in of_array]), before, after))
     return found
-
-
-def _type(name: str) -> np.dtype:
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def _published(name: str, rows: list[Any]) -> Entry:
@@ -299,8 +290,3 @@ def _of_width(entry: Entry, array: Described, path: pathlib.Path) -> np.ndarray:
     if any(mask >> width for mask in masks):
         raise InputError(f"{entry.name} has {width} bits, and the log inverts a higher one", path)
     return np.array([int(f"{mask:0{width}b}"[::-1], 2) for mask in masks], np.uint64)
-
-
-def total(altered: Mapping[str, Altered]) -> int:
-    """How many elements are altered."""
-    return sum(len(one.places) for one in altered.values())

@@ -33,19 +33,14 @@ class Msgpack(Checkpoint):
         self.others = tuple(others)
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
-        """As `Checkpoint.words`."""
         return self._flat(name)[index]
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """As `Checkpoint.pieces`."""
         flat = self._flat(name)
         step = PIECE // flat.itemsize
-        for start in range(0, flat.size, step):
-            yield flat[start : start + step]
+        yield from np.split(flat, range(step, flat.size, step))
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
-        """As `Checkpoint.write`."""
-
         def altered(prefix: str, node: Any) -> Any:
             if isinstance(node, dict):
                 return {key: altered(f"{prefix}{key}/", child) for key, child in node.items()}
@@ -55,7 +50,7 @@ class Msgpack(Checkpoint):
             if change is None:
                 return node
             flat = self._flat(prefix[:-1]).copy()
-            flat[change.places] = change.words
+            flat[change.places] = change.after
             array = flat.view(node.dtype).reshape(node.shape)
             return array if isinstance(node, np.ndarray) else array[()]
 

@@ -4,19 +4,21 @@ What is stored uncompressed is altered where it lies, and the CRC-32 of its memb
 changed.  An archive of which a compressed member changes is written anew.
 """
 
+import contextlib
 import functools
 import itertools
 import pathlib
+import shutil
 import zipfile
 import zlib
 from collections.abc import Iterator
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
 
 from ..machine.files import CHECKSUM, arrays_checksum, write_atomically
-from .checkpoint import PIECE, Change, Changes, Described, is_number, reading
+from .checkpoint import PIECE, Altered, Changes, Described, is_number, reading, replaced
 from .in_place import InPlace, Region
 
 LOCAL, CENTRAL = 30, 46  # bytes of the headers of a member, without names and extras
@@ -58,72 +60,58 @@ class Npz(InPlace):
                 raise ValueError("its checksum does not match")
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
-        """As `Checkpoint.words`."""
         if self.members[name].compress_type == zipfile.ZIP_STORED:
             return super().words(name, index)
-        region, found, begin = self.regions[name], [], 0
-        order = np.argsort(places := region.places(index), kind="stable")
-        for piece in self._stored(name):
-            inside = (begin <= places[order]) & (places[order] < begin + len(piece))
-            found.append(piece[places[order][inside] - begin])
+        places, begin = self.regions[name].places(index), 0
+        words = np.empty(len(index), self.regions[name].described.word)
+        for piece in self.stored(name):
+            here = (begin <= places) & (places < begin + len(piece))
+            words[here] = piece[places[here] - begin]
             begin += len(piece)
-        words = np.empty(len(index), region.described.word)
-        words[order] = np.concatenate(found) if found else 0
         return words
 
-    def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """As `Checkpoint.pieces`."""
-        region = self.regions[name]
-        if self.members[name].compress_type == zipfile.ZIP_STORED or region.columns_first:
-            return super().pieces(name)
-        return self._stored(name)
-
-    def _stored(self, name: str) -> Iterator[np.ndarray]:
-        """The words of a member in the order of the file, decompressed."""
-        region, info = self.regions[name], self.members[name]
+    @contextlib.contextmanager
+    def opened(self, name: str) -> Iterator[IO[bytes]]:
+        info = self.members[name]
+        if info.compress_type == zipfile.ZIP_STORED:
+            with super().opened(name) as file:
+                yield file
+            return
         with reading(self.path, self.format), zipfile.ZipFile(self.path) as archive, archive.open(info) as member:
-            member.read(info.file_size - region.described.size * region.dtype.itemsize)
-            left = region.described.size
-            while left:
-                count = min(left, PIECE // region.dtype.itemsize)
-                yield np.frombuffer(member.read(count * region.dtype.itemsize), region.word).astype(
-                    region.described.word
-                )
-                left -= count
+            member.read(self._header(name))
+            yield member
+
+    def _header(self, name: str) -> int:
+        """Bytes of a member before its array."""
+        region = self.regions[name]
+        return self.members[name].file_size - region.described.size * region.dtype.itemsize
 
     def checksum(self, changes: Changes) -> bytes:
         """The SHA-256 of all arrays with some elements replaced."""
 
         def content(name: str) -> Iterator[bytes]:
-            change, begin = changes.get(name), 0
-            region = self.regions[name]
-            for piece in self.pieces(name):
-                if change is not None:
-                    here = (begin <= change.places) & (change.places < begin + len(piece))
-                    piece[change.places[here] - begin] = change.words[here]
-                begin += len(piece)
-                yield piece.astype(region.word).tobytes()
+            pieces, change = self.pieces(name), changes.get(name)
+            for piece in pieces if change is None else replaced(pieces, change.places, change.after):
+                yield piece.astype(self.regions[name].word).tobytes()
 
         known = {name: (self.regions[name].dtype.str, self.arrays[name].shape, content(name)) for name in self.arrays}
         return arrays_checksum(known)
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
-        """As `Checkpoint.write`."""
         if self.ours:
-            new = np.frombuffer(self.checksum(changes), np.uint8)
-            changes = {**changes, CHECKSUM: Change(np.arange(32), new)}
+            every, new = np.arange(32), np.frombuffer(self.checksum(changes), np.uint8)
+            changes = {**changes, CHECKSUM: Altered(every, self.words(CHECKSUM, every), new)}
         if any(self.members[name].compress_type != zipfile.ZIP_STORED for name in changes):
             write_atomically(out, lambda file: self._rewrite(file, changes))
         else:
             super().write(out, changes)
 
-    def replace(self, file: BinaryIO, name: str, index: np.ndarray, words: np.ndarray) -> None:
+    def replace(self, file: BinaryIO, name: str, change: Altered) -> None:
         """As `InPlace.replace`; the CRC-32 of the member follows."""
+        super().replace(file, name, change)
         region, info = self.regions[name], self.members[name]
-        old = self.words(name, index)
-        super().replace(file, name, index, words)
         begin, size = region.end - info.file_size, info.file_size
-        if len(index) * ACCOUNTED > size:
+        if len(change.places) * ACCOUNTED > size:
             crc, left = 0, size
             file.seek(begin)
             while left:
@@ -132,8 +120,8 @@ class Npz(InPlace):
         else:
             crc = info.CRC
             width = region.dtype.itemsize
-            places = (region.offset - begin + region.places(index) * width).tolist()
-            flips = (old ^ words).astype(region.word).tobytes()
+            places = (region.offset - begin + region.places(change.places) * width).tolist()
+            flips = (change.before ^ change.after).astype(region.word).tobytes()
             for k, place in enumerate(places):
                 crc ^= crc_of_flip(flips[k * width : (k + 1) * width], size - place - width)
         file.seek(self._behind(info, region) if info.flag_bits & AFTERWARDS else info.header_offset + CRC_OF_LOCAL)
@@ -170,16 +158,11 @@ class Npz(InPlace):
                     new.open(copied, "w", force_zip64=True) as target,
                 ):
                     if change is None:
-                        while content := source.read(PIECE):
-                            target.write(content)
+                        shutil.copyfileobj(source, target, PIECE)
                         continue
+                    target.write(source.read(self._header(name)))
                     region = self.regions[name]
-                    target.write(source.read(info.file_size - region.described.size * region.dtype.itemsize))
-                    places, begin = region.places(change.places), 0
-                    for piece in self._stored(name):
-                        here = (begin <= places) & (places < begin + len(piece))
-                        piece[places[here] - begin] = change.words[here]
-                        begin += len(piece)
+                    for piece in replaced(self.stored(name), region.places(change.places), change.after):
                         target.write(piece.astype(region.word).tobytes())
 
 

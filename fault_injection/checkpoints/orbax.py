@@ -4,17 +4,17 @@ Arrays lie in a database (OCDBT) or in folders of their own; both are read and a
 """
 
 import json
-import math
 import pathlib
 import shutil
+import types
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from ..machine.errors import InputError
+from ..machine.extras import import_extra
 from ..machine.files import whole_folder
-from .checkpoint import PIECE, Changes, Checkpoint, Described, is_number, reading
+from .checkpoint import Changes, Checkpoint, Described, blocks, is_number, reading
 
 METADATA = "_METADATA"
 ITEM = "default"  # where Orbax's CheckpointManager puts the tree of a step
@@ -30,8 +30,8 @@ class Orbax(Checkpoint):
 
     format = "Orbax"
 
-    def __init__(self, path: pathlib.Path, tree: pathlib.Path) -> None:
-        self.path, self.tree = path, tree
+    def __init__(self, tensorstore: types.ModuleType, path: pathlib.Path, tree: pathlib.Path) -> None:
+        self._tensorstore, self.path, self.tree = tensorstore, path, tree
         known = json.loads((tree / METADATA).read_bytes())
         self._ocdbt, self._driver = bool(known["use_ocdbt"]), "zarr3" if known["use_zarr3"] else "zarr"
         self._stored, others = {}, []
@@ -54,15 +54,12 @@ class Orbax(Checkpoint):
         self._opened, self.others = kept, tuple(others)
 
     def _open(self, tree: pathlib.Path, stored: str) -> Any:
-        import tensorstore
-
         files = {"driver": "ocdbt", "base": f"file://{tree.resolve()}/", "path": f"{stored}/"}
         plain = {"driver": "file", "path": f"{tree.resolve()}/{stored}/"}
         spec = {"driver": self._driver, "kvstore": files if self._ocdbt else plain}
-        return tensorstore.open(spec, open=True).result()
+        return self._tensorstore.open(spec, open=True).result()
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
-        """As `Checkpoint.words`."""
         described = self.arrays[name]
         if not len(index):
             return np.empty(0, described.word)
@@ -73,17 +70,14 @@ class Orbax(Checkpoint):
             return np.asarray(self._opened[name].vindex[places].read().result()).view(described.word)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        """As `Checkpoint.pieces`."""
         described, array = self.arrays[name], self._opened[name]
         if not described.shape or not described.size:
             yield self.words(name, np.arange(described.size))
             return
-        row = math.prod(described.shape[1:]) * described.dtype.itemsize
-        step = max(1, PIECE // row)
-        for start in range(0, described.shape[0], step):
+        for rows in blocks(described):
             with reading(self.path, self.format):
-                rows = array[start : min(start + step, described.shape[0])].read().result()
-            yield np.ascontiguousarray(rows).view(described.word).reshape(-1)
+                found = array[rows].read().result()
+            yield np.ascontiguousarray(found).view(described.word).reshape(-1)
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
         """As `Checkpoint.write`; the folder is copied, and TensorStore writes what changes into the copy."""
@@ -93,7 +87,7 @@ class Orbax(Checkpoint):
             tree = folder / self.tree.relative_to(self.path)
             for name, change in changes.items():
                 described, array = self.arrays[name], self._open(tree, self._stored[name])
-                values = change.words.view(described.dtype)
+                values = change.after.view(described.dtype)
                 if described.shape:
                     array.vindex[np.unravel_index(change.places, described.shape)].write(values).result()
                 elif len(values):
@@ -113,9 +107,6 @@ def open_orbax(path: pathlib.Path) -> Orbax:
     Raises:
       InputError: it is damaged, or orbax-checkpoint is not installed.
     """
-    try:
-        import tensorstore  # noqa: F401
-    except ImportError:
-        raise InputError("Orbax needs orbax-checkpoint: pip install -e '.[checkpoints]'", path) from None
+    tensorstore = import_extra("tensorstore", "checkpoints", "checkpoints of Orbax", path)
     with reading(path, Orbax.format):
-        return Orbax(path, path if (path / METADATA).is_file() else path / ITEM)
+        return Orbax(tensorstore, path, path if (path / METADATA).is_file() else path / ITEM)

@@ -7,20 +7,18 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Altered, Selection, chosen, draw
-from ..checkpoints.checkpoint import Checkpoint
+from ..checkpoints.alteration import PARTS, Selection, chosen, draw
+from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
-from ..checkpoints.log import apply, read_log, read_mapping, total, write_log
+from ..checkpoints.log import apply, read_log, read_mapping, write_log
 from ..machine.errors import InputError
-from .arguments import CommandLine, aligned, json_option, natural, positive, tell, tell_json
+from .arguments import aligned, json_option, natural, positive, tell, tell_json
 
 SHOWN = 5  # alterations, and arrays, that are printed
 DRAWING = tuple(field.name for field in dataclasses.fields(Selection))
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("alter", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
     sub.add_argument("--out", type=pathlib.Path, metavar="NEW", help="the altered copy")
     sub.add_argument("--in-place", action="store_true", help="replace CHECKPOINT, at once, when the copy is whole")
@@ -74,7 +72,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     _consistent(options)
     checkpoint = open_checkpoint(options.checkpoint)
     out = options.checkpoint.resolve() if options.in_place else options.out  # what a symbolic link leads to is replaced
@@ -100,7 +97,7 @@ def run(options: argparse.Namespace) -> None:
         if options.log is not None:  # first, so that nothing is altered without a log
             write_log(options.log, checkpoint, altered, asked)
         try:
-            checkpoint.write(out, {name: one.change for name, one in altered.items()})
+            checkpoint.write(out, altered)
         except BaseException:
             if options.log is not None:
                 options.log.unlink()
@@ -146,7 +143,7 @@ def _answer(
     out: pathlib.Path | None,
 ) -> None:
     """Say what was altered, or would be."""
-    count = total(altered)
+    count = sum(len(one.places) for one in altered.values())
     if options.json:
         known = {
             "format": checkpoint.format,

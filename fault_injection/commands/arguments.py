@@ -4,15 +4,13 @@ import argparse
 import json
 import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..machine.environment import MATRIX_PRECISIONS, available_processors, cache_folder
 from ..machine.errors import InputError, printable
 from ..machine.files import strict_json
 from ..machine.processes import leading
-
-Action = Callable[[argparse.Namespace], None]
 
 COMMANDS = {  # each in a module of its name, in the order of the help
     "replay": "replay one injection, from fault to verdict",
@@ -34,20 +32,6 @@ COMMANDS = {  # each in a module of its name, in the order of the help
     "fetch-checkpoints": "download the published checkpoints, and import them",
     "examples": "copy the examples that the documentation names: injections, plans, own steps",
 }
-
-
-class CommandLine:
-    """The commands of a program; each adds its own parser."""
-
-    def __init__(self, parser: argparse.ArgumentParser):
-        self._parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(self, name: str, run: Action | None = None) -> argparse.ArgumentParser:
-        """The parser of a command, which `run` carries out; without it the command is only listed."""
-        text = COMMANDS[name]
-        parser: argparse.ArgumentParser = self._parsers.add_parser(name, help=text, description=text)
-        parser.set_defaults(run=run)
-        return parser
 
 
 def positive(text: str) -> int:

@@ -10,21 +10,18 @@ from ..questions.outcomes.plan import Plan
 from ..questions.outcomes.plan_file import read_plan
 from ..questions.outcomes.sampling import draw
 from ..questions.outcomes.standing import standing
-from .arguments import CommandLine, tell, tell_json
+from .arguments import tell, tell_json
 from .estimates import clock, golden_needed
 from .plan_options import driving, plan_options
 
 DRAWN = 100_000  # experiments up to which `--check` draws them all, to count them by fault model
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("campaign", run)
+def add(sub: argparse.ArgumentParser) -> None:
     plan_options(sub, "folder of the campaign")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     if options.check:  # as a job, with one thread on CPUs; reading the plan of a user's own training computes
         environment.prepare(1, options.matrix_precision, bind=False)
     plan = read_plan(options.plan)

@@ -13,14 +13,12 @@ from ..machine.processes import from_leader
 from ..runs.golden_run import Golden, kept_epochs
 from ..runs.replay_files import write_replay
 from ..runs.replay_run import make_golden, replay
-from .arguments import CommandLine, epoch_list, json_option, machine_options, natural, positive, tell, tell_json
+from .arguments import epoch_list, json_option, machine_options, natural, positive, tell, tell_json
 from .out_folder import DEFAULT, check_out, default_out
 from .workload_arguments import chosen_workload, workload_options
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("continue", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
     sub.add_argument("workload", help="name of a workload")
     workload_options(sub, lambda workload: workload.embedded())
@@ -37,7 +35,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     workload = chosen_workload(options, embedded=getattr(options, "dataset", None) in (None, "digits"))
     name = options.checkpoint.stem
     out = options.out or default_out(options.checkpoint)

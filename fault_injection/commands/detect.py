@@ -9,12 +9,10 @@ from ..detection.detector import Alarm
 from ..detection.log import Log, detect, raised, read_log
 from ..detection.value_based import VALUE_BASED, Chosen, value_based
 from ..machine.errors import printable
-from .arguments import CommandLine, aligned, json_option, setting_pairs, tell, tell_json
+from .arguments import aligned, json_option, setting_pairs, tell, tell_json
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("detect", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("log", type=pathlib.Path, metavar="VALUES.csv", help="columns step,tensor,value and perhaps time")
     sub.add_argument("--detector", required=True, metavar="NAME", help=", ".join(VALUE_BASED))
     sub.add_argument(
@@ -24,7 +22,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     chosen = value_based(options.detector, os.environ, setting_pairs(options.set))
     log = read_log(options.log, signed=options.detector in ("loss_spike", "nonfinite"))
     notes = list(chosen.notes)

@@ -8,12 +8,10 @@ from math import isfinite
 from ..checkpoints.difference import Difference, difference
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..machine.errors import InputError
-from .arguments import CommandLine, aligned, json_option, tell, tell_json
+from .arguments import aligned, json_option, tell, tell_json
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("diff", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("first", type=pathlib.Path, metavar="A", help=FORMATS)
     sub.add_argument("second", type=pathlib.Path, metavar="B", help="of the same format or another, with equal names")
     sub.add_argument("--picture", type=pathlib.Path, metavar="FILE.png", help="draw the errors and the bits")
@@ -21,7 +19,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     if options.picture is not None and options.picture.suffix not in (".png", ".svg", ".pdf"):
         raise InputError("--picture: expected a file .png, .svg or .pdf", options.picture)
     found = difference(open_checkpoint(options.first), open_checkpoint(options.second))

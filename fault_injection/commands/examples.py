@@ -6,7 +6,7 @@ import shutil
 
 from ..machine.errors import InputError
 from ..machine.files import whole_folder
-from .arguments import CommandLine, tell
+from .arguments import tell
 
 SHIPPED = pathlib.Path(__file__).parent.parent / "shipped"
 FILES = {  # as pyproject.toml says them of the wheel
@@ -15,14 +15,11 @@ FILES = {  # as pyproject.toml says them of the wheel
 }
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("examples", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("folder", type=pathlib.Path, metavar="DIR", help="where the folders injections and examples go")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     for name in FILES:
         if (there := options.folder / name).exists() or there.is_symlink():
             raise InputError("is there already; nothing was copied", there)

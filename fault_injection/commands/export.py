@@ -9,12 +9,10 @@ from ..questions.outcomes.sampling import injection_of
 from ..questions.outcomes.store import Store, open_plan
 from ..questions.outcomes.tables import FORMATS, write_tables
 from ..runs.outcome import OUTCOMES
-from .arguments import CommandLine, natural, tell
+from .arguments import natural, tell
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("export", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
     sub.add_argument("--id", type=natural, nargs="+", metavar="N", help="these experiments, as injection files")
     sub.add_argument(
@@ -27,7 +25,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     out = options.out or options.campaign / "export"
     if sum(map(bool, (options.id, options.outcome, options.format))) > 1:
         raise InputError("--id and --outcome write injection files, --format writes tables; give one of them")

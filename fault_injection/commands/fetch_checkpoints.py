@@ -6,12 +6,10 @@ import pathlib
 from ..machine.environment import cache_folder
 from ..published.checkpoints import DRIVE, fetch
 from ..workloads.registry import find_workload
-from .arguments import CommandLine, natural, tell
+from .arguments import natural, tell
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("fetch-checkpoints", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("workload", nargs="?", help="only this workload's (default: each checkpoint's own)")
     sub.add_argument(
         "--drive", choices=tuple(DRIVE), default="examples", help="which published folder (default: %(default)s)"
@@ -34,7 +32,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     if options.workload is not None:
         find_workload(options.workload)
     chosen = {"drive": options.drive, "only": options.only, "place": options.place, "epoch": options.epoch}

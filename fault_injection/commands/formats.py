@@ -17,15 +17,13 @@ from ..models.precisions import PRECISIONS
 from ..runs.records import columns
 from ..runs.replay_files import struck_values, write_replay
 from ..runs.replay_run import Replay, golden_for, replay
-from .arguments import CommandLine, aligned, json_option, machine_options, tell, tell_json
+from .arguments import aligned, json_option, machine_options, tell, tell_json
 from .out_folder import DEFAULT, check_out, default_out
 
 COLUMNS = ("format", "operand", "new bits", "from", "to", "outcome", "worse train", "worse test")
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("formats", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
     sub.add_argument(
         "--formats",
@@ -40,7 +38,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     names = tuple(dict.fromkeys(options.formats.split(",")))
     for name in names:
         if name not in PRECISIONS:

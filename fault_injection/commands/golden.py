@@ -9,14 +9,12 @@ from ..machine.files import write_arrays
 from ..machine.processes import from_leader, say
 from ..runs.golden_run import Golden, final_metrics, noise_floor
 from ..runs.outcome import Thresholds
-from .arguments import CommandLine, epoch_list, json_option, machine_options, natural, positive, tell, tell_json
+from .arguments import epoch_list, json_option, machine_options, natural, positive, tell, tell_json
 from .estimates import shown
 from .workload_arguments import chosen_workload, workload_options
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("golden", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("workload", help="name of a workload")
     workload_options(sub, lambda workload: workload.embedded())
     sub.add_argument(
@@ -43,7 +41,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     saved = None if options.save is None else _epoch_to_save(options)
     workload = chosen_workload(options, embedded=getattr(options, "dataset", None) in (None, "digits"))
     if saved is not None and saved > workload.epochs:

@@ -13,7 +13,7 @@ from ..machine.errors import InputError, Untrustworthy, printable
 from ..machine.processes import broke_off, join
 from ..machine.termination import heed
 from ..version import __version__
-from .arguments import COMMANDS, CommandLine
+from .arguments import COMMANDS
 
 Begin = Callable[[], object]
 
@@ -37,9 +37,9 @@ def main(
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
         if not arguments:
-            _parser(program, arguments).print_help()
+            parser(program, arguments).print_help()
             return 0
-        options = _parser(program, arguments).parse_args(arguments)
+        options = parser(program, arguments).parse_args(arguments)
         options.arguments = arguments
         begin()
         _set_up(options)
@@ -72,17 +72,19 @@ class _Parser(argparse.ArgumentParser):
         raise InputError(f"{message} (see {self.prog} --help)")
 
 
-def _parser(program: str, arguments: Sequence[str]) -> argparse.ArgumentParser:
+def parser(program: str, arguments: Sequence[str]) -> argparse.ArgumentParser:
     """The parser: of the command that is named, or a list of all.  No other command's module is imported."""
-    parser = _Parser(prog=program, description="What one wrong number does to a training run.")
-    parser.add_argument("--version", action="version", version=f"fault-injection {__version__}")
-    commands = CommandLine(parser)
-    if (name := next((word for word in arguments if word != "--"), "")) in COMMANDS:
-        importlib.import_module(f".{name.replace('-', '_')}", __package__).add(commands)
-    else:
-        for name in COMMANDS:
-            commands.add(name)
-    return parser
+    whole = _Parser(prog=program, description="What one wrong number does to a training run.")
+    whole.add_argument("--version", action="version", version=f"fault-injection {__version__}")
+    commands = whole.add_subparsers(required=True, metavar="COMMAND")
+    named = next((word for word in arguments if word != "--"), "")
+    for name in [named] if named in COMMANDS else COMMANDS:
+        command = commands.add_parser(name, help=COMMANDS[name], description=COMMANDS[name])
+        if name == named:
+            module = importlib.import_module(f".{name.replace('-', '_')}", __package__)
+            module.add(command)
+            command.set_defaults(run=module.run)
+    return whole
 
 
 def _set_up(options: argparse.Namespace) -> None:

@@ -6,18 +6,16 @@ from ..machine import environment
 from ..questions.vulnerability.driver import run_trials
 from ..questions.vulnerability.plan_file import read_pvf_plan
 from ..questions.vulnerability.tasks import PvfTask, golden_of
-from .arguments import CommandLine, tell, tell_json
+from .arguments import tell, tell_json
 from .estimates import golden_needed
 from .plan_options import driving, plan_options
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    plan_options(commands.add("pvf", run), "folder of the trials")
+def add(sub: argparse.ArgumentParser) -> None:
+    plan_options(sub, "folder of the trials")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     if options.check:  # as a job, with one thread on CPUs; reading the plan of a user's own training computes
         environment.prepare(1, options.matrix_precision, bind=False)
     plan = read_pvf_plan(options.plan)

@@ -23,16 +23,14 @@ from ..runs.golden_run import Golden
 from ..runs.replay_files import write_replay
 from ..runs.replay_run import golden_for, last_step, replay
 from ..runs.steps import numbered
-from .arguments import CommandLine, json_option, machine_options, natural, setting_pairs, tell, tell_json
+from .arguments import json_option, machine_options, natural, setting_pairs, tell, tell_json
 from .estimates import golden_needed, shown, time_needed
 from .out_folder import DEFAULT, check_out, default_out
 
 CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("replay", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "what",
         nargs="?",
@@ -63,7 +61,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     place = _place(options)
     if options.id is None:
         injection, name = from_leader(lambda: read_injection(place)), place.stem

@@ -5,19 +5,16 @@ import pathlib
 
 from ..machine.errors import InputError
 from ..questions.outcomes.standing import standing
-from .arguments import CommandLine, json_option, tell, tell_json
+from .arguments import json_option, tell, tell_json
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("report", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("campaigns", type=pathlib.Path, nargs="+", metavar="DIR", help="folder of a campaign")
     sub.add_argument("--out", type=pathlib.Path, help="folder of the comparison of several (default: comparison)")
     json_option(sub)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     if len(options.campaigns) == 1 and options.out is not None:
         raise InputError("--out belongs to a comparison; the report of a campaign is written to its folder")
     if len(options.campaigns) > 1:

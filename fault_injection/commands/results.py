@@ -5,13 +5,11 @@ import pathlib
 
 from ..machine.errors import InputError
 from ..runs.finished import draw_together, find_finished
-from .arguments import CommandLine, aligned, json_option, tell, tell_json
+from .arguments import aligned, json_option, tell, tell_json
 from .out_folder import OUT
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("results", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument(
         "folders",
         nargs="*",
@@ -25,7 +23,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     for folder in options.folders:
         if not folder.is_dir():
             raise InputError("is no folder", folder)

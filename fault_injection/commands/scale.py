@@ -6,13 +6,11 @@ import pathlib
 from ..faults.injection_file import read_injection, write_injection
 from ..faults.scaling import scale, scaled_name
 from ..machine.errors import InputError
-from .arguments import CommandLine, flag, tell
+from .arguments import flag, tell
 from .workload_arguments import given, workload_options
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("scale", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("file", type=pathlib.Path, metavar="FILE", help="injection file")
     workload_options(sub, None, scaling_only=True)
     sub.add_argument("--out", type=pathlib.Path, help="the new file (default: NAME_width8_epochs20.csv or the like)")
@@ -20,7 +18,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     injection = read_injection(options.file)
     changes = given(options, injection.workload)
     if not changes:

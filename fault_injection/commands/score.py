@@ -9,18 +9,15 @@ from ..questions.scoreboard.board import read_board
 from ..questions.scoreboard.driver import plan_tasks, watch_campaign
 from ..questions.scoreboard.settings import read_settings
 from ..questions.scoreboard.tasks import ScoreTask
-from .arguments import CommandLine, tell, tell_json
+from .arguments import tell, tell_json
 from .plan_options import driving, plan_options
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("score", run)
+def add(sub: argparse.ArgumentParser) -> None:
     plan_options(sub, "folder of the campaign and its scoreboard", "TOML file, with a table [score]")
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     if options.check:  # as a campaign's
         environment.prepare(1, options.matrix_precision, bind=False)
     plan, settings = read_settings(options.plan)

@@ -6,15 +6,13 @@ import json
 from ..machine.environment import prepare
 from ..seam.stages import BESIDE, EXCHANGED
 from ..workloads.registry import WORKLOADS
-from .arguments import CommandLine, aligned, tell
+from .arguments import aligned, tell
 from .workload_arguments import chosen_workload, workload_options
 
 LEAVES = (*BESIDE, *EXCHANGED)
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("sites", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("workload", help="name of a workload")
     text = "only this pass; or what a row `target` names: the state, gradients, updates (default: both passes)"
     sub.add_argument("--stage", choices=("forward", "backward", *LEAVES), help=text)
@@ -23,7 +21,6 @@ def add(commands: CommandLine) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     if options.workload not in WORKLOADS:  # a step of one's own is traced here
         prepare()
     workload = chosen_workload(options)

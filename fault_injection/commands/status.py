@@ -4,18 +4,15 @@ import argparse
 import pathlib
 
 from ..questions.outcomes.standing import outcome_lines, standing
-from .arguments import CommandLine, json_option, tell, tell_json
+from .arguments import json_option, tell, tell_json
 
 
-def add(commands: CommandLine) -> None:
-    """Add the command."""
-    sub = commands.add("status", run)
+def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
     json_option(sub)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Carry out the command."""
     found = standing(options.campaign)
     if options.json:
         tell_json(found.as_dict())

@@ -1,9 +1,8 @@
 """CIFAR-10: found on disk in one of its layouts, or downloaded."""
 
-import os
 import pathlib
 
-from ..machine.environment import cache_folder
+from ..machine.environment import cache_folder, data_folder
 from ..machine.errors import InputError
 from .download import Unreachable, download
 from .images import Images
@@ -49,8 +48,7 @@ def find_cifar10(folder: pathlib.Path | None = None) -> pathlib.Path | None:
       InputError: the folder given does not exist or holds no copy.
     """
     if folder is None:
-        data = pathlib.Path(os.environ.get("FAULT_INJECTION_DATA") or cache_folder() / "data")
-        homes = (data, pathlib.Path.home() / "tensorflow_datasets")
+        homes = (data_folder(), pathlib.Path.home() / "tensorflow_datasets")
         return next((copy for home in homes if (copy := _copy_in(home))), None)
     if not folder.exists():
         raise InputError("no such folder or archive", folder)

@@ -7,7 +7,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from ..machine.environment import cache_folder
+from ..machine.environment import cache_folder, data_folder
 from ..machine.errors import InputError
 from ..machine.files import named, only_writer
 from ..machine.processes import say
@@ -78,7 +78,7 @@ def find_criteo(folder: pathlib.Path | None) -> pathlib.Path:
     Raises:
       InputError: it is not there.
     """
-    found = folder or pathlib.Path(os.environ.get("FAULT_INJECTION_DATA") or cache_folder() / "data")
+    found = folder or data_folder()
     if not (found / FILE).is_file():
         raise InputError(f"has no {FILE}; expected that of Criteo's challenge; name its folder with --data-dir", found)
     return found / FILE
@@ -107,36 +107,22 @@ def _conversion(source: pathlib.Path) -> pathlib.Path:
 
 def _convert(source: pathlib.Path, file: BinaryIO) -> None:
     """Write the rows of the text and their checksum."""
-    checksum, rows, rest = hashlib.sha256(), 0, b""
+    checksum, rows = hashlib.sha256(), 0
     size = source.stat().st_size
     with source.open("rb") as text, progress_bar(total=size, unit="B", unit_scale=True, desc=f"{FILE}", delay=2) as bar:
-        while chunk := text.read(CHUNK):
+        while lines := text.read(CHUNK) + text.readline(CHUNK):
             heed()
-            bar.update(len(chunk))
-            whole, newline, tail = chunk.rpartition(b"\n")
-            lines = rest + whole + newline
-            rest = tail
-            if not newline:
-                rest, lines = lines + tail, b""
-                if len(rest) > CHUNK:  # no line of this format is as long
-                    lines, rest = rest + b"\n", b""
-            rows += _append(lines, rows, source, checksum, file)
-    if rest:
-        rows += _append(rest + b"\n", rows, source, checksum, file)
+            bar.update(len(lines))
+            if not lines.endswith(b"\n"):  # the last line, or one that is longer than any of this format
+                lines += b"\n"
+            found = converted(lines, rows, source)
+            rows += len(found)
+            content = found.astype("<i4").tobytes()
+            checksum.update(content)
+            file.write(content)
     if rows < DAYS:
         raise InputError(f"{rows} rows; expected at least {DAYS}: the last seventh is the test part", source)
     file.write(checksum.digest())
-
-
-def _append(lines: bytes, before: int, source: pathlib.Path, checksum: "hashlib._Hash", file: BinaryIO) -> int:
-    """Write the rows of whole lines; returns how many."""
-    if not lines:
-        return 0
-    rows = converted(lines, before, source)
-    content = rows.astype("<i4").tobytes()
-    checksum.update(content)
-    file.write(content)
-    return len(rows)
 
 
 def _rows(path: pathlib.Path) -> int:

@@ -2,7 +2,6 @@
 
 import hashlib
 import http.client
-import io
 import pathlib
 import urllib.error
 import urllib.request
@@ -17,16 +16,7 @@ TIMEOUT = 30  # seconds without a byte
 
 
 class Unreachable(Exception):
-    """The server cannot be reached, or does not give the file.
-
-    Args:
-      url: of the file.
-      reason: a few words of the server or the network.
-    """
-
-    def __init__(self, url: str, reason: str) -> None:
-        self.url, self.reason = url, reason
-        super().__init__(f"{url} cannot be downloaded ({reason})")
+    """The server cannot be reached, or does not give the file."""
 
 
 def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
@@ -72,7 +62,8 @@ def download(url: str, path: pathlib.Path, md5: str, size: int) -> None:
                 partial.unlink()
             raise
         file.truncate(have)
-        found = _md5(file)
+        file.seek(0)
+        found = hashlib.file_digest(file, "md5").hexdigest()
         if found != md5:
             partial.unlink()
             raise InputError(f"the file downloaded to {partial} has MD5 {found}, expected {md5}; it is removed", url)
@@ -103,9 +94,4 @@ def _chunks(url: str, start: int) -> Iterator[tuple[int, bytes]]:
         if not began and code != http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             status = f"status {code}, " if code else ""
             reason = getattr(error, "reason", error) or type(error).__name__
-            raise Unreachable(url, f"{status}{reason}") from None
-
-
-def _md5(file: io.BufferedRandom) -> str:
-    file.seek(0)
-    return hashlib.file_digest(file, "md5").hexdigest()
+            raise Unreachable(f"{url} cannot be downloaded ({status}{reason})") from None

@@ -17,6 +17,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ..machine.errors import InputError
+from ..machine.extras import import_extra
 from .images import Images, normalisation
 
 INFO = "dataset_info.json"
@@ -39,12 +40,9 @@ def read_tfds(folder: pathlib.Path) -> Images:
       InputError: the extra `tfds` is not installed, or a file is missing, damaged or not CIFAR-10.
       OSError: a file cannot be read.
     """
-    try:
-        from google_crc32c import value as crc32c
-        from PIL import Image
-    except ImportError as error:
-        what = f"tensorflow-datasets prepared this copy; reading it needs {error.name}"
-        raise InputError(f"{what}: pip install -e '.[tfds]'", folder) from None
+    what = "copies that tensorflow-datasets prepared"
+    crc32c = import_extra("google_crc32c", "tfds", what, folder).value
+    image = import_extra("PIL.Image", "tfds", what, folder)
     try:
         info = json.loads((folder / INFO).read_bytes())
         name, file_format = info["name"], info.get("fileFormat", "tfrecord")
@@ -62,7 +60,7 @@ def read_tfds(folder: pathlib.Path) -> Images:
                 try:
                     if row == count:
                         raise ValueError(f"more images than the {count:,} of split {split}")
-                    pixels[row], labels[row] = _example(record, Image)
+                    pixels[row], labels[row] = _example(record, image)
                 except (ValueError, LookupError, TypeError, OSError, SyntaxError) as error:  # ours and Pillow's
                     raise InputError(f"record {number}: {error}", shard) from None
                 row += 1

@@ -1,11 +1,10 @@
 """A folder of tokens as nanoGPT prepares it: `train.bin` and `val.bin`, each a row of 16-bit numbers."""
 
-import os
 import pathlib
 
 import numpy as np
 
-from ..machine.environment import cache_folder
+from ..machine.environment import data_folder
 from ..machine.errors import InputError
 from .tokens import Tokens, checked_tokens
 
@@ -42,7 +41,7 @@ def find_token_folder(folder: pathlib.Path | None) -> pathlib.Path:
     Raises:
       InputError: it lacks one.
     """
-    found = folder or pathlib.Path(os.environ.get("FAULT_INJECTION_DATA") or cache_folder() / "data")
+    found = folder or data_folder()
     if missing := [name for name in FILES if not (found / name).is_file()]:
         expected = "expected the two files of a folder that nanoGPT prepares; name it with --data-dir"
         raise InputError(f"has no {' and no '.join(missing)}; {expected}", found)

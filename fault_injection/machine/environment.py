@@ -29,6 +29,11 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(folder) if folder else pathlib.Path.home() / ".cache" / "fault_injection"
 
 
+def data_folder() -> pathlib.Path:
+    """Where datasets are looked for: `$FAULT_INJECTION_DATA`, else `data` in the cache."""
+    return pathlib.Path(os.environ.get("FAULT_INJECTION_DATA") or cache_folder() / "data")
+
+
 def prepare(threads: int | None = None, matrix_precision: str = "float32", bind: bool = True) -> dict[str, str]:
     """Set up this process for computing; to be called at its start, before JAX's first computation.
 

@@ -7,11 +7,12 @@ from fnmatch import fnmatch
 from typing import Any
 
 from ..machine.errors import InputError
+from ..machine.extras import import_extra
 from ..machine.files import only_writer, write_text
 from ..machine.processes import say
 from ..machine.progress_bar import progress_bar
-from .extras import import_extra
 
+NEEDED = ("upstream", "published checkpoints")
 SUMS = "SHA256SUMS"  # in the format of `sha256sum --check`
 DRIVE_TIMEOUT = 30  # seconds without a byte
 RETRIES = 3  # of a file after a cut, within one command
@@ -34,7 +35,7 @@ def fetch_folder(drive_id: str, folder: pathlib.Path, pattern: str = "*") -> Non
         pattern, or Drive holds another file than the recorded one.
       OSError: a file cannot be written, for example for lack of space.
     """
-    gdown = import_extra("gdown")
+    gdown = import_extra("gdown", *NEEDED)
     folder.mkdir(parents=True, exist_ok=True)
     with only_writer(folder / ".lock"):  # two of gdown's partial files of one name could not be told apart
         listed = _asked(
@@ -67,7 +68,7 @@ def _fetch(drive_id: str, file_id: str, folder: pathlib.Path, name: str) -> None
                 bar.total = total
                 bar.update(have - bar.n)
 
-            gdown = import_extra("gdown")
+            gdown = import_extra("gdown", *NEEDED)
             options = {"resume": True, "quiet": True, "progress": show, "timeout": DRIVE_TIMEOUT, "retries": RETRIES}
             _asked(name, drive_id, lambda: gdown.download(id=file_id, output=str(path), **options))
     found = sha256(path)  # gdown has renamed the file, so it is whole
@@ -84,7 +85,7 @@ def _asked(what: str, drive_id: str, call: Callable[[], Any]) -> Any:
     Args:
       what: was asked for, in words.
     """
-    gdown, requests = import_extra("gdown"), import_extra("requests")
+    gdown, requests = import_extra("gdown", *NEEDED), import_extra("requests", *NEEDED)
     later = (
         "The same command goes on where it stopped; or download the folder with a browser and name its place with "
         f"--from: {_url(drive_id)}"

@@ -14,9 +14,9 @@ import jax
 import numpy as np
 
 from ..machine.errors import InputError
+from ..machine.extras import import_extra
 from ..seam.leaves import State
 from ..seam.trees import leaf_names
-from .extras import import_extra
 
 KEY = re.compile(r"(?P<variable>.+?)(/\.OPTIMIZER_SLOT/optimizer/(?P<slot>\w+))?/\.ATTRIBUTES/VARIABLE_VALUE")
 # Keys that are not part of a state: the graph of objects, the number of saves, the random
@@ -96,7 +96,7 @@ def read_tensorflow(prefix: pathlib.Path) -> dict[str, np.ndarray]:
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow is talkative, and only reads here
     os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    train = import_extra("tensorflow").train
+    train = import_extra("tensorflow", "upstream", "published checkpoints").train
     try:
         reader = train.load_checkpoint(str(prefix))
         return {key: np.asarray(reader.get_tensor(key)) for key in sorted(reader.get_variable_to_shape_map())}

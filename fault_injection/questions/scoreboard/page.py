@@ -1,6 +1,5 @@
 """The page of a scoreboard: `score.html`, which needs nothing beside it, and its figures."""
 
-import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -8,12 +7,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from ...campaign import figures
-from ...campaign.page import Cell, Part, Picture, Section, Table, page
+from ...campaign.page import Cell, Part, Section, Table, page
 from ...campaign.page import percent as shown
 from ...campaign.rates import Rate
 from ...machine.files import write_json, write_text
 from ...runs.outcome import MASKED, OUTCOMES
-from .board import LATENT, MILLION, NONFINITE, Board, read_board
+from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment, read_board
 from .store import NAME
 
 QUERIES = {
@@ -21,17 +20,11 @@ QUERIES = {
     "fault_free": "SELECT name AS run, value FROM rows WHERE kind = 'fault_free'",
     "cost": "SELECT value FROM rows WHERE kind = 'cost'",
 }
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000", "#999999")
 LEAST = 1e-7  # shares of fault-free steps below it are drawn there
 
 # What the authors of a detector say of it; see SCIENCE in docs/detection.md.
 PUBLISHED: Sequence[tuple[str, str, str, str]] = (
-    (
-        "history_bound",
-        "latent outcomes detected",
-        "all that meet the necessary condition",
-        "He et al., ISCA 2023",
-    ),
+    ("history_bound", "latent outcomes detected", "all that meet the necessary condition", "He et al., ISCA 2023"),
     ("history_bound", "cost in time", "0.003 to 0.025 %", "He et al., ISCA 2023"),
     ("rewind", "cost of one recovery", "0.12 % of a run of 80 epochs", "He et al., ISCA 2023"),
     ("history_bound", "defective devices that such bounds detect", "less than half", "OSDI 2026"),
@@ -93,16 +86,14 @@ def _overview(board: Board) -> Section:
     rows: list[dict[str, Cell]] = []
     costs: list[dict[str, Cell]] = []
     bad = board.of((*LATENT, *NONFINITE))
+    kinds = {"latent": board.of(LATENT), "not finite": board.of(NONFINITE), "masked": board.of([MASKED])}
     for name in board.detectors:
         times = board.latencies(name, bad)
         slower, larger, false = board.slower(name), board.larger(name), board.false_alarms(name)
         low, high = (f"{MILLION * share:,.0f}" for share in (false.low, false.high))
         rows.append(
             {
-                "detector": name,
-                f"latent ({len(board.of(LATENT))})": short(board.detected(name, board.of(LATENT))),
-                f"not finite ({len(board.of(NONFINITE))})": short(board.detected(name, board.of(NONFINITE))),
-                f"masked ({len(board.of([MASKED]))})": short(board.detected(name, board.of([MASKED]))),
+                **_detected(board, name, kinds),
                 "steps to alarm": f"{np.median(times):g} ({times[-1]})" if times else "",
                 "false alarms": f"{MILLION * false.share:,.0f} [{low}, {high}]" if false.total else "not measured",
             }
@@ -130,20 +121,32 @@ def _overview(board: Board) -> Section:
     return Section("overview", "Detectors", text, parts)
 
 
+def _detected(board: Board, name: str, groups: Mapping[str, Sequence[ScoredExperiment]]) -> dict[str, Cell]:
+    """A detector, and the shares of groups of experiments that it detects."""
+    return {
+        "detector": name,
+        **{f"{group} ({len(ones)})": short(board.detected(name, ones)) for group, ones in groups.items()},
+    }
+
+
 def _sweep(board: Board) -> Section:
     bad = board.of(LATENT) or board.of((*LATENT, *NONFINITE))
     what = "latent outcomes" if board.of(LATENT) else "outcomes that are not masked"
     curves = {name: board.swept(name, bad) for name in board.detectors}
     own = {name: (board.false_alarms(name).share, board.detected(name, bad).share) for name in board.detectors}
-    draw = functools.partial(_paint_sweep, curves=curves, own=own, what=what)
     text = [
         "The threshold of each detector is multiplied by numbers from 0.0001 to 100,000,000. A point is the detector "
         "as it is. Its memory is kept as it is with its own threshold, which makes the curves approximate far from it.",
         f"Fault-free steps without any alarm are drawn at {LEAST:g}. The sample cannot tell shares below "
         f"{1 / max(1, board.fault_free_steps):.1g} apart.",
     ]
-    alt = "A line per detector: share detected over share of fault-free steps with an alarm."
-    picture = Picture("experiments", f"Share of {what} detected, and false alarms.", alt, figures.picture(draw, 4.2))
+    picture = figures.picture(
+        "experiments",
+        f"Share of {what} detected, and false alarms.",
+        "A line per detector: share detected over share of fault-free steps with an alarm.",
+        lambda axes: _paint_sweep(axes, curves, own, what),
+        4.2,
+    )
     return Section("sweep", "Thresholds swept", text, [picture])
 
 
@@ -154,8 +157,8 @@ def _paint_sweep(
     what: str,
 ) -> None:
     for i, (name, (false, caught)) in enumerate(curves.items()):
-        colour = COLOURS[i % len(COLOURS)]
-        style = "-" if i < len(COLOURS) else "--"
+        colour = figures.SERIES[i % len(figures.SERIES)]
+        style = "-" if i < len(figures.SERIES) else "--"
         axes.plot(np.maximum(false, LEAST), caught, style, color=colour, lw=1.2, label=name, drawstyle="steps-post")
         axes.plot(max(own[name][0], LEAST), own[name][1], "o", color=colour, ms=5)
     axes.set_xscale("log")
@@ -168,32 +171,14 @@ def _paint_sweep(
 
 
 def _outcomes(board: Board) -> Section:
-    present = [outcome for outcome in OUTCOMES if board.of([outcome])]
-    rows: list[dict[str, Cell]] = [
-        {
-            "detector": name,
-            **{
-                f"{outcome} ({len(board.of([outcome]))})": short(board.detected(name, board.of([outcome])))
-                for outcome in present
-            },
-        }
-        for name in board.detectors
-    ]
+    present = {outcome: ones for outcome in OUTCOMES if (ones := board.of([outcome]))}
     text = ["Shares detected by outcome, in percent. The number of experiments is in brackets."]
+    rows = [_detected(board, name, present) for name in board.detectors]
     parts: list[Part] = [Table("experiments", "Shares detected by outcome.", rows)]
-    large = [one for one in board.of(LATENT) if one.large]
-    if large:
-        met: list[dict[str, Cell]] = [
-            {"detector": name, f"latent with large values ({len(large)})": short(board.detected(name, large))}
-            for name in board.detectors
-        ]
-        parts.append(
-            Table(
-                "experiments",
-                "Latent outcomes whose history or running variance was beyond twice the golden run's.",
-                met,
-            )
-        )
+    if large := [one for one in board.of(LATENT) if one.large]:
+        met = [_detected(board, name, {"latent with large values": large}) for name in board.detectors]
+        caption = "Latent outcomes whose history or running variance was beyond twice the golden run's."
+        parts.append(Table("experiments", caption, met))
     missed = [(name, [one for one in board.of(LATENT) if one.stop(name) is None]) for name in board.detectors]
     listed: list[dict[str, Cell]] = [
         {
@@ -212,24 +197,14 @@ def _outcomes(board: Board) -> Section:
 
 def _models(board: Board) -> Section:
     bad = board.of((*LATENT, *NONFINITE))
-    models = sorted({one.model for one in bad})
-    rows: list[dict[str, Cell]] = [
-        {
-            "fault model": f"{model} ({sum(one.model == model for one in bad)})",
-            **{
-                name: short(board.detected(name, [one for one in bad if one.model == model]))
-                for name in board.detectors
-            },
-        }
-        for model in models
-    ]
+    rows: list[dict[str, Cell]] = []
+    for model in sorted({one.model for one in bad}):
+        ones = [one for one in bad if one.model == model]
+        shares = {name: short(board.detected(name, ones)) for name in board.detectors}
+        rows.append({"fault model": f"{model} ({len(ones)})", **shares})
     text = ["Shares detected of the outcomes that are not masked, in percent, by fault model."]
-    return Section(
-        "models",
-        "By fault model",
-        text,
-        [Table("experiments", "Shares detected by fault model.", rows)] if rows else [],
-    )
+    tables = [Table("experiments", "Shares detected by fault model.", rows)] if rows else []
+    return Section("models", "By fault model", text, tables)
 
 
 def _false_alarms(board: Board) -> Section:
@@ -266,19 +241,14 @@ def _recoveries(board: Board) -> Section:
             if not runs:
                 continue
             early = [(one, run) for one, run in runs if (one.stop(name) or 0) <= 1]
-            outcomes = {outcome: sum(run["outcome"] == outcome for _, run in runs) for outcome in OUTCOMES}
             rows.append(
                 {
                     "detector": name,
                     "runs": len(runs),
                     "detected within one step": len(early),
                     "of these golden again": sum(run["golden_after"] is not None for _, run in early),
-                    "outcomes": ", ".join(f"{n} {outcome}" for outcome, n in outcomes.items() if n),
-                    "outcomes without recovery": ", ".join(
-                        f"{n} {outcome}"
-                        for outcome in OUTCOMES
-                        if (n := sum(one.outcome == outcome for one, _ in runs))
-                    ),
+                    "outcomes": _counted([run["outcome"] for _, run in runs]),
+                    "outcomes without recovery": _counted([one.outcome for one, _ in runs]),
                     "steps executed again": f"{np.mean([run['undone'] for _, run in runs]):.1f}",
                 }
             )
@@ -291,17 +261,21 @@ def _recoveries(board: Board) -> Section:
     return Section("recovery", "Recovery", text, parts)
 
 
+def _counted(found: Sequence[str]) -> str:
+    return ", ".join(f"{n} {outcome}" for outcome in OUTCOMES if (n := found.count(outcome)))
+
+
 def _published(board: Board) -> Section:
-    rows: list[dict[str, Cell]] = []
-    for name, what, value, source in PUBLISHED:
-        rows.append({"of": name, "what": what, "published": value, "here": _here(board, name, what), "source": source})
+    rows: list[dict[str, Cell]] = [
+        {"of": name, "what": what, "published": value, "here": _here(board, name, what), "source": source}
+        for name, what, value, source in PUBLISHED
+    ]
     text = [
         "What was published, as it was published, beside what was measured here. Where they differ, the set-up does: "
         "workloads, sizes, faults and hardware are others. docs/detection.md says more."
     ]
-    return Section(
-        "published", "Published figures", text, [Table("experiments", "Published figures beside ours.", rows)]
-    )
+    table = Table("experiments", "Published figures beside ours.", rows)
+    return Section("published", "Published figures", text, [table])
 
 
 def _here(board: Board, name: str, what: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ....campaign import figures
-from ....campaign.page import Cell, Part, Picture, Section, Table, page
+from ....campaign.page import Cell, Part, Section, Table, page
 from ....campaign.page import percent as shown
 from ....machine.errors import InputError
 from ....machine.files import write_text
@@ -46,8 +46,7 @@ def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> path
                 raise InputError(f"two campaigns are called {name!r}; rename a folder", folder)
             campaigns[name] = Facts(opened.enter_context(Store(folder)))
         sections = [_differing(campaigns)]
-        for dimension in DIMENSIONS:
-            sections += _section(campaigns, *dimension)
+        sections += _dimensions(campaigns)
         sections += _latency(campaigns)
         whole = page(f"Campaigns compared: {', '.join(campaigns)}", _summary(campaigns), sections, QUERIES)
     figures.write(out / "figures", sections)
@@ -55,52 +54,21 @@ def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> path
     return out / "comparison.html"
 
 
-# Query, title, what a group is called, what a reader should know first, and the groups of a campaign.
-DIMENSIONS: Sequence[tuple[str, str, str, str, Callable[[Facts], list[Group]]]] = (
-    (
-        "sites",
-        "What was struck",
-        "operation or part",
-        "The kind of operation, or the part of the state.",
-        lambda facts: facts.kind_groups(),
-    ),
-    (
-        "stages",
-        "Passes",
-        "pass",
-        "The pass that the struck operation belongs to.",
-        lambda facts: facts.groups("stages"),
-    ),
-    (
-        "operands",
-        "Operands",
-        "operand",
-        "The tensor of the operation that was struck.",
-        lambda facts: facts.groups("operands"),
-    ),
-    (
-        "bits",
-        "Bits",
-        "role",
+def _dimensions(campaigns: Compared) -> list[Section]:
+    text = "The kind of operation, or the part of the state."
+    of_bits = (
         "Experiments with one bit inverted or stuck, by what it is for. Bits of exponent and mantissa are counted "
-        "from the top. A narrower format has fewer of them.",
-        lambda facts: facts.role_groups(),
-    ),
-    (
-        "epochs",
-        "Early or late",
-        "part of the training",
-        "The part of the training in which the fault struck.",
-        lambda facts: facts.quarter_groups(),
-    ),
-    (
-        "models",
-        "Fault models",
-        "fault model",
-        "A fault model says which elements become what.",
-        lambda facts: facts.groups("models"),
-    ),
-)
+        "from the top. A narrower format has fewer of them."
+    )
+    part, when = "part of the training", "The part of the training in which the fault struck."
+    return [
+        *_section(campaigns, "sites", "What was struck", "operation or part", text, Facts.kind_groups),
+        *_section(campaigns, "stages", "Passes", "pass", "The pass that the struck operation belongs to."),
+        *_section(campaigns, "operands", "Operands", "operand", "The tensor of the operation that was struck."),
+        *_section(campaigns, "bits", "Bits", "role", of_bits, Facts.role_groups),
+        *_section(campaigns, "epochs", "Early or late", part, when, Facts.quarter_groups),
+        *_section(campaigns, "models", "Fault models", "fault model", "A fault model says which elements become what."),
+    ]
 
 
 def _summary(campaigns: Compared) -> list[str]:
@@ -130,11 +98,9 @@ def _differing(campaigns: Compared) -> Section:
     ]
     text = "All other options of workload and plan are the same in all of them."
     groups = [Group(name, facts.counts, facts.not_masked(facts.counts)) for name, facts in campaigns.items()]
-    height = 1.05 + 0.3 * len(groups)
-    picture = figures.picture(functools.partial(painters.bars, groups=groups), height=height)
-    parts: list[Part] = [
-        Picture("outcomes", "Shares of the outcomes.", "Bars, one per campaign, divided into outcomes.", picture)
-    ]
+    alt = "Bars, one per campaign, divided into outcomes."
+    paint, height = functools.partial(painters.bars, groups=groups), 1.05 + 0.3 * len(groups)
+    parts: list[Part] = [figures.picture("outcomes", "Shares of the outcomes.", alt, paint, height)]
     if rows:
         parts.append(Table("outcomes", "What the campaigns do not share.", rows))
     return Section("campaigns", "Campaigns", [text], parts)
@@ -153,9 +119,15 @@ def _description(facts: Facts) -> dict[str, str]:
 
 
 def _section(
-    campaigns: Compared, query: str, title: str, called: str, text: str, groups: Callable[[Facts], list[Group]]
+    campaigns: Compared,
+    query: str,
+    title: str,
+    called: str,
+    text: str,
+    groups_of: Callable[[Facts], list[Group]] | None = None,
 ) -> list[Section]:
-    """A section of one dimension; none where all experiments are alike in it."""
+    """A section of one dimension, see `findings.grouped`; none where all experiments are alike in it."""
+    groups = groups_of or functools.partial(Facts.groups, query=query)
     found = {name: {group.name: group for group in groups(facts)} for name, facts in campaigns.items()}
     names = list(dict.fromkeys(name for by_name in found.values() for name in by_name))
     if len(names) < 2:
@@ -175,14 +147,13 @@ def _section(
         for campaign, by_name in found.items()
     }
     picture = figures.picture(
-        functools.partial(figures.side_by_side, names=names, series=series), height=figures.height(names, series)
+        query,
+        f"Share not masked by {called}, with its interval.",
+        f"Points with intervals, one row per {called}, one colour and shape per campaign.",
+        lambda axes: figures.side_by_side(axes, names, series),
+        figures.height(names, series),
     )
-    alt = f"Points with intervals, one row per {called}, one colour and shape per campaign."
-    parts: list[Part] = [
-        Picture(query, f"Share not masked by {called}, with its interval.", alt, picture),
-        Table(query, f"Rates by {called}.", rows),
-    ]
-    return [Section(query, title, [text], parts)]
+    return [Section(query, title, [text], [picture, Table(query, f"Rates by {called}.", rows)])]
 
 
 def _latency(campaigns: Compared) -> list[Section]:
@@ -194,23 +165,17 @@ def _latency(campaigns: Compared) -> list[Section]:
     for name, facts in campaigns.items():
         steps = np.sort(np.repeat(list(found[name]), list(found[name].values()))) if found[name] else np.zeros(0)
         at = [f"{np.quantile(steps, q):.0f}" if len(steps) else "" for q in (0.25, 0.5, 0.75, 1)]
-        share = facts.share(len(steps), facts.decided)
-        rows.append(
-            {
-                "campaign": name,
-                "not finite": share,
-                **dict(zip(("quarter", "half", "three quarters", "all"), at, strict=True)),
-            }
-        )
+        within = dict(zip(("quarter", "half", "three quarters", "all"), at, strict=True))
+        rows.append({"campaign": name, "not finite": facts.share(len(steps), facts.decided), **within})
     counts = {name: (steps, campaigns[name].decided) for name, steps in found.items()}
-    picture = figures.picture(functools.partial(painters.reached, counts=counts))
     text = (
         "How many steps after the fault a non-finite value appeared. The table is about the experiments that met one: "
         "within how many steps a quarter of them did, and so on."
     )
+    caption = "Share of experiments that had met a non-finite value."
     alt = "Curves that rise with the number of steps, one colour and line per campaign."
     parts: list[Part] = [
-        Picture("latency", "Share of experiments that had met a non-finite value.", alt, picture),
+        figures.picture("latency", caption, alt, lambda axes: painters.reached(axes, counts)),
         Table("latency", "Steps from the fault to the first non-finite value.", rows),
     ]
     return [Section("latency", "Latency", [text], parts)]

@@ -34,22 +34,9 @@ def accounting(facts: Facts) -> Section:
     ]
     if not facts.total:
         return Section("accounting", "Accounting", [*text, "No experiment is done yet."])
-    tables = [_exits(facts), _against_published(facts), _all_steps(facts), _time(facts)]
+    exits = facts.table("exits", "Experiments by what ended them.")
+    tables = [exits, _against_published(facts), _all_steps(facts), _time(facts)]
     return Section("accounting", "Accounting", text, tables)
-
-
-def _exits(facts: Facts) -> Table:
-    rows: list[dict[str, Cell]] = [
-        {
-            "ended by": row["exit"],
-            "experiments": row["n"],
-            "steps": row["steps"],
-            "steps each": row["steps"] / row["n"],
-            "job seconds": row["seconds"],
-        }
-        for row in facts.rows("exits")
-    ]
-    return Table("exits", "Experiments by what ended them.", rows)
 
 
 def _against_published(facts: Facts) -> Table:
@@ -94,14 +81,12 @@ def _all_steps(facts: Facts) -> Table:
 def _time(facts: Facts) -> Table:
     (time,) = facts.rows("time")
     working = time["seconds"] - time["setup"]
-    rows: list[dict[str, Cell]] = [
-        {"time": "all", "amount": f"{time['seconds']:,.0f} s"},
-        {"time": "of which setting up", "amount": f"{time['setup']:,.0f} s"},
-        {
-            "time": "outside training steps, of the rest",
-            "amount": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
-        },
-    ]
+    amounts = {
+        "all": f"{time['seconds']:,.0f} s",
+        "of which setting up": f"{time['setup']:,.0f} s",
+        "outside training steps, of the rest": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
+    }
+    rows = [{"time": name, "amount": amount} for name, amount in amounts.items()]
     return Table("time", "Time of the jobs.", rows)
 
 
@@ -152,49 +137,22 @@ def audited(facts: Facts) -> Section:
     )
     tables = [Table("audit", "Early verdicts, and what their runs came to at the end.", rows)]
     if plan.exit != "conditions" and (latent := facts.rows("latent")):
-        missed, all_latent = (sum(row[name] for row in latent) for name in ("missed", "n"))
+        missed, all_latent = (sum(row[name] for row in latent) for name in ("missed by early verdicts", "experiments"))
         text.append(
             f"Latent outcomes, which are bad without a non-finite loss: {all_latent:,}; missed by the early verdicts: "
             f"{missed:,}. So early verdicts miss at most {at_most(missed, all_latent, plan.confidence):.1%} of the "
             f"latent outcomes of such faults (one-sided, {plan.confidence:.0%})."
         )
-        shown: list[dict[str, Cell]] = [
-            {"outcome": row["outcome"], "experiments": row["n"], "missed by early verdicts": row["missed"]}
-            for row in latent
-        ]
-        tables.append(Table("latent", "Latent outcomes.", shown))
-    if changed := facts.rows("disagreeing"):
-        listed: list[dict[str, Cell]] = [
-            {
-                "experiment": str(row["number"]),
-                "site": row["site"],
-                "fault model": row["model"],
-                "rule of the early verdict": row["early_rule"],
-                "early verdict": row["early_outcome"],
-                "at the end": row["verdict"],
-                "rule": row["rule"],
-            }
-            for row in changed
-        ]
-        tables.append(Table("disagreeing", "Verdicts that changed.", listed))
+        tables.append(facts.table("latent", "Latent outcomes."))
+    if (changed := facts.table("disagreeing", "Verdicts that changed.")).rows:
+        tables.append(changed)
     return Section("audit", title, text, tables)
 
 
 def all_counts(facts: Facts) -> Section:
     """The counts that all rates can be computed from."""
-    rows: list[dict[str, Cell]] = [
-        {
-            "fault model": row["model"],
-            "stage": row["stage"],
-            "site": row["site"],
-            "bit": "" if row["bit"] is None else str(row["bit"]),
-            "outcome": row["outcome"],
-            "experiments": row["n"],
-        }
-        for row in facts.rows("cells")
-    ]
     text = "The number of experiments for each fault model, stage, site, bit and outcome."
-    return Section("counts", "All counts", [text], [Table("cells", "All counts.", rows)] if rows else [])
+    return Section("counts", "All counts", [text], [facts.table("cells", "All counts.")] if facts.total else [])
 
 
 def environment(facts: Facts) -> Section:
@@ -206,9 +164,8 @@ def environment(facts: Facts) -> Section:
         known = {name: value for name, value in json.loads(row["description"]).items() if value is not None}
         rows: list[dict[str, Cell]] = [{"property": name, "value": str(value)} for name, value in known.items()]
         parts.append(Table("environments", f"Environment of {row['n']:,} experiments.", rows))
-    events: list[dict[str, Cell]] = [{"at": row["at"], "event": row["what"]} for row in facts.rows("events")]
-    if events:
-        parts.append(Table("events", "Events, in UTC.", events))
+    if (events := facts.table("events", "Events, in UTC.")).rows:
+        parts.append(events)
     return Section("environment", "Environment", [text], parts)
 
 

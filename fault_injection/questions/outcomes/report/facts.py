@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....campaign.page import Table
 from ....campaign.rates import Rate, stratified, wilson
 from ....faults.injection import STAGES
 from ....faults.number_formats import Format, format_of
@@ -69,6 +70,10 @@ class Facts:
         """Rows of a query of `QUERIES`."""
         return self.store.query(QUERIES[query], parameters)
 
+    def table(self, query: str, caption: str) -> Table:
+        """The rows of a query as a table, whose columns are the query's."""
+        return Table(query, caption, [dict(row) for row in self.rows(query)])
+
     @functools.cached_property
     def counts(self) -> Counts:
         """All experiments by outcome."""
@@ -106,66 +111,56 @@ class Facts:
 
     def outcomes_by(self, query: str) -> dict[Any, Counts]:
         """Outcomes counted by the first column of a query, in its order."""
-        found: dict[Any, Counts] = {}
-        for row in self.rows(query):
-            found.setdefault(row[0], collections.Counter())[row["outcome"]] += row["n"]
-        return dict(sorted(found.items()))
+        return dict(sorted(merged((row[0], {row["outcome"]: row["n"]}) for row in self.rows(query)).items()))
 
     def groups(self, query: str) -> list[Group]:
         """The same with each group's rate, the group named as text; fault models in the order of the plan."""
         found = self.outcomes_by(query)
         if query == "models":
             found = {model.name: found[model.name] for model in self.plan.models if model.name in found}
+        return self._rated(found)
+
+    def _rated(self, found: Mapping[Any, Counts]) -> list[Group]:
         return [Group(str(name), counts, self.not_masked(counts)) for name, counts in found.items()]
 
     def quarter_groups(self) -> list[Group]:
         """By the quarter of the training in which the fault struck."""
-        found: dict[str, Counts] = {}
-        for epoch, counts in self.outcomes_by("epochs").items():
-            quarter = QUARTERS[epoch * len(QUARTERS) // self.epochs]
-            found.setdefault(quarter, collections.Counter()).update(counts)
-        return [Group(quarter, counts, self.not_masked(counts)) for quarter, counts in found.items()]
+        epochs = self.outcomes_by("epochs").items()
+        return self._rated(merged((QUARTERS[at * len(QUARTERS) // self.epochs], counts) for at, counts in epochs))
 
     def latencies(self) -> dict[int, int]:
         """How many experiments met their first non-finite value how many steps after the fault."""
         return {row["steps"]: row["n"] for row in self.rows("latency")}
 
-    def bits(self) -> dict[Format, dict[int, Counts]]:
-        """Outcomes where one bit was inverted or stuck, by the operand's format and by bit, the highest first."""
-        sites = self.plan.targets
-        found: dict[Format, dict[int, Counts]] = {}
-        for row in sorted(self.rows("bits"), key=lambda row: -row["bit"]):
-            struck = sites[row["site"]].operands[Operand[row["operand"].upper()]]
-            of = found.setdefault(format_of(struck.dtype), {}).setdefault(row["bit"], collections.Counter())
-            of[row["outcome"]] += row["n"]
-        return found
+    def bits(self) -> dict[tuple[Format, int], Counts]:
+        """Outcomes where one bit was inverted or stuck, by the operand's format and the bit, the highest first."""
+
+        def struck(row: sqlite3.Row) -> Format:
+            return format_of(self.plan.targets[row["site"]].operands[Operand[row["operand"].upper()]].dtype)
+
+        found = merged(((struck(row), row["bit"]), {row["outcome"]: row["n"]}) for row in self.rows("bits"))
+        return dict(sorted(found.items(), key=lambda one: (-one[0][0].width, one[0][0].name, -one[0][1])))
 
     def role_groups(self) -> list[Group]:
         """Where one bit was inverted or stuck, by its role in any format: sign, exponent, mantissa, from the top."""
-        found: dict[str, Counts] = {}
-        for format, bits in self.bits().items():
-            for bit, counts in bits.items():
-                found.setdefault(format.role(bit), collections.Counter()).update(counts)
-        return [Group(role, found[role], self.not_masked(found[role])) for role in sorted(found, key=place_of_role)]
+        found = merged((format.role(bit), counts) for (format, bit), counts in self.bits().items())
+        return self._rated({role: found[role] for role in sorted(found, key=place_of_role)})
 
     def kind_groups(self) -> list[Group]:
         """Experiments by what kind of operation they struck, as the workload calls it, or what a leaf belongs to."""
-        sites = self.plan.targets
-        found: dict[str, Counts] = {}
-        for site, counts in self.outcomes_by("sites").items():
-            kind = part_of(site) if self.plan.leaf else self.plan.workload.kind(sites[site])
-            found.setdefault(kind, collections.Counter()).update(counts)
-        return [Group(kind, counts, self.not_masked(counts)) for kind, counts in sorted(found.items())]
+
+        def kind(site: str) -> str:
+            return part_of(site) if self.plan.leaf else self.plan.workload.kind(self.plan.targets[site])
+
+        found = merged((kind(site), counts) for site, counts in self.outcomes_by("sites").items())
+        return self._rated(dict(sorted(found.items())))
 
     def bit_groups(self) -> list[Group]:
-        """The same as groups: each bit of each format."""
+        """Where one bit was inverted or stuck: each bit of each format, the lowest first."""
         found = self.bits()
-        of = {format: f" of {format.name}" if len(found) > 1 else "" for format in found}
-        return [
-            Group(f"bit {bit}{of[format]}", counts, self.not_masked(counts))
-            for format, bits in found.items()
-            for bit, counts in sorted(bits.items())
-        ]
+        several = len({format for format, _ in found}) > 1
+        named = {key: f"bit {key[1]}{f' of {key[0].name}' if several else ''}" for key in reversed(found)}
+        return self._rated({name: found[key] for key, name in named.items()})
 
     def depths(self) -> dict[str, dict[str, Counts]]:
         """Outcomes by layer, in the order of the forward pass, and by stage; layers that were not struck have none."""
@@ -192,6 +187,13 @@ def place_of_role(role: str) -> tuple[int, int]:
     return order.get(part, len(order)), int(number or 0)
 
 
-def total(counts: Iterable[Counts]) -> Counts:
-    """Outcomes of several groups together."""
-    return sum(counts, collections.Counter())
+def merged(parts: Iterable[tuple[Any, Mapping[str, int]]]) -> dict[Any, Counts]:
+    """Numbers of experiments by outcome, those of one name together.
+
+    >>> merged([("first", {"Masked": 1}), ("first", {"Masked": 2})])
+    {'first': Counter({'Masked': 3})}
+    """
+    found: dict[Any, Counts] = {}
+    for name, counts in parts:
+        found.setdefault(name, collections.Counter()).update(counts)
+    return found

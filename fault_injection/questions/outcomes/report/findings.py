@@ -1,17 +1,16 @@
 """The sections of a report that say what came of the faults: how bad, where, and when."""
 
-import functools
 import shlex
 from collections.abc import Callable
 
 import numpy as np
 
 from ....campaign import figures
-from ....campaign.page import Cell, Commands, Part, Picture, Section, Table
+from ....campaign.page import Cell, Commands, Part, Section, Table
 from ....campaign.rates import Rate
 from ....runs.outcome import OUTCOMES, UNDECIDED
 from . import painters
-from .facts import Facts, Group, decode, total
+from .facts import Facts, Group, decode
 
 
 def worst(facts: Facts) -> Section:
@@ -40,21 +39,13 @@ def worst(facts: Facts) -> Section:
     commands = [f"python -m fault_injection replay {folder} --id {row['number']}" for row in found]
     alt = f"Lines of the training {metric} over steps, one per experiment of the table."
     caption = f"Training {metric} of these experiments from the fault on; a cross marks a non-finite loss."
-    paint = functools.partial(painters.courses, curves=curves, measure=facts.measure)
-    return Section(
-        "worst",
-        title,
-        [text],
-        [
-            Table("worst", f"By how much the final {metric} was worse than the golden run's.", rows),
-            Picture("worst", caption, alt, figures.picture(paint, height=3.6)),
-            Commands(
-                "Each command replays one of them to the end of the training, with all curves and the reasons for "
-                "its verdict:",
-                commands,
-            ),
-        ],
+    picture = figures.picture("worst", caption, alt, lambda axes: painters.courses(axes, curves, facts.measure), 3.6)
+    table = Table("worst", f"By how much the final {metric} was worse than the golden run's.", rows)
+    replayed = Commands(
+        "Each command replays one of them to the end of the training, with all curves and the reasons for its verdict:",
+        commands,
     )
+    return Section("worst", title, [text], [table, picture, replayed])
 
 
 def _lost(worse: float | None) -> str:
@@ -131,18 +122,15 @@ def grouped(
             {group: g.name, "experiments": g.counts.total(), "not masked": g.rate, **{o: g.counts[o] for o in seen}}
             for g in groups
         ]
-        paint = functools.partial(painters.bars, groups=groups)
-        alt = f"Bars, one per {group}, divided into the shares of its outcomes."
-        picture = figures.picture(paint, height=1.05 + 0.22 * len(groups))
-        return Section(
-            key,
-            title,
-            [text],
-            [
-                Picture(query, f"Shares of the outcomes by {group}, with the number of experiments.", alt, picture),
-                Table(query, f"Rates and numbers of experiments by {group}.", rows),
-            ],
+        picture = figures.picture(
+            query,
+            f"Shares of the outcomes by {group}, with the number of experiments.",
+            f"Bars, one per {group}, divided into the shares of its outcomes.",
+            lambda axes: painters.bars(axes, groups),
+            1.05 + 0.22 * len(groups),
         )
+        table = Table(query, f"Rates and numbers of experiments by {group}.", rows)
+        return Section(key, title, [text], [picture, table])
 
     return section
 
@@ -157,7 +145,7 @@ def depth(facts: Facts) -> Section:
     named = [facts.plan.leaf] if facts.plan.leaf else ["forward", "backward"]
     series: dict[str, dict[int, Rate]] = {stage: {} for stage in named}
     for at, (layer, stages) in enumerate(facts.depths().items()):
-        if not (struck := total(stages.values()).total()):
+        if not (struck := sum(counts.total() for counts in stages.values())):
             continue
         rates = {stage: facts.not_masked(counts) for stage, counts in stages.items() if counts}
         shown = {f"not masked, {stage}": rates.get(stage) for stage in series}
@@ -169,10 +157,9 @@ def depth(facts: Facts) -> Section:
         return Section("depth", "Depth", [text, "No experiment is done yet."])
     parts: list[Part] = [Table("sites", "Share not masked by layer.", rows)]
     if series := {stage: rates for stage, rates in series.items() if rates}:
-        paint = functools.partial(figures.rates, series=series, label="depth")
         caption = "Share not masked by depth, with its interval."
         alt = "Points with intervals over the depth of the layer, one colour per pass."
-        parts.insert(0, Picture("sites", caption, alt, figures.picture(paint)))
+        parts.insert(0, figures.picture("sites", caption, alt, lambda axes: figures.rates(axes, series, "depth")))
     return Section("depth", "Depth", [text], parts)
 
 
@@ -184,22 +171,20 @@ def inverted_bits(facts: Facts) -> Section:
     )
     series: dict[str, dict[int, Rate]] = {}
     rows: list[dict[str, Cell]] = []
-    for format, bits in facts.bits().items():
-        rates = {bit: facts.not_masked(counts) for bit, counts in bits.items()}
-        rows += [
-            {"format": format.name, "bit": bit, "role": format.role(bit), "experiments": rate.total, "not masked": rate}
-            for bit, rate in rates.items()
-        ]
-        if drawn := {bit: rate for bit, rate in rates.items() if rate.total}:
-            series[format.name] = drawn
+    for (format, bit), counts in facts.bits().items():
+        rate = facts.not_masked(counts)
+        named: dict[str, Cell] = {"format": format.name, "bit": bit, "role": format.role(bit)}
+        rows.append({**named, "experiments": rate.total, "not masked": rate})
+        if rate.total:
+            series.setdefault(format.name, {})[bit] = rate
     if not rows:
         return Section("bits", "Bits", [text, "This campaign has no such experiment."])
     parts: list[Part] = [Table("bits", "Share not masked by bit.", rows)]
     if series:
-        paint = functools.partial(figures.rates, series=series, label="bit that was inverted, 0 the lowest")
         caption = "Share not masked by the bit that was inverted, with its interval."
         alt = "Points with intervals over the number of the bit, one colour per format."
-        parts.insert(0, Picture("bits", caption, alt, figures.picture(paint)))
+        label = "bit that was inverted, 0 the lowest"
+        parts.insert(0, figures.picture("bits", caption, alt, lambda axes: figures.rates(axes, series, label)))
     return Section("bits", "Bits", [text], parts)
 
 
@@ -221,22 +206,14 @@ def latency(facts: Facts) -> Section:
         "on, and the optimizer's history with it. The second table says by how many steps it was ahead."
     )
     rows: list[dict[str, Cell]] = [{"steps after the fault": str(at), "experiments": n} for at, n in steps.items()]
-    ahead: list[dict[str, Cell]] = [
-        {"steps ahead": "no array was" if row["ahead"] is None else str(row["ahead"]), "experiments": row["n"]}
-        for row in facts.rows("nonfinite")
-    ]
-    picture = figures.picture(functools.partial(painters.latencies, counts=steps), height=2.6)
+    caption = "Steps from the fault to what was not finite."
     alt = "Bars of the number of experiments over the number of steps, on a logarithmic scale."
-    return Section(
-        "latency",
-        "Latency",
-        [text, why],
-        [
-            Picture("latency", "Steps from the fault to what was not finite.", alt, picture),
-            Table("latency", "Experiments by the number of these steps.", rows),
-            Table("nonfinite", "Steps by which an array of the state, or a gradient, was ahead.", ahead),
-        ],
-    )
+    parts: list[Part] = [
+        figures.picture("latency", caption, alt, lambda axes: painters.latencies(axes, steps), 2.6),
+        Table("latency", "Experiments by the number of these steps.", rows),
+        facts.table("nonfinite", "Steps by which an array of the state, or a gradient, was ahead."),
+    ]
+    return Section("latency", "Latency", [text, why], parts)
 
 
 def necessary_condition(facts: Facts) -> Section:
@@ -261,26 +238,17 @@ def necessary_condition(facts: Facts) -> Section:
     named = [row["outcome"] for row in found]
     names = np.array(named)
     large = np.maximum(history, variance) > limits["margin"]
-    paint = functools.partial(
-        painters.necessary, history=history, variance=variance, outcomes=named, margin=limits["margin"]
-    )
     rows: list[dict[str, Cell]] = [
         {"outcome": o, "experiments shown": int((names == o).sum()), "of these large": int(large[names == o].sum())}
         for o in OUTCOMES
         if (names == o).any()
     ]
-    alt = "Points, one per experiment, over history and variance, coloured by outcome, on logarithmic scales."
-    return Section(
-        "necessary",
-        title,
-        text,
-        [
-            Picture(
-                "conditions",
-                "Largest optimizer history and running variance soon after the fault.",
-                alt,
-                figures.picture(paint, height=4.4),
-            ),
-            Table("conditions", "Experiments with large values soon after the fault.", rows),
-        ],
+    picture = figures.picture(
+        "conditions",
+        "Largest optimizer history and running variance soon after the fault.",
+        "Points, one per experiment, over history and variance, coloured by outcome, on logarithmic scales.",
+        lambda axes: painters.necessary(axes, history, variance, named, limits["margin"]),
+        4.4,
     )
+    table = Table("conditions", "Experiments with large values soon after the fault.", rows)
+    return Section("necessary", title, text, [picture, table])

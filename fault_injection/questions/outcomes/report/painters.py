@@ -23,8 +23,6 @@ COLOURS = {
     LOW_TEST: "#cc79a7",
     UNDECIDED: "#000000",
 }
-
-
 SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
 

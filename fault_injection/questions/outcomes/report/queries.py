@@ -17,18 +17,22 @@ QUERIES = {
     "sites": "SELECT site, outcome, count(*) AS n FROM experiments GROUP BY site, outcome",
     "bits": "SELECT site, operand, bit, outcome, count(*) AS n FROM experiments WHERE bit IS NOT NULL "
     "GROUP BY 1, 2, 3, 4",
-    "cells": "SELECT model, stage, site, bit, outcome, count(*) AS n FROM experiments GROUP BY 1, 2, 3, 4, 5",
+    "cells": "SELECT model AS 'fault model', stage, site, coalesce(CAST(bit AS TEXT), '') AS bit, outcome, "
+    "count(*) AS experiments FROM experiments GROUP BY model, stage, site, experiments.bit, outcome",
     "latency": "SELECT first_nonfinite AS steps, count(*) AS n FROM experiments "
     "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' GROUP BY first_nonfinite ORDER BY first_nonfinite",
-    "nonfinite": "SELECT first_nonfinite - nonfinite_leaf_after AS ahead, count(*) AS n FROM experiments "
-    "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' GROUP BY ahead ORDER BY ahead",
+    "nonfinite": "SELECT coalesce(CAST(first_nonfinite - nonfinite_leaf_after AS TEXT), 'no array was') "
+    "AS 'steps ahead', count(*) AS experiments FROM experiments "
+    "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' "
+    "GROUP BY first_nonfinite - nonfinite_leaf_after ORDER BY first_nonfinite - nonfinite_leaf_after",
     "conditions": f"SELECT {VERDICT} AS outcome, history_excess, variance_excess FROM experiments",
     "worst": "SELECT number, epoch, step, worker, site, operand, model, elements, "
     f"{VERDICT} AS outcome, coalesce(audit_rule, rule) AS rule, worse_train, worse_test, "
     "steps + audit_steps AS recorded, curve FROM experiments "
     f"WHERE {VERDICT} <> 'Masked' AND ({VERDICT} <> 'Undecided' OR worse_train > 0) "
     f"ORDER BY worse_train DESC NULLS LAST, first_nonfinite DESC, number LIMIT {WORST}",
-    "exits": "SELECT exit, count(*) AS n, sum(steps) AS steps, sum(seconds) AS seconds FROM experiments GROUP BY exit",
+    "exits": "SELECT exit AS 'ended by', count(*) AS experiments, sum(steps) AS steps, avg(steps) AS 'steps each', "
+    "sum(seconds) AS 'job seconds' FROM experiments GROUP BY exit",
     "published": "SELECT sum(CASE WHEN first_nonfinite IS NULL THEN (:epochs - epoch) * :steps_per_epoch "
     "ELSE step + first_nonfinite + 1 END) AS steps, "
     "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours, "
@@ -38,14 +42,16 @@ QUERIES = {
     "(SELECT coalesce(sum(steps), 0) FROM walks) AS walks FROM experiments",
     "audit": f"SELECT early_rule, near, early_outcome, {AT_THE_END} AS verdict, count(*) AS n FROM experiments "
     "WHERE early_rule IS NOT NULL GROUP BY 1, 2, 3, 4",
-    "disagreeing": f"SELECT number, site, model, early_rule, early_outcome, {AT_THE_END} AS verdict, "
-    "coalesce(audit_rule, rule) AS rule FROM experiments "
-    "WHERE early_rule IS NOT NULL AND verdict NOT IN (early_outcome, 'Undecided') ORDER BY number",
-    "latent": "SELECT outcome, count(*) AS n, sum(early_outcome IS NOT NULL AND early_outcome = 'Masked') AS missed "
-    "FROM experiments WHERE exit = 'end' AND outcome NOT IN ('Masked', 'Undecided') GROUP BY outcome",
+    "disagreeing": "SELECT CAST(number AS TEXT) AS experiment, site, model AS 'fault model', "
+    "early_rule AS 'rule of the early verdict', early_outcome AS 'early verdict', "
+    f"{AT_THE_END} AS 'at the end', coalesce(audit_rule, rule) AS rule FROM experiments "
+    f"WHERE early_rule IS NOT NULL AND {AT_THE_END} NOT IN (early_outcome, 'Undecided') ORDER BY number",
+    "latent": "SELECT outcome, count(*) AS experiments, "
+    "sum(early_outcome IS NOT NULL AND early_outcome = 'Masked') AS 'missed by early verdicts' FROM experiments "
+    "WHERE exit = 'end' AND outcome NOT IN ('Masked', 'Undecided') GROUP BY outcome",
     "time": "SELECT coalesce(sum(seconds), 0) AS seconds, coalesce(sum(outside_seconds), 0) AS outside, "
     "coalesce(sum(setup_seconds), 0) AS setup FROM experiments",
     "environments": "SELECT description, count(*) AS n FROM environments JOIN experiments "
     "ON environments.id = experiments.environment GROUP BY environments.id",
-    "events": "SELECT at, what FROM events ORDER BY at",
+    "events": "SELECT at, what AS event FROM events ORDER BY at",
 }

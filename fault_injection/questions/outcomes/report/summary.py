@@ -68,26 +68,15 @@ class Audit(NamedTuple):
 
     Attributes:
       kinds: those near a threshold and the others, as far as there are any.
+      early, seen, changed: of all kinds together.
       bound: how large a share of all experiments could have another outcome than the one counted.
     """
 
     kinds: tuple[Audited, ...]
+    early: int
+    seen: int
+    changed: int
     bound: float
-
-    @property
-    def early(self) -> int:
-        """How many early verdicts there are."""
-        return sum(kind.early for kind in self.kinds)
-
-    @property
-    def seen(self) -> int:
-        """How many of them were compared with the end."""
-        return sum(kind.seen for kind in self.kinds)
-
-    @property
-    def changed(self) -> int:
-        """How many of these came to another outcome."""
-        return sum(kind.changed for kind in self.kinds)
 
 
 def audit(facts: Facts) -> Audit:
@@ -102,7 +91,9 @@ def audit(facts: Facts) -> Audit:
         early, seen = (sum(row["n"] for row in which) for which in (those, followed))
         changed = sum(row["n"] for row in followed if row["verdict"] != row["early_outcome"])
         kinds.append(Audited(bool(near), early, seen, changed, at_most(changed, seen, confidence)))
-    return Audit(tuple(kinds), sum(kind.early * kind.most for kind in kinds) / max(1, facts.total))
+    early, seen, changed = (sum(getattr(kind, name) for kind in kinds) for name in ("early", "seen", "changed"))
+    bound = sum(kind.early * kind.most for kind in kinds) / max(1, facts.total)
+    return Audit(tuple(kinds), early, seen, changed, bound)
 
 
 class Contrast(NamedTuple):
