@@ -16,10 +16,9 @@ from fault_injection.detection.asd_environment import AsdConfig, AsdThresholds, 
 from fault_injection.detection.asd_v1 import AsdV1
 from fault_injection.detection.asd_v3 import AsdV3
 from fault_injection.detection.detector import STOP
-from fault_injection.detection.gradient_norm import GradientNorm
 from fault_injection.detection.history_bound import HistoryBound
-from fault_injection.detection.loss_spike import LossSpike
 from fault_injection.detection.nonfinite import NonFinite
+from fault_injection.detection.spike import GradientNorm, LossSpike
 from fault_injection.detection.strikes import MINUTE, Counted, Strikes
 
 NAN, INF = math.nan, math.inf

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
 from .asd_environment import read_config, read_thresholds
-from .gradient_norm import GradientNorm
-from .loss_spike import LossSpike
 from .nonfinite import NonFinite
+from .spike import GradientNorm, LossSpike
 from .strikes import Strikes
 
 
