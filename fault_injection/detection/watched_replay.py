@@ -9,7 +9,7 @@ from ..faults.injection import Injection
 from ..machine.processes import say
 from ..runs.follow import follow
 from ..runs.golden_run import Golden, Repeats
-from ..runs.replay_run import Replay, last_step, make_golden, replay
+from ..runs.replay_run import Replay, complete_golden, last_step, replay
 from ..runs.steps import Address, Back, addresses, numbered
 from .detector import STOP, AnyDetector, Memory
 from .recovery import RECOVERIES, undoing
@@ -57,7 +57,7 @@ def watched_replay(
       As `replay`.
     """
     program = golden.program
-    make_golden(golden, last_step(injection).epoch + 1)
+    complete_golden(golden, last_step(injection).epoch + 1)
     memory = memory_before(golden, detector, injection.epoch)
 
     def beside(recovery: Back | None = None) -> Watcher:

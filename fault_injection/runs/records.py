@@ -95,17 +95,14 @@ class Recorder(Observer):
         self._rows = list(rows)
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Add a row."""
         numbers = (report.loss, report.metric, report.digest, report.magnitude)
         self._rows.append(StepRow(*map(np.asarray, (np.int32(at.step), *numbers))))
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
-        """Close the epoch's record."""
         self._epochs.append(epoch_record(self._rows, evaluate()))
         self._rows = []
 
     def undone(self, at: Address) -> None:
-        """Forget the steps from `at` on."""
         first = self._before.first + len(self._before.epochs)
         while self._epochs and first + len(self._epochs) > at.epoch:
             record = self._epochs.pop()

@@ -18,10 +18,10 @@ from ...detection.watch import Watcher
 from ...runs.exits import ExactlyMasked, FirstNonFinite
 from ...runs.follow import follow
 from ...runs.golden_run import Repeats, nudged
-from ...runs.outcome import Thresholds, judge
+from ...runs.outcome import Thresholds, verdict_of
 from ...runs.records import Recorder, Run, rows_of
-from ...runs.replay_run import Witness
 from ...runs.steps import Address, Back, Observer, addresses, numbered
+from ...runs.witness import Witness
 from ...seam.leaves import State
 from ...seam.program import Program
 from ...seam.report import StepReport
@@ -234,7 +234,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
         keep=back.steps,
         undo=undoing(recovery, program),
     )
-    verdict = judge(
+    verdict = verdict_of(
         recorder.run,
         lab.record,
         at,
