@@ -111,7 +111,7 @@ class Watch(Watcher):
         self._reader = SignalReader(program, detector.signals)
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
-        names, values = self._reader.names(report), self._reader.read(report)
+        names, values = self._reader.read(report)
         memory = self.detector.init(names) if self.memory is None else self.memory
         with np.errstate(all="ignore"):
             self.memory, alarms = self.detector.update(memory, values)
