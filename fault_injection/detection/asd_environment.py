@@ -10,11 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .asd import Asd
-from .asd_v1 import AsdV1
-from .asd_v3 import AsdV3
-from .strikes import Strikes
-
 CONFIGS = ("NPU_ASD_CONFIG", "MS_NPU_ASD_CONFIG")  # of torch_npu and of MindSpore: the same keys
 LEAST = 3  # of every threshold
 WITHOUT_EFFECT = {  # keys that are read and checked, and what to do instead
@@ -47,16 +42,6 @@ class AsdConfig:
     upper_thresh1: int = 1_000_000
     upper_thresh2: int = 100
     grad_sample_interval: int = 1
-
-    @property
-    def detector(self) -> Asd:
-        """The detector."""
-        return Asd(float(self.upper_thresh1), float(self.upper_thresh2))
-
-    @property
-    def strikes(self) -> Strikes:
-        """When its alarms are raised."""
-        return Strikes(self.strikes_num, float(self.cooldown), float(self.strikes_window))
 
 
 def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
@@ -116,16 +101,6 @@ class AsdThresholds:
     enable: int = 2
     upper: tuple[int, int] = (1_000_000, 10_000)
     sigma: tuple[int, int] = (100_000, 5_000)
-
-    @property
-    def v1(self) -> AsdV1:
-        """The detector `asd_v1`."""
-        return AsdV1(self.upper, self.sigma)
-
-    @property
-    def v3(self) -> AsdV3:
-        """The detector `asd_v3`."""
-        return AsdV3(self.upper)
 
 
 def read_thresholds(environment: Mapping[str, str]) -> tuple[AsdThresholds, list[str]]:

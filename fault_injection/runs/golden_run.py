@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -356,13 +357,15 @@ def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = No
     Args:
       epochs: length of the runs.
       window: the final metric is a mean over the last this many epochs.
-      twins: how many are looked at; None for all that there are.
+      twins: how many are looked at, of those that have been started; None for all.
     """
     last = range(max(0, epochs - window), epochs)
+    numbers = itertools.count(1) if twins is None else range(1, twins + 1)
 
     def finals() -> list[tuple[float, float]]:
         found = []
-        for run in (golden, *twins_of(golden, twins)):
+        started = itertools.takewhile(lambda twin: twin.folder.exists(), map(golden.twin_run, numbers))
+        for run in (golden, *started):
             with contextlib.suppress(FileNotFoundError):  # a twin not made to the end; a damaged one is named
                 found.append(final_metrics([run.fetch_record(epoch) for epoch in last]))
         return found
@@ -372,14 +375,3 @@ def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = No
         return None
     train, test = np.std(found, axis=0, ddof=1)
     return Noise(len(found) - 1, float(train), float(test))
-
-
-def twins_of(golden: Golden, most: int | None = None) -> Iterator[Golden]:
-    """The golden run's twins that have been started, at most `most`, in order; for the leader alone."""
-    number = 1
-    while most is None or number <= most:
-        twin = golden.twin_run(number)
-        if not twin.folder.exists():
-            return
-        yield twin
-        number += 1

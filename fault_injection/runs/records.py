@@ -13,7 +13,6 @@ from ..seam.report import StepReport
 from .steps import Address, Observer
 
 Epoch = dict[str, np.ndarray]
-PER_STEP = ("step", "loss", "metric", "digest", "magnitude")
 PER_EPOCH = ("train_loss", "train_metric", "valid_loss", "valid_metric")
 NOT_EVALUATED = Evaluation(np.nan, np.nan)
 
@@ -26,6 +25,9 @@ class StepRow(NamedTuple):
     metric: np.ndarray
     digest: np.ndarray
     magnitude: np.ndarray
+
+
+PER_STEP = StepRow._fields
 
 
 def epoch_record(rows: Sequence[StepRow], evaluation: Evaluation = NOT_EVALUATED) -> Epoch:

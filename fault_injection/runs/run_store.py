@@ -8,6 +8,7 @@ from its newest sound checkpoint.  Of several processes only the leader reads an
 import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -64,10 +65,7 @@ class RunStore:
 
     def recorded(self, first: int = 0) -> int:
         """Up to, but not including, which epoch all from `first` on have records."""
-        epoch = first
-        while self.record_path(epoch).exists():
-            epoch += 1
-        return epoch
+        return next(epoch for epoch in itertools.count(first) if not self.record_path(epoch).exists())
 
     def write_record(self, epoch: int, record: Epoch) -> None:
         """Keep an epoch's record."""
