@@ -85,6 +85,14 @@ class LossSpike(Spike):
 
 @dataclasses.dataclass(frozen=True)
 class GradientNorm(Spike):
-    """`gradient_norm`: the norm of the whole gradient is far above what it was; used as `LossSpike`."""
+    """`gradient_norm`: the norm of the whole gradient is far above what it was.
+
+    >>> detector = GradientNorm(warm_up=2)
+    >>> memory = detector.init(["gradient_norm"])
+    >>> for value in (1.0, 1.1, 1.05, 9.0):
+    ...     memory, alarms = detector.update(memory, np.array([value]))
+    >>> alarms.level
+    array([1], dtype=int32)
+    """
 
     signals: ClassVar[tuple[str, ...]] = ("gradient_norm",)

@@ -191,7 +191,7 @@ def alarms(opt_state: Any) -> WatchState:
       ValueError: if there is none, or more than one: then give the part that has one.
 
     >>> import optax
-    >>> from fault_injection.detection.gradient_norm import GradientNorm
+    >>> from fault_injection.detection.spike import GradientNorm
     >>> optimizer = optax.chain(optax.clip(1.0), optax.chain(watch(GradientNorm()), optax.sgd(0.1)))
     >>> int(alarms(optimizer.init({"w": 0.0})).first)
     -1
