@@ -68,6 +68,7 @@ def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
             continue
         default = defaults[key]
         least = LEAST if key.startswith("upper") else 1
+        known: int | None
         if isinstance(default, bool):
             known, expected = {"true": True, "false": False}.get(text), "true or false"
         else:
