@@ -11,9 +11,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))  # griffe loads this file
 from formulas import mathml
 
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.MULTILINE)
-PAIR = re.compile(
-    r"^( +)(\w+), (\w+): (.*\n?(?:\1 +.*\n?)*)", re.MULTILINE
-)  # two with one sentence
+PAIR = re.compile(r"^( +)(\w+), (\w+): (.*\n?(?:\1 +.*\n?)*)", re.MULTILINE)  # two with one sentence
 FORMULA = re.compile(r"^\.\. math::\n((?:[ ]+.*\n?)+)", re.MULTILINE)
 
 
