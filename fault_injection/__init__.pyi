@@ -7,10 +7,9 @@ from .detection.asd_v1 import AsdV1
 from .detection.asd_v3 import AsdV3
 from .detection.checksum import Checksum, VarianceChecksum
 from .detection.dr_dna import DrDna
-from .detection.gradient_norm import GradientNorm
 from .detection.history_bound import HistoryBound
-from .detection.loss_spike import LossSpike
 from .detection.nonfinite import NonFinite
+from .detection.spike import GradientNorm, LossSpike
 from .detection.transformation import alarms, watch
 from .faults.injection import Injection
 from .machine.errors import InputError

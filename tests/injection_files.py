@@ -10,7 +10,7 @@ from own_workload import NAME
 
 from fault_injection.data import DATASETS
 from fault_injection.data.texts import TEXTS
-from fault_injection.faults.element_bits import ElementBits, digits_of
+from fault_injection.faults.element_bits import ElementBits
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection import ALL, STAGES, Injection
 from fault_injection.faults.number_formats import format_of
@@ -158,7 +158,7 @@ def injections(draw, workloads=ANY_WORKLOAD):
     tensor = site.operands[Operand.INPUT if of_leaf else FAULT_MODELS[fmodel].operand]
     places = st.tuples(*(st.integers(0, size - 1) for size in tensor.shape))
     positions = draw(st.lists(places, min_size=1, max_size=70, unique=True))
-    masks = st.integers(0, 16 ** digits_of(tensor.dtype) - 1)
+    masks = st.integers(0, 256**tensor.dtype.itemsize - 1)
     bits = (
         st.builds(ElementBits, masks)
         | st.builds(ElementBits.inverted, masks)

@@ -13,36 +13,36 @@ from fault_injection.questions.outcomes.conditions import Conditions
 from fault_injection.questions.outcomes.experiment import Laboratory
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.runs import dependencies
-from fault_injection.runs.dependencies import COMPUTING, EXPERIMENT, JUDGING, REPLAY, STRIKING
+from fault_injection.runs.dependencies import COMPUTING, EXPERIMENT, JUDGING, REPLAY, TRIALS
 from fault_injection.runs.golden_run import Golden
-from fault_injection.workloads.registry import WORKLOADS, find_workload, make_workload
+from fault_injection.workloads.registry import WORKLOADS, find_workload
 
-ALL = {**WORKLOADS, "resnet18 on digits": make_workload("resnet18", dataset="digits")}
-VERDICTS = {"replays": REPLAY, "campaigns": EXPERIMENT}
+# The file of the class of each family of workloads, and those of verdicts.
+FAMILIES = {name: f"fault_injection/workloads/{name}.py" for name in ("image", "text", "click", "own")}
+VERDICTS = {"replays": REPLAY, "campaigns": EXPERIMENT, "vulnerability": TRIALS}
 
 
 def keys(checkout: pathlib.Path) -> dict[str, str]:
-    """Hashes of what golden runs of each workload, and verdicts, depend on in a checkout of the project."""
-    found = {}
-    for name, workload in ALL.items():
-        roots = [path.resolve().relative_to(ROOT) for path in workload.sources()]
-        found[name] = source_hash(closure(roots, COMPUTING, checkout), checkout)
-    for name, root in VERDICTS.items():
-        found[name] = source_hash(closure([root], (*STRIKING, *JUDGING), checkout), checkout)
-    return found
+    """Hashes of what golden runs of each family, and verdicts, depend on in a checkout of the project."""
+    rooms = dict.fromkeys(FAMILIES, COMPUTING)
+    rooms |= {name: (*JUDGING, pathlib.PurePosixPath(root).parent.as_posix()) for name, root in VERDICTS.items()}
+    return {
+        name: source_hash(closure([root], rooms[name], checkout), checkout)
+        for name, root in (FAMILIES | VERDICTS).items()
+    }
 
 
 @pytest.fixture
 def copy(tmp_path):
     """A copy of the project."""
-    for room in ("models", "fault_injection"):
-        shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
-    return tmp_path
+    room = "fault_injection"
+    shutil.copytree(ROOT / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path / room
 
 
-def add(checkout, path, text="\n\ndef something_else():\n    return 1\n"):
+def add(room, path, text="\n\ndef something_else():\n    return 1\n"):
     """Add code at the end of a file, or make one of it."""
-    with (checkout / path).open("a") as file:
+    with (room / path).open("a") as file:
         file.write(text)
 
 
@@ -51,77 +51,83 @@ def keys_here():
     return keys(ROOT)
 
 
-def changed(checkout):
+def changed(room):
     """What has other keys than the project."""
-    before, after = keys_here(), keys(checkout)
+    before, after = keys_here(), keys(room.parent)
     return {name for name in before if before[name] != after[name]}
 
 
 def test_the_keys_of_results_are_made_of_these_hashes():
-    here = keys(ROOT)
-    assert {name: dependencies.source_of_bits(workload) for name, workload in ALL.items()} == {
-        name: here[name] for name in ALL
-    }
-    assert {name: dependencies.source_of_verdicts(root) for name, root in VERDICTS.items()} == {
-        name: here[name] for name in VERDICTS
-    }
+    family = {workload: pathlib.Path(*workload.sources()).stem for workload in WORKLOADS.values()}
+    assert set(family.values()) == FAMILIES.keys() - {"own"}
+    for workload, name in family.items():
+        assert dependencies.source_of_bits(workload) == keys_here()[name]
+    for name, root in VERDICTS.items():
+        assert dependencies.source_of_verdicts(root) == keys_here()[name]
 
 
-def test_a_new_workload_changes_no_key(copy):
-    """A layer file, a network file, and a row in each of the tables that name networks and workloads."""
+def test_a_new_family_of_workloads_changes_no_key(copy):
+    """A layer file, a network file, the workload and its recipe, a reader, and a row in the table of workloads."""
     add(copy, "models/layers/gelu.py", "def gelu(x):\n    return x\n")
-    add(copy, "models/networks/other.py", "from ..layers.gelu import gelu\n\nother = gelu\n")
-    add(copy, "models/networks/__init__.py", "\nfrom .other import other\nNETWORKS['t'] = other\n")
-    add(copy, "fault_injection/workloads/image.py", "\nPUBLISHED['t'] = ImageWorkload(name='t', network='t')\n")
-    add(copy, "fault_injection/workloads/registry.py", "\nWORKLOADS['t'] = PUBLISHED['t']\n")
+    add(copy, "models/networks/speech.py", "from ..layers.gelu import gelu\n\nspeech = gelu\n")
+    add(copy, "data/sounds.py", "from .download import *\n")
+    add(
+        copy, "workloads/speech_recipe.py", "from ..data.sounds import *\nfrom ..models.networks.speech import speech\n"
+    )
+    add(copy, "workloads/speech.py", "from .speech_recipe import speech\n\nSPEECH = {'t': speech}\n")
+    add(copy, "workloads/registry.py", "\nfrom .speech import SPEECH\nWORKLOADS |= SPEECH\n")
     assert changed(copy) == set()
 
 
-ONLY_DIGITS = {"resnet18 on digits"}
-ONLY_TEXT = {"transformer"}
-ONLY_CLICKS = {"dlrm", "dlrm_criteo"}
-IMAGES = set(ALL) - ONLY_TEXT - ONLY_CLICKS
+EXPLICIT = {"image", "text", "click"}
+BITS, FAULTS = set(FAMILIES), {"replays", "campaigns"}
 EDITS = {
-    "models/layers/convolution.py": IMAGES,
-    "models/layers/standardisation.py": {"nfnet"},
-    "models/layers/normalisation.py": IMAGES - {"nfnet"},
-    "models/layers/attention.py": ONLY_TEXT,
-    "models/layers/interaction.py": ONLY_CLICKS,
-    "models/networks/densenet.py": {"densenet"},
-    "models/operations/operation.py": set(ALL),
-    "models/operations/lookup.py": set(ALL),
-    "models/operations/convolution.py": IMAGES,
-    "models/operations/product.py": ONLY_TEXT | ONLY_CLICKS,
-    "models/strike.py": set(ALL),
-    "fault_injection/explicit/engine.py": set(ALL),
-    "fault_injection/explicit/optimizers.py": set(ALL),
-    "fault_injection/data/digits.py": ONLY_DIGITS,
-    "fault_injection/data/shakespeare.py": ONLY_TEXT,
-    "fault_injection/data/token_folder.py": set(),
-    "fault_injection/data/batches.py": IMAGES,
-    "fault_injection/faults/fault_models.py": set(VERDICTS),
-    "fault_injection/runs/outcome.py": set(VERDICTS),
-    "fault_injection/runs/follow.py": set(VERDICTS),
-    "fault_injection/seam/state_faults.py": set(VERDICTS),
-    "fault_injection/faults/schedule.py": set(VERDICTS),
-    "fault_injection/runs/exits.py": set(VERDICTS),
-    "fault_injection/runs/replay_run.py": set(VERDICTS),  # which checks what an experiment's fault did, too
-    "fault_injection/questions/outcomes/conditions.py": {"campaigns"},
-    "fault_injection/questions/outcomes/experiment.py": {"campaigns"},
-    "fault_injection/questions/outcomes/sampling.py": {"campaigns"},
-    "fault_injection/campaign/page.py": set(),
-    "fault_injection/questions/outcomes/driver.py": set(),
-    "fault_injection/runs/curves.py": set(),
-    "fault_injection/commands/replay.py": set(),
-    "fault_injection/machine/errors.py": set(),
+    "models/layers/convolution.py": {"image"},
+    "models/layers/attention.py": {"text"},
+    "models/layers/interaction.py": {"click"},
+    "models/networks/densenet.py": {"image"},
+    "models/networks/transformer.py": {"text"},
+    "models/operations/operation.py": BITS,
+    "models/operations/convolution.py": {"image"},
+    "models/strike.py": EXPLICIT,
+    "models/overwrite.py": BITS,
+    "any_step/intercept.py": {"own"},
+    "explicit/engine.py": EXPLICIT,
+    "explicit/optimizers.py": EXPLICIT,
+    "workloads/image.py": {"image"},
+    "workloads/text_recipe.py": {"text"},
+    "workloads/registry.py": set(),
+    "data/digits.py": {"image"},
+    "data/shakespeare.py": {"text"},
+    "data/batches.py": {"image"},
+    "seam/digest.py": BITS,
+    "seam/state_faults.py": BITS | set(VERDICTS),
+    "faults/fault_models.py": FAULTS,
+    "faults/schedule.py": FAULTS,
+    "faults/injection_file.py": {"replays"},
+    "runs/outcome.py": set(VERDICTS),
+    "runs/follow.py": set(VERDICTS),
+    "runs/exits.py": FAULTS,
+    "runs/witness.py": FAULTS,
+    "runs/replay_run.py": {"replays"},
+    "runs/curves.py": set(),
+    "questions/outcomes/conditions.py": {"campaigns"},
+    "questions/outcomes/experiment.py": {"campaigns"},
+    "questions/outcomes/driver.py": set(),
+    "questions/vulnerability/trials.py": {"vulnerability"},
+    "questions/vulnerability/page.py": set(),
+    "detection/watch.py": set(),
+    "campaign/page.py": set(),
+    "commands/replay.py": set(),
+    "machine/errors.py": set(),
 }
 
 
 @pytest.mark.parametrize("path", EDITS)
 def test_an_edit_changes_the_keys_of_what_it_can_alter_and_of_nothing_else(copy, path):
+    assert (copy / path).is_file()
     add(copy, path)
-    found = changed(copy)
-    assert found == EDITS[path]
+    assert changed(copy) == EDITS[path]
 
 
 def test_the_code_that_judges_is_part_of_a_campaigns_key_and_of_no_golden_runs(tmp_path, monkeypatch):

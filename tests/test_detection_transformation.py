@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from fault_injection.detection.detector import STOP, WARN, Alarms, namespace
-from fault_injection.detection.gradient_norm import GradientNorm
-from fault_injection.detection.loss_spike import LossSpike
 from fault_injection.detection.nonfinite import NonFinite
+from fault_injection.detection.spike import GradientNorm, LossSpike
 from fault_injection.detection.transformation import WatchState, alarms, watch
 from fault_injection.explicit.optimizers import keras_adam
 

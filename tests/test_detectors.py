@@ -1,6 +1,5 @@
 """The value-based detectors decide as scalar code written from the published description does, and forget no NaN."""
 
-import dataclasses
 import math
 import statistics
 
@@ -16,11 +15,11 @@ from fault_injection.detection.asd_environment import AsdConfig, AsdThresholds, 
 from fault_injection.detection.asd_v1 import AsdV1
 from fault_injection.detection.asd_v3 import AsdV3
 from fault_injection.detection.detector import STOP
-from fault_injection.detection.gradient_norm import GradientNorm
 from fault_injection.detection.history_bound import HistoryBound
-from fault_injection.detection.loss_spike import LossSpike
 from fault_injection.detection.nonfinite import NonFinite
+from fault_injection.detection.spike import GradientNorm, LossSpike
 from fault_injection.detection.strikes import MINUTE, Counted, Strikes
+from fault_injection.detection.value_based import value_based
 
 NAN, INF = math.nan, math.inf
 WRONG = ("3,3", "3,4", "5,2", "5", "5,4,3", "5.0,3", "x")  # pairs of thresholds
@@ -238,6 +237,8 @@ def test_thresholds_of_asd_are_read_as_the_vendors_do(environment, expected, not
 
 
 def test_thresholds_are_those_of_the_settings():
-    assert decisions(AsdThresholds(upper=(100, 10)).v1, [9, 11, 101]) == [0, 2, 1]
-    assert decisions(AsdConfig(upper_thresh1=3, upper_thresh2=2).detector, [*[1] * 12, 1.7, 1.0, 2.2]) == [*[0] * 14, 1]
-    assert dataclasses.replace(AsdConfig(), strikes_num=1).strikes.update(Counted(), 0.0)[1]
+    v1 = value_based("asd_v1", {"NPU_ASD_UPPER_THRESH": "100,10"})
+    assert decisions(v1.detector, [9, 11, 101]) == [0, 2, 1]
+    asd = value_based("asd", {"NPU_ASD_CONFIG": "upper_thresh1:3,upper_thresh2:3,strikes_num:1"})
+    assert decisions(asd.detector, [*[1] * 12, 1.7, 1.0, 2.2]) == [*[0] * 14, 1]
+    assert asd.strikes.update(Counted(), 0.0)[1]

@@ -27,7 +27,7 @@ from fault_injection.models.layer import Context
 from fault_injection.models.layers.activation import relu
 from fault_injection.models.layers.dense import dense
 from fault_injection.models.site import make_fault
-from fault_injection.runs.replay_run import check_struck
+from fault_injection.runs.witness import check_struck
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.digest import digest
 from fault_injection.seam.measure import Measure

@@ -24,7 +24,7 @@ from fault_injection.runs.outcome import (
     Trace,
     classify,
     first_nonfinite_leaf,
-    judge,
+    verdict_of,
 )
 from fault_injection.runs.records import Run, StepRow, epoch_record
 from fault_injection.runs.steps import Address
@@ -101,7 +101,7 @@ def test_the_first_array_is_found_in_the_record_of_epochs_before_an_interruption
         return epoch_record(rows, Evaluation(1.0, 0.5))
 
     golden, faulty = epoch(1, 1, 1), Run(4, (epoch(1, 1, np.inf), epoch(np.nan, 1, 1)), 2)
-    found = judge(faulty, lambda number: golden, Address(4, 1), ACCURACY, watched=WATCHED, finished=False)
+    found = verdict_of(faulty, lambda number: golden, Address(4, 1), ACCURACY, watched=WATCHED, finished=False)
     assert found.first_nonfinite_state == {"leaf": "params/w", "steps": 1} and found.first_nonfinite is None
 
 

@@ -26,7 +26,7 @@ from fault_injection.runs.outcome import (
     Thresholds,
     Trace,
     classify,
-    judge,
+    verdict_of,
 )
 from fault_injection.runs.records import Run, StepRow, epoch_record
 from fault_injection.runs.steps import Address
@@ -411,7 +411,7 @@ def test_judge_gives_the_verdict_of_classify_on_the_steps_from_the_fault_on(step
         return Noise(2, 2**-5, 2**-6)
 
     finished = length == 3 * STEPS
-    found = judge(faulty, golden.epochs.__getitem__, fault, measure, finished=finished, noise=spread)
+    found = verdict_of(faulty, golden.epochs.__getitem__, fault, measure, finished=finished, noise=spread)
     flat = np.concatenate(metrics)[step:length]
     ended = [
         np.array([metrics[i].mean(dtype=np.float64) for i in range(whole)]),
@@ -431,5 +431,5 @@ def test_judge_passes_on_what_ended_the_run():
         ({"exactly_masked_after": 0}, MASKED),
         ({}, UNDECIDED),
     ):
-        found = judge(golden, golden.epochs.__getitem__, Address(0, 3), EDGE, finished=False, **known)
+        found = verdict_of(golden, golden.epochs.__getitem__, Address(0, 3), EDGE, finished=False, **known)
         assert found.outcome == outcome

@@ -12,12 +12,12 @@ from small import SITE, flags, small
 from toy import STEPS, linear
 
 from fault_injection.detection.detector import STOP, Alarm
-from fault_injection.detection.gradient_norm import GradientNorm
 from fault_injection.detection.history_bound import history_bound
 from fault_injection.detection.re_execution import ReExecution, ReExecutionSettings
 from fault_injection.detection.recovery import RECOVERIES, needed
-from fault_injection.detection.replicas import ReplicaComparison
+from fault_injection.detection.replicas import ReplicaComparison, ReplicaSettings
 from fault_injection.detection.signals import KINDS, SignalReader, reductions_of
+from fault_injection.detection.spike import GradientNorm
 from fault_injection.detection.watch import Watch, Watcher
 from fault_injection.explicit.optimizers import KerasAdamState, keras_adam
 from fault_injection.machine.files import read_arrays
@@ -43,7 +43,7 @@ class Rings(Watcher):
     """Stops at some steps, each as often as it is asked."""
 
     def __init__(self, steps, **more):
-        super().__init__(PROGRAM, **more)
+        super().__init__(PROGRAM, GradientNorm(), **more)
         self.steps = steps
 
     def look(self, at, state, report):
@@ -119,6 +119,7 @@ def test_a_step_executed_again_is_compared_with_the_first_time():
         state, _ = run([watcher], {STRUCK: fault(1.0)})
         assert numbered(STRUCK, STEPS) == 8
         assert {alarm.step for alarm in watcher.alarms} == ({8} if seen else set())
+        assert all(np.isnan((alarm.value, alarm.threshold)).all() for alarm in watcher.alarms)  # a digest is no bound
     assert not same_bits(state, run()[0])
 
 
@@ -162,7 +163,7 @@ def test_copies_that_differ_in_one_bit_are_told_apart():
     slopes, offset = PROGRAM.init()
     other = slopes.copy()
     other.view(np.uint32)[0] ^= 1
-    watcher = ReplicaComparison(PROGRAM)
+    watcher = ReplicaComparison(PROGRAM, ReplicaSettings())
     same, different = Copies((slopes, slopes)), Copies((slopes, other))
     at = Address(0, 0)
     assert watcher.look(at, (same, Copies((offset, offset))), None)[0] == []

@@ -25,7 +25,8 @@ from fault_injection.runs.finished import find_finished
 from fault_injection.runs.golden_run import Golden, NotRepeated
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, UNDECIDED
 from fault_injection.runs.replay_files import write_replay
-from fault_injection.runs.replay_run import FaultNotApplied, check_struck, golden_for, replay
+from fault_injection.runs.replay_run import golden_for, replay
+from fault_injection.runs.witness import FaultNotApplied, check_struck
 from fault_injection.seam.trees import same_bits
 
 WORKLOAD = small(epochs=3)

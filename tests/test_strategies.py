@@ -40,7 +40,7 @@ from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from fault_injection.models.site import make_fault
-from fault_injection.runs.replay_run import check_struck
+from fault_injection.runs.witness import check_struck
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.state_faults import state_sites
 from fault_injection.seam.strategies import Start, parse_strategy

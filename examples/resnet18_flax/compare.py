@@ -17,7 +17,7 @@ from fault_injection.models.site import make_fault
 from fault_injection.runs.exits import FirstNonFinite
 from fault_injection.runs.follow import follow
 from fault_injection.runs.golden_run import final_metrics, nudged
-from fault_injection.runs.outcome import Noise, Outcome, judge
+from fault_injection.runs.outcome import Noise, Outcome, verdict_of
 from fault_injection.runs.records import Recorder, Run
 from fault_injection.runs.steps import Address, Observer, addresses, numbered
 from fault_injection.seam.program import Program
@@ -197,7 +197,7 @@ class Door:
             {at: self.fault(strike)},
             [recorder, struck, nonfinite],
         )
-        outcome = judge(
+        outcome = verdict_of(
             recorder.run,
             lambda epoch: self.goldens[twin].epochs[epoch],
             at,

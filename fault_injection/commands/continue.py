@@ -12,7 +12,7 @@ from ..machine.errors import InputError
 from ..machine.processes import from_leader
 from ..runs.golden_run import Golden, kept_epochs
 from ..runs.replay_files import write_replay
-from ..runs.replay_run import make_golden, replay
+from ..runs.replay_run import complete_golden, replay
 from .arguments import epoch_list, json_option, machine_options, natural, positive, tell, tell_json
 from .out_folder import DEFAULT, check_out, default_out
 from .workload_arguments import chosen_workload, workload_options
@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> None:
     if options.loaders not in (counts := loader_counts(workload)):
         raise InputError(f"--loaders {options.loaders}, expected one of {', '.join(map(str, counts))}")
     golden = Golden(workload, program, options.cache, kept_epochs(program, workload.epochs, {options.epoch}))
-    make_golden(golden, workload.epochs)
+    complete_golden(golden, workload.epochs)
     injection = alteration(golden, options.epoch, options.checkpoint, options.worker, options.loaders, options.horizon)
     check_out(out, injection)
     keeper = [StateKeeper(program, out, options.keep_states)] if options.keep_states else []

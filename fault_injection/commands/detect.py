@@ -6,7 +6,7 @@ import pathlib
 import sys
 
 from ..detection.detector import Alarm
-from ..detection.log import Log, detect, raised, read_log
+from ..detection.log import Log, detect, raised, read_values
 from ..detection.value_based import VALUE_BASED, Chosen, value_based
 from ..machine.errors import printable
 from .arguments import aligned, json_option, setting_pairs, tell, tell_json
@@ -23,7 +23,7 @@ def add(sub: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     chosen = value_based(options.detector, os.environ, setting_pairs(options.set))
-    log = read_log(options.log, signed=options.detector in ("loss_spike", "nonfinite"))
+    log = read_values(options.log, signed=options.detector in ("loss_spike", "nonfinite"))
     notes = list(chosen.notes)
     if chosen.detector is None:
         notes.append(f"{options.detector} is switched off by the environment")

@@ -7,10 +7,11 @@ import os
 import pathlib
 from typing import Any
 
+from ..detection.detector import AnyDetector
 from ..detection.recovery import RECOVERIES, needed, undoing
-from ..detection.registry import DETECTORS, AnyDetector, beside_a_run, telling
+from ..detection.registry import DETECTORS, beside_a_run, telling
 from ..detection.signals import reductions_of
-from ..detection.watched_replay import sentences, summary, watched_replay
+from ..detection.watched_replay import detection_summary, sentences, watched_replay
 from ..faults.injection import Injection
 from ..faults.injection_file import read_injection, write_injection
 from ..machine import environment
@@ -91,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
         result = replay(injection, golden, lambda result: write_replay(result, name, out, command))
     else:
         watched = watched_replay(injection, golden, detector, options.recovery)
-        result, detection = watched.replay, summary(watched, options.detector, options.recovery)
+        result, detection = watched.replay, detection_summary(watched, options.detector, options.recovery)
         write_replay(result, name, out, command, watched.recovered, detection)
     if options.json:
         found = {} if detection is None else {"detection": detection}

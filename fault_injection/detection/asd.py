@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .detector import STOP, Alarms, Array, in_units, namespace
+from .detector import Alarms, Array, Detector, graded, namespace
 
 DECAY = 0.99
 WARM_UP = 10  # values that enter the average before the first comparison
@@ -24,7 +24,7 @@ class AsdMemory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Asd:
+class Asd(Detector):
     """Raises an alarm where the square of the largest absolute gradient jumps far above its average.
 
     .. math::
@@ -53,12 +53,10 @@ class Asd:
     accepted: float = 1e2
 
     def init(self, names: Sequence[str]) -> AsdMemory:
-        """No values yet."""
         zeros = np.zeros(len(names))
         return AsdMemory(zeros, zeros, np.zeros(len(names), np.int32))
 
     def update(self, memory: AsdMemory, values: Array) -> tuple[AsdMemory, Alarms]:
-        """Alarms where a value jumps."""
         xp = namespace(values)
         average, previous, seen = (xp.asarray(part) for part in memory)
         square = values * values
@@ -76,5 +74,4 @@ class Asd:
             seen + enters.astype(seen.dtype),
         )
         root = xp.sqrt(threshold)
-        level = xp.where(stop, STOP, 0).astype("int32")
-        return new, Alarms(level, root, in_units(xp.sqrt(over), root, stop, xp.isfinite(square)))
+        return new, graded(xp.sqrt(over), root, root, xp.isfinite(square), stop)

@@ -10,11 +10,6 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from .asd import Asd
-from .asd_v1 import AsdV1
-from .asd_v3 import AsdV3
-from .strikes import Strikes
-
 CONFIGS = ("NPU_ASD_CONFIG", "MS_NPU_ASD_CONFIG")  # of torch_npu and of MindSpore: the same keys
 LEAST = 3  # of every threshold
 WITHOUT_EFFECT = {  # keys that are read and checked, and what to do instead
@@ -48,16 +43,6 @@ class AsdConfig:
     upper_thresh2: int = 100
     grad_sample_interval: int = 1
 
-    @property
-    def detector(self) -> Asd:
-        """The detector."""
-        return Asd(float(self.upper_thresh1), float(self.upper_thresh2))
-
-    @property
-    def strikes(self) -> Strikes:
-        """When its alarms are raised."""
-        return Strikes(self.strikes_num, float(self.cooldown), float(self.strikes_window))
-
 
 def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
     """The settings of `asd`, and a note for every value that was not used.
@@ -82,25 +67,27 @@ def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
             )
             continue
         default = defaults[key]
-        if isinstance(default, bool):
-            if text in ("true", "false"):
-                values[key] = text == "true"
-            else:
-                notes.append(
-                    f"{name}: {key}:{text[:SHOWN]}; expected true or false; the default {str(default).lower()} holds"
-                )
-            continue
         least = LEAST if key.startswith("upper") else 1
-        if text.isascii() and text.isdecimal() and len(text) < 16 and int(text) >= least:
-            values[key] = int(text)
+        known: int | None
+        if isinstance(default, bool):
+            known, expected = {"true": True, "false": False}.get(text), "true or false"
         else:
-            notes.append(
-                f"{name}: {key}:{text[:SHOWN]}; expected a whole number from {least}; the default {default} holds"
-            )
+            known, expected = _whole(text, least), f"a whole number from {least}"
+        if known is not None:
+            values[key] = known
+        else:
+            holds = str(default).lower()
+            notes.append(f"{name}: {key}:{text[:SHOWN]}; expected {expected}; the default {holds} holds")
     for key, instead in WITHOUT_EFFECT.items():
         if values.get(key, defaults[key]) != defaults[key]:
             notes.append(f"{name}: {key} has no effect here: {instead}")
     return dataclasses.replace(AsdConfig(), **values), notes
+
+
+def _whole(text: str, least: int) -> int | None:
+    """The whole number that a text is; None where it is none, or smaller than `least`."""
+    fits = text.isascii() and text.isdecimal() and len(text) < 16 and int(text) >= least
+    return int(text) if fits else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,16 +103,6 @@ class AsdThresholds:
     enable: int = 2
     upper: tuple[int, int] = (1_000_000, 10_000)
     sigma: tuple[int, int] = (100_000, 5_000)
-
-    @property
-    def v1(self) -> AsdV1:
-        """The detector `asd_v1`."""
-        return AsdV1(self.upper, self.sigma)
-
-    @property
-    def v3(self) -> AsdV3:
-        """The detector `asd_v3`."""
-        return AsdV3(self.upper)
 
 
 def read_thresholds(environment: Mapping[str, str]) -> tuple[AsdThresholds, list[str]]:
@@ -143,11 +120,9 @@ def read_thresholds(environment: Mapping[str, str]) -> tuple[AsdThresholds, list
 
     def pair(name: str, default: tuple[int, int]) -> tuple[int, int]:
         text = environment.get(name, "")
-        parts = [part.strip() for part in text.split(",")]
-        if len(parts) == 2 and all(part.isascii() and part.isdecimal() and len(part) < 16 for part in parts):
-            first, second = map(int, parts)
-            if first > second >= LEAST:
-                return first, second
+        parts = [_whole(part.strip(), LEAST) for part in text.split(",")]
+        if len(parts) == 2 and parts[0] and parts[1] and parts[0] > parts[1]:
+            return parts[0], parts[1]
         if text:
             expected = f"two whole numbers from {LEAST}, the first larger than the second"
             notes.append(f"{name}={text[:SHOWN]!r}; expected {expected}; the default {default[0]},{default[1]} holds")

@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .detector import STOP, WARN, Alarms, Array, in_units, namespace
+from .detector import Alarms, Array, Detector, graded, namespace
 
 
 class AsdV1Memory(NamedTuple):
@@ -22,7 +22,7 @@ class AsdV1Memory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AsdV1:
+class AsdV1(Detector):
     """Raises an alarm where the gradient's norm, or its jump in units of the range so far, exceeds a bound.
 
     .. math::
@@ -51,12 +51,10 @@ class AsdV1:
     warm_up: int = 100
 
     def init(self, names: Sequence[str]) -> AsdV1Memory:
-        """No values yet."""
         zeros, far = np.zeros(len(names)), np.full(len(names), np.inf)
         return AsdV1Memory(zeros, far, -far, np.zeros(len(names), np.int32))
 
     def update(self, memory: AsdV1Memory, values: Array) -> tuple[AsdV1Memory, Alarms]:
-        """Alarms where a norm is large, or jumps."""
         xp = namespace(values)
         previous, smallest, largest, seen = (xp.asarray(part) for part in memory)
         finite, warm = xp.isfinite(values), (seen >= self.warm_up) & (largest > smallest)
@@ -76,5 +74,4 @@ class AsdV1:
         from_jump = xp.where(warm, previous + xp.where(warn, self.sigma[1], self.sigma[0]) * extent, xp.inf)
         threshold = xp.where(values > upper, upper, xp.minimum(upper, from_jump))
         reached = xp.maximum(xp.where(finite, values, 0.0) / self.upper[0], jump / self.sigma[0])
-        level = xp.where(stop, STOP, xp.where(warn, WARN, 0)).astype("int32")
-        return new, Alarms(level, threshold, in_units(reached, xp.ones_like(reached), stop, finite))
+        return new, graded(reached, xp.ones_like(reached), threshold, finite, stop, warn)

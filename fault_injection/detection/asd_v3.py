@@ -9,7 +9,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .detector import STOP, WARN, Alarms, Array, in_units, namespace
+from .detector import Alarms, Array, Detector, graded, namespace
 
 DECAY = 0.99
 
@@ -22,7 +22,7 @@ class AsdV3Memory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class AsdV3:
+class AsdV3(Detector):
     """Raises an alarm where the square of the largest absolute gradient is far above its average.
 
     .. math::
@@ -50,11 +50,9 @@ class AsdV3:
     upper: tuple[float, float] = (1e6, 1e4)
 
     def init(self, names: Sequence[str]) -> AsdV3Memory:
-        """No values yet."""
         return AsdV3Memory(np.zeros(len(names)), np.zeros(len(names), np.int32))
 
     def update(self, memory: AsdV3Memory, values: Array) -> tuple[AsdV3Memory, Alarms]:
-        """Alarms where a square is large."""
         xp = namespace(values)
         average, seen = (xp.asarray(part) for part in memory)
         square = values * values
@@ -70,7 +68,5 @@ class AsdV3:
             seen + enters.astype(seen.dtype),
         )
         threshold = xp.where(mean > 0, xp.where(warn, self.upper[1], self.upper[0]) * mean, xp.inf)
-        root = xp.sqrt(threshold)
         reached = xp.where(known, xp.sqrt(square), 0.0)
-        level = xp.where(stop, STOP, xp.where(warn, WARN, 0)).astype("int32")
-        return new, Alarms(level, root, in_units(reached, xp.sqrt(self.upper[0] * mean), stop, finite))
+        return new, graded(reached, xp.sqrt(self.upper[0] * mean), xp.sqrt(threshold), finite, stop, warn)

@@ -6,11 +6,11 @@ from typing import ClassVar
 
 import numpy as np
 
-from .detector import STOP, Alarms, Array, Memory, namespace
+from .detector import STOP, Alarms, Array, Detector, Memory, namespace
 
 
 @dataclasses.dataclass(frozen=True)
-class Checksum:
+class Checksum(Detector):
     """Raises an alarm for a product whose sums differ by more than the worst rounding; without memory.
 
     The values are those of `models.observe.checksum`: differences in units of their tolerance.
@@ -20,13 +20,13 @@ class Checksum:
     """
 
     signals: ClassVar[tuple[str, ...]] = ("checksum/products",)
+    remembers = False
+    executes_again = True  # to confirm its alarms
 
     def init(self, names: Sequence[str]) -> Memory:
-        """Nothing."""
         return ()
 
     def update(self, memory: Memory, values: Array) -> tuple[Memory, Alarms]:
-        """Alarms where a value is above 1 or not finite."""
         xp = namespace(values)
         excess = xp.where(xp.isfinite(values), values, xp.inf)
         return (), Alarms(xp.where(excess > 1, STOP, 0).astype("int32"), xp.ones_like(excess), excess)

@@ -5,9 +5,10 @@ beside a run, on a log in float64, and on traced JAX arrays inside a compiled st
 functions that it needs from the values' own array namespace.
 """
 
+import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -34,16 +35,24 @@ class Alarms(NamedTuple):
     excess: Array
 
 
-class Detector(Protocol):
-    """A detector, with its settings as fields: a frozen dataclass.
+class AnyDetector(Protocol):
+    """What every detector states of itself: a frozen dataclass, whose fields are its settings.
 
     Attributes:
       signals: kinds of tensors that it watches in a run, keys of `signals.KINDS`.
+      remembers: whether what it says of a step depends on the steps before, so that it has to see them.
+      executes_again: whether steps are executed again for it, from copies of their states.
     """
 
     @property
-    def signals(self) -> tuple[str, ...]:
-        """See above."""
+    def signals(self) -> tuple[str, ...]: ...
+
+    remembers: ClassVar[bool] = True
+    executes_again: ClassVar[bool] = False
+
+
+class Detector(AnyDetector, Protocol):
+    """A detector that is a pure function of what steps report."""
 
     def init(self, names: Sequence[str], /) -> Memory:
         """The memory before the first step.
@@ -71,7 +80,7 @@ class Alarm(NamedTuple):
     Attributes:
       step: number of the step, as the run or the log counts.
       tensor: its name.
-      value, threshold: in the value's unit.
+      value, threshold: in the value's unit; NaN where two arrays that should be the same differ.
       level: `STOP` or `WARN`.
     """
 
@@ -88,15 +97,22 @@ def namespace(values: Array) -> ModuleType:
     return found
 
 
-def in_units(value: Array, unit: Array, stop: Array, finite: Array) -> Array:
-    """`Alarms.excess`: `value / unit`, kept on the side of 1 where `stop` is; infinite for what is not finite.
+def graded(reached: Array, unit: Array, threshold: Array, finite: Array, stop: Array, warn: Array = False) -> Alarms:
+    """The alarms of values that stop, or warn.
 
-    A quotient may round to 1 where the value itself is above its threshold.
+    Their excess is `reached / unit`, kept on the side of 1 where `stop` is: a quotient may round to 1 where the
+    value itself is above its threshold.
     """
-    xp = namespace(value)
-    ratio = xp.where(unit > 0, value / xp.where(unit > 0, unit, 1.0), 0.0)
+    xp = namespace(reached)
+    ratio = xp.where(unit > 0, reached / xp.where(unit > 0, unit, 1.0), 0.0)
     above = 1 + float(xp.finfo(ratio.dtype).eps)
-    return xp.where(finite, xp.where(stop, xp.maximum(ratio, above), xp.minimum(ratio, 1.0)), xp.inf)
+    excess = xp.where(finite, xp.where(stop, xp.maximum(ratio, above), xp.minimum(ratio, 1.0)), xp.inf)
+    return Alarms(xp.where(stop, STOP, xp.where(warn, WARN, 0)).astype("int32"), threshold, excess)
+
+
+def differing(step: int, tensors: Sequence[str]) -> list[Alarm]:
+    """Alarms of arrays that differ from what they are compared with, bit by bit."""
+    return [Alarm(step, tensor, math.nan, STOP, math.nan) for tensor in tensors]
 
 
 def told(step: int, names: Sequence[str], values: Array, alarms: Alarms) -> list[Alarm]:

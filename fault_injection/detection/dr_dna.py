@@ -17,14 +17,14 @@ from ..runs.steps import Address, Observer
 from ..seam.leaves import Batch, State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from .detector import STOP, Alarm, Alarms, Array, Memory, namespace
+from .detector import STOP, Alarm, Alarms, Array, Detector, Memory, namespace
 
 FEWEST = 32  # examples that a profile is made of, at least: with fewer, what is rare says nothing
 MARGIN = 1.5  # see `DrDna`; the same for what mitigation clamps
 
 
 @dataclasses.dataclass(frozen=True)
-class DrDna:
+class DrDna(Detector):
     """Raises an alarm for each layer where an example is further from the profile than any without a fault.
 
     The value of a layer is the largest (S − Ŝ)/Ŝ of the examples of a step.  Without memory.
@@ -44,6 +44,7 @@ class DrDna:
     margin: float = MARGIN
 
     signals: ClassVar[tuple[str, ...]] = (NAME,)
+    remembers = False
 
     @classmethod
     def of(cls, profile: Profile, margin: float = MARGIN) -> "DrDna":
@@ -54,12 +55,10 @@ class DrDna:
         return cls(tuple(zip(profile.layers, limits.tolist(), strict=True)), margin)
 
     def init(self, names: Sequence[str]) -> Memory:
-        """The thresholds [N], which stay as they are."""
         limits = dict(self.limits)
         return np.array([self.margin * limits[name.removeprefix(f"{NAME}/")] for name in names])
 
     def update(self, memory: Memory, values: Array) -> tuple[Memory, Alarms]:
-        """Alarms where a value is above its threshold."""
         xp = namespace(values)
         threshold = xp.asarray(memory)
         excess = xp.where(xp.isfinite(values), xp.maximum(values / threshold, 0.0), xp.inf)
@@ -110,8 +109,8 @@ def make_profile(program: Program, state: State, batches: Iterable[Batch], seed:
         if seen.metric.dtype == bool:
             kept &= seen.metric
         kept = kept.reshape(*kept.shape[:2], -1).all(-1).ravel()
-        found.append(_samples(bare, seen.tensors)[kept])
-        largest.append(_largest(bare, seen.reductions))
+        found.append(samples_of(bare, seen.tensors)[kept])
+        largest.append(largest_of(bare, seen.reductions))
     return profile_of(bare, found, largest)
 
 
@@ -130,7 +129,7 @@ def make_training_profile(program: Program, state: State, steps: Iterable[Addres
       InputError: as `make_profile`.
     """
     bare = places(program, seed)
-    kept = _Kept(bare)
+    kept = _Sampled(bare)
     follow(program.forward_passes().watching(bare), state, steps, observers=[kept])
     return profile_of(bare, kept.samples, kept.largest)
 
@@ -200,7 +199,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 _FIELDS = dataclasses.fields(Histograms)
 
 
-class _Kept(Observer):
+class _Sampled(Observer):
     """Keeps what the steps of a run have sampled."""
 
     def __init__(self, bare: Profile):
@@ -209,18 +208,18 @@ class _Kept(Observer):
         self.largest: list[np.ndarray] = []
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Keep the samples of the step."""
-        self.samples.append(_samples(self._bare, report.tensors))
-        self.largest.append(_largest(self._bare, report.reductions))
+        self.samples.append(samples_of(self._bare, report.tensors))
+        self.largest.append(largest_of(self._bare, report.reductions))
 
 
-def _samples(bare: Profile, tensors: Mapping[str, Any]) -> np.ndarray:
-    """float32 [R·b,L,PLACES]."""
+def samples_of(bare: Profile, tensors: Mapping[str, Any]) -> np.ndarray:
+    """float32 [R·b,L,PLACES], what a step has sampled."""
     stacked = np.stack([tensors[SAMPLES][layer] for layer in bare.layers], -2)
     return stacked.reshape(-1, *stacked.shape[2:])
 
 
-def _largest(bare: Profile, reductions: Any) -> np.ndarray:
+def largest_of(bare: Profile, reductions: Mapping[str, Any]) -> np.ndarray:
+    """float32 [L], the largest absolute value of each layer's activation."""
     return np.array([reductions[f"largest/activations/{layer}"] for layer in bare.layers], np.float32)
 
 

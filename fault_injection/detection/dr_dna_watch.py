@@ -1,7 +1,7 @@
 """`dr_dna` beside a training: each epoch is watched by the profile of the one before."""
 
 import dataclasses
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -11,13 +11,13 @@ from ..runs.steps import Address
 from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from .detector import Alarm, told
-from .dr_dna import MARGIN, DrDna, places, profile_of
+from .detector import Alarm, AnyDetector, told
+from .dr_dna import MARGIN, DrDna, largest_of, places, profile_of, samples_of
 from .watch import Watcher
 
 
 @dataclasses.dataclass(frozen=True)
-class DrDnaSettings:
+class DrDnaSettings(AnyDetector):
     """Settings of the detector in a training.
 
     Attributes:
@@ -28,11 +28,7 @@ class DrDnaSettings:
     seed: int = 0
     margin: float = MARGIN
 
-    signals: ClassVar[tuple[str, ...]] = ()
-
-    def places(self, program: Program) -> Profile:
-        """Where a program's activations are sampled."""
-        return places(program, self.seed)
+    signals: ClassVar[tuple[str, ...]] = DrDna.signals
 
 
 class Remembered(NamedTuple):
@@ -56,15 +52,14 @@ class DrDnaWatch(Watcher):
     activations are not all finite makes none: the profile before it goes on.
 
     Args:
-      program: samples activations: `ForwardPasses.watching(settings.places(program))`.
+      program: samples activations: `ForwardPasses.watching(places(program, settings.seed))`.
     """
 
-    def __init__(self, program: Program, settings: DrDnaSettings, *rest: object) -> None:
-        super().__init__(program, *rest)  # type: ignore[arg-type]
-        self._bare, self._margin = settings.places(program), settings.margin
+    def __init__(self, program: Program, detector: DrDnaSettings, *more: Any, **named: Any) -> None:
+        super().__init__(program, detector, *more, **named)
+        self._bare, self._margin = places(program, detector.seed), detector.margin
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
-        """Score the step."""
         known: Remembered = self.memory or Remembered()
         found, peak = [], 0.0
         if known.profile is not None:
@@ -74,11 +69,8 @@ class DrDnaWatch(Watcher):
             _, alarms = detector.update(detector.init(names), values)
             found = told(self.number(at), names, values, alarms)
             peak = float(np.max(alarms.excess))
-        samples = np.stack([report.tensors[SAMPLES][layer] for layer in self._bare.layers], -2)
-        largest = np.array([report.reductions[f"largest/activations/{layer}"] for layer in self._bare.layers])
-        known = Remembered(
-            known.profile, (*known.samples, samples.reshape(-1, *samples.shape[2:])), (*known.largest, largest)
-        )
+        samples, largest = samples_of(self._bare, report.tensors), largest_of(self._bare, report.reductions)
+        known = Remembered(known.profile, (*known.samples, samples), (*known.largest, largest))
         if at.step == self.program.steps_per_epoch - 1:
             try:
                 known = Remembered(profile_of(self._bare, known.samples, known.largest))

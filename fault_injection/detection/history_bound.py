@@ -12,7 +12,7 @@ import numpy as np
 
 from ..seam.leaves import Role
 from ..seam.program import Program
-from .detector import STOP, Alarms, Array, in_units, namespace
+from .detector import Alarms, Array, Detector, graded, namespace
 
 DEVIATIONS = 20.0  # a fault-free sum beyond has a probability of 3e-89
 FIRST, SECOND, MOMENTUM = ("m", "mu"), ("v", "nu"), ("trace",)  # moments, as optimizers call them
@@ -26,7 +26,7 @@ class HistoryMemory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class HistoryBound:
+class HistoryBound(Detector):
     """Raises an alarm where a moment exceeds its bound, or a running variance what it has been.
 
     .. math::
@@ -54,17 +54,14 @@ class HistoryBound:
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """What it watches."""
         return (f"largest/{self.of}", "largest/running_variance")
 
     def init(self, names: Sequence[str]) -> HistoryMemory:
-        """The bounds of these arrays; one without a bound is learned."""
         known = dict(self.bounds)
         bound = np.array([known.get(name, math.nan) for name in names])
         return HistoryMemory(bound, np.full(len(names), math.nan))
 
     def update(self, memory: HistoryMemory, values: Array) -> tuple[HistoryMemory, Alarms]:
-        """Alarms where a value is too large."""
         xp = namespace(values)
         bound, largest = (xp.asarray(part) for part in memory)
         learned = xp.where(xp.isnan(largest), xp.inf, self.margin * largest)
@@ -72,11 +69,10 @@ class HistoryBound:
         finite = xp.isfinite(values)
         stop = (values > threshold) | ~finite
         seen = xp.where(xp.isnan(largest), values, xp.maximum(largest, values))
-        level = xp.where(stop, STOP, 0).astype("int32")
         known = xp.isfinite(threshold)
         reached = xp.where(known & finite, values, 0.0)
         new = HistoryMemory(bound, xp.where(stop, largest, seen))
-        return new, Alarms(level, threshold, in_units(reached, xp.where(known, threshold, 1.0), stop, finite))
+        return new, graded(reached, xp.where(known, threshold, 1.0), threshold, finite, stop)
 
 
 def history_bound(program: Program, momentum: float = 0.9) -> HistoryBound:

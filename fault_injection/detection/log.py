@@ -39,7 +39,7 @@ class Log(NamedTuple):
     times: np.ndarray | None
 
 
-def read_log(path: pathlib.Path, signed: bool = False) -> Log:
+def read_values(path: pathlib.Path, signed: bool = False) -> Log:
     """Read a log: CSV with the columns `step,tensor,value` and perhaps `time`, in any order, one line of header.
 
     Steps are whole numbers that do not fall from row to row of a tensor; times are seconds, and do not fall.

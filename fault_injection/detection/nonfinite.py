@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 
-from .detector import STOP, Alarms, Array, Memory, namespace
+from .detector import STOP, Alarms, Array, Detector, Memory, namespace
 
 
 @dataclasses.dataclass(frozen=True)
-class NonFinite:
+class NonFinite(Detector):
     """Raises an alarm for a NaN or an infinity; without memory.
 
     >>> import numpy as np
@@ -17,13 +17,12 @@ class NonFinite:
     """
 
     signals: ClassVar[tuple[str, ...]] = ("loss", "largest/gradients_of_parameters", "largest/state")
+    remembers = False
 
     def init(self, names: Sequence[str]) -> Memory:
-        """Nothing."""
         return ()
 
     def update(self, memory: Memory, values: Array) -> tuple[Memory, Alarms]:
-        """Alarms where a value is not finite."""
         xp = namespace(values)
         bad = ~xp.isfinite(values)
         excess = xp.where(bad, xp.inf, 0.0).astype(values.dtype)

@@ -7,18 +7,15 @@ from ..runs.steps import Back
 from ..seam.leaves import State
 from ..seam.program import Program
 from .checksum import Checksum, VarianceChecksum
-from .detector import Detector, Memory
-from .dr_dna import DrDna
+from .detector import AnyDetector, Memory
+from .dr_dna import places
 from .dr_dna_watch import DrDnaSettings, DrDnaWatch
 from .history_bound import history_bound
-from .re_execution import Confirmed, ReExecution, ReExecutionSettings
+from .re_execution import ReExecution, ReExecutionSettings
 from .replicas import ReplicaComparison, ReplicaSettings, replicas
 from .signals import reductions_of
 from .value_based import VALUE_BASED, Chosen, changed, value_based
 from .watch import Watch, Watcher
-
-AnyDetector = Detector | ReExecutionSettings | ReplicaSettings | DrDnaSettings  # what a watcher is made of
-
 
 # Those that need to know the program that they watch.
 OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
@@ -57,8 +54,6 @@ def beside_a_run(
 def unreported(chosen: Chosen, program: Program) -> list[str]:
     """The signals that a detector watches and that the steps of a program cannot report."""
     signals = chosen.detector.signals if chosen.detector else ()
-    if isinstance(chosen.detector, DrDnaSettings):  # which asks for activations by `telling`
-        signals = DrDna.signals
     return [kind for kind in signals if not reductions_of([kind]) <= program.extras.reports]
 
 
@@ -69,32 +64,29 @@ def of_one_device(program: Program, environment: Mapping[str, str]) -> tuple[str
     return tuple(name for name in DETECTORS if name in made and not unreported(made[name], program))
 
 
-def telling(program: Program, settings: Iterable[AnyDetector]) -> Program:
+def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:
     """The program whose steps also report the activations that some of the detectors look at."""
-    sampled = [each for each in settings if isinstance(each, DrDnaSettings)]
-    return program.forward_passes().watching(sampled[0].places(program)) if sampled else program
+    seeds = [each.seed for each in detectors if isinstance(each, DrDnaSettings)]
+    return program.forward_passes().watching(places(program, seeds[0])) if seeds else program
+
+
+WATCHERS: dict[type, Callable[..., Watcher]] = {
+    ReExecutionSettings: ReExecution,
+    ReplicaSettings: ReplicaComparison,
+    DrDnaSettings: DrDnaWatch,
+}
 
 
 def watcher(
     program: Program,
-    settings: AnyDetector,
+    detector: AnyDetector,
     memory: Memory = None,
     recovery: Back | None = None,
-    state: State = None,
+    kept: State = None,
 ) -> Watcher:
     """What watches the steps of a program with a detector.
 
     Args:
-      memory: of the detector, to go on with.
-      state: a copy of the state before the next step, for detectors that execute steps again.
+      memory, recovery, kept: see `Watcher`.
     """
-    match settings:
-        case ReExecutionSettings():
-            return ReExecution(program, settings, memory, recovery)
-        case ReplicaSettings():
-            return ReplicaComparison(program, memory, recovery)
-        case DrDnaSettings():
-            return DrDnaWatch(program, settings, memory, recovery)
-        case Checksum():
-            return Confirmed(program, settings, memory, recovery, state)
-    return Watch(program, settings, memory, recovery)
+    return WATCHERS.get(type(detector), Watch)(program, detector, memory, recovery, kept)

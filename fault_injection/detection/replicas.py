@@ -13,15 +13,16 @@ from ..seam.digest import digest
 from ..seam.leaves import Role, State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from .detector import STOP, Alarm
+from .detector import Alarm, AnyDetector, differing
 from .watch import Watcher
 
 
 @dataclasses.dataclass(frozen=True)
-class ReplicaSettings:
+class ReplicaSettings(AnyDetector):
     """The detector has no settings."""
 
     signals: ClassVar[tuple[str, ...]] = ()
+    remembers = False
 
 
 class ReplicaComparison(Watcher):
@@ -32,17 +33,12 @@ class ReplicaComparison(Watcher):
     """
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
-        """Compare the copies."""
         chosen = self.program.state.places(Role.PARAMETER)
         leaves = jax.tree.leaves(state)
         copies = [[shard.data for shard in leaves[i].addressable_shards] for i in chosen]
         digests = [np.asarray(_digest([parts[device] for parts in copies])) for device in range(len(copies[0]))]
-        found = [
-            Alarm(self.number(at), self.program.state.leaves[i].name, float(other[k]), STOP, float(digests[0][k]))
-            for other in digests[1:]
-            for k, i in enumerate(chosen)
-            if other[k] != digests[0][k]
-        ]
+        differ = [i for other in digests[1:] for k, i in enumerate(chosen) if other[k] != digests[0][k]]
+        found = differing(self.number(at), [self.program.state.leaves[i].name for i in differ])
         return found, math.inf if found else 0.0
 
 

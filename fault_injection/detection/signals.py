@@ -61,55 +61,34 @@ class SignalReader:
 
     def __init__(self, program: Program, kinds: Iterable[str]):
         self._kinds = tuple(kinds)
-        self._leaves = {
-            kind: np.array([i for i, leaf in enumerate(program.state.watched) if leaf.role in KINDS[kind].roles], int)
-            for kind in self._kinds
-        }
-        self._program = program
-        self._names: tuple[str, ...] | None = None
-        self._reported: dict[str, list[str]] = {}
+        self._watched = program.state.watched
 
-    def names(self, report: StepReport) -> tuple[str, ...]:
-        """Names of the signals, the same for every step."""
-        if self._names is None:
-            self._names = self._named(report)
-        return self._names
-
-    def _named(self, report: StepReport) -> tuple[str, ...]:
-        found: list[str] = []
-        for kind in self._kinds:
-            if kind in ("loss", "gradient_norm"):
-                found.append(kind)
-            elif KINDS[kind].roles:
-                found += [self._program.state.watched[i].name for i in self._leaves[kind]]
-            else:
-                found += self._of(kind, report)
-        return tuple(found)
-
-    def read(self, report: StepReport) -> np.ndarray:
-        """float64 [N], the signals of a step, in the order of `names`.
+    def read(self, report: StepReport) -> tuple[list[str], np.ndarray]:
+        """Names of the signals, the same for every step, and their values in a step, float64 [N].
 
         Args:
           report: on the host.
         """
+        names: list[str] = []
         parts = []
         for kind in self._kinds:
+            reductions, roles = KINDS[kind]
             if kind == "loss":
+                names.append(kind)
                 parts.append(np.asarray([report.loss], np.float64))
-            elif KINDS[kind].roles:
-                parts.append(np.asarray(report.magnitude, np.float64)[self._leaves[kind]])
+            elif roles:
+                at = [i for i, leaf in enumerate(self._watched) if leaf.role in roles]
+                names += [self._watched[i].name for i in at]
+                parts.append(np.asarray(report.magnitude, np.float64)[np.array(at, int)])
             else:
-                values = np.array([report.reductions[name] for name in self._of(kind, report)], np.float64)
+                wanted = tuple(f"{reduction}/" for reduction in reductions)
+                known = sorted(name for name in report.reductions if name.startswith(wanted))
+                values = np.array([report.reductions[name] for name in known], np.float64)
+                names += [kind] if kind == "gradient_norm" else known
                 parts.append(np.sqrt(np.sum(values * values, keepdims=True)) if kind == "gradient_norm" else values)
-        return np.concatenate(parts)
+        return names, np.concatenate(parts)
 
     def named(self, report: StepReport) -> dict[str, float]:
         """The signals of a step by name."""
-        return dict(zip(self.names(report), self.read(report).tolist(), strict=True))
-
-    def _of(self, kind: str, report: StepReport) -> list[str]:
-        """Names of the reductions that a kind is made of."""
-        if kind not in self._reported:
-            wanted = tuple(f"{reduction}/" for reduction in KINDS[kind].reductions)
-            self._reported[kind] = sorted(name for name in report.reductions if name.startswith(wanted))
-        return self._reported[kind]
+        names, values = self.read(report)
+        return dict(zip(names, values.tolist(), strict=True))

@@ -1,12 +1,12 @@
-"""What `loss_spike` and `gradient_norm` share: a value far above the exponential mean of those before it."""
+"""`loss_spike` and `gradient_norm`: a value is far above the exponential mean of those before it."""
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from .detector import STOP, Alarms, Array, in_units, namespace
+from .detector import Alarms, Array, Detector, graded, namespace
 
 
 class SpikeMemory(NamedTuple):
@@ -18,7 +18,7 @@ class SpikeMemory(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spike:
+class Spike(Detector):
     """Raises an alarm where a value exceeds the exponential mean by some deviations.
 
     .. math::
@@ -42,12 +42,10 @@ class Spike:
     warm_up: int = 20
 
     def init(self, names: Sequence[str]) -> SpikeMemory:
-        """No values yet."""
         zeros = np.zeros(len(names))
         return SpikeMemory(zeros, zeros, np.zeros(len(names), np.int32))
 
     def update(self, memory: SpikeMemory, values: Array) -> tuple[SpikeMemory, Alarms]:
-        """Alarms where a value is a spike."""
         xp = namespace(values)
         mean, variance, seen = (xp.asarray(part) for part in memory)
         finite, warm = xp.isfinite(values), seen >= self.warm_up
@@ -67,5 +65,34 @@ class Spike:
         )
         # The share of the way from the mean to the threshold.
         reached = xp.where(warm & finite, xp.maximum(values - mean, 0.0), 0.0)
-        level = xp.where(stop, STOP, 0).astype("int32")
-        return new, Alarms(level, threshold, in_units(reached, spread, stop, finite))
+        return new, graded(reached, spread, threshold, finite, stop)
+
+
+@dataclasses.dataclass(frozen=True)
+class LossSpike(Spike):
+    """`loss_spike`: the loss is far above what it was.
+
+    >>> detector = LossSpike(warm_up=2)
+    >>> memory = detector.init(["loss"])
+    >>> for value in (1.0, 1.1, 1.05, 9.0):
+    ...     memory, alarms = detector.update(memory, np.array([value]))
+    >>> alarms.level
+    array([1], dtype=int32)
+    """
+
+    signals: ClassVar[tuple[str, ...]] = ("loss",)
+
+
+@dataclasses.dataclass(frozen=True)
+class GradientNorm(Spike):
+    """`gradient_norm`: the norm of the whole gradient is far above what it was.
+
+    >>> detector = GradientNorm(warm_up=2)
+    >>> memory = detector.init(["gradient_norm"])
+    >>> for value in (1.0, 1.1, 1.05, 9.0):
+    ...     memory, alarms = detector.update(memory, np.array([value]))
+    >>> alarms.level
+    array([1], dtype=int32)
+    """
+
+    signals: ClassVar[tuple[str, ...]] = ("gradient_norm",)

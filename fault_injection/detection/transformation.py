@@ -191,7 +191,7 @@ def alarms(opt_state: Any) -> WatchState:
       ValueError: if there is none, or more than one: then give the part that has one.
 
     >>> import optax
-    >>> from fault_injection.detection.gradient_norm import GradientNorm
+    >>> from fault_injection.detection.spike import GradientNorm
     >>> optimizer = optax.chain(optax.clip(1.0), optax.chain(watch(GradientNorm()), optax.sgd(0.1)))
     >>> int(alarms(optimizer.init({"w": 0.0})).first)
     -1
@@ -222,22 +222,13 @@ def _largest(leaf: jax.Array) -> jax.Array:
     return jnp.max(jnp.abs(leaf), initial=0).astype(jnp.float32)
 
 
-def _norm(leaf: jax.Array) -> jax.Array:
-    return jnp.sqrt(_squares(leaf))
-
-
-def _global_norm(leaves: Sequence[jax.Array], value: Any) -> jax.Array:
-    return jnp.sqrt(sum((_squares(leaf) for leaf in leaves), start=jnp.zeros((), jnp.float32)))
-
-
-def _loss(leaves: Sequence[jax.Array], value: Any) -> jax.Array:
-    return jnp.asarray(value).astype(jnp.float32)
-
-
 # By kind of signal (`signals.KINDS`): of all leaves together or beside them, and of each leaf.
-WHOLE: dict[str, Callable[[Sequence[jax.Array], Any], jax.Array]] = {"loss": _loss, "gradient_norm": _global_norm}
+WHOLE: dict[str, Callable[[Sequence[jax.Array], Any], jax.Array]] = {
+    "loss": lambda leaves, value: jnp.asarray(value).astype(jnp.float32),
+    "gradient_norm": lambda leaves, value: jnp.sqrt(sum(map(_squares, leaves), start=jnp.zeros((), jnp.float32))),
+}
 EACH: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "norm/gradients": _norm,
+    "norm/gradients": lambda leaf: jnp.sqrt(_squares(leaf)),
     "largest/gradients": _largest,
     "largest/gradients_of_parameters": _largest,
 }

@@ -1,14 +1,17 @@
 """The detectors that a log can hold the values of, by name, and how each is made."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
-from .asd_environment import read_config, read_thresholds
-from .gradient_norm import GradientNorm
-from .loss_spike import LossSpike
+from .asd import Asd
+from .asd_environment import AsdThresholds, read_config, read_thresholds
+from .asd_v1 import AsdV1
+from .asd_v3 import AsdV3
 from .nonfinite import NonFinite
+from .spike import GradientNorm, LossSpike
 from .strikes import Strikes
 
 
@@ -32,16 +35,15 @@ class Chosen(NamedTuple):
 
 def _asd(environment: Mapping[str, str]) -> Chosen:
     config, notes = read_config(environment)
-    return Chosen(config.detector if config.enable else None, strikes=config.strikes, notes=tuple(notes))
+    detector = Asd(float(config.upper_thresh1), float(config.upper_thresh2)) if config.enable else None
+    strikes = Strikes(config.strikes_num, float(config.cooldown), float(config.strikes_window))
+    return Chosen(detector, strikes=strikes, notes=tuple(notes))
 
 
-def _thresholded(version: str) -> Callable[[Mapping[str, str]], Chosen]:
-    def make(environment: Mapping[str, str]) -> Chosen:
-        thresholds, notes = read_thresholds(environment)
-        detector = getattr(thresholds, version) if thresholds.enable else None
-        return Chosen(detector, thresholds.enable >= 2, every=thresholds.enable == 3, notes=tuple(notes))
-
-    return make
+def _thresholded(detector: Callable[[AsdThresholds], Any], environment: Mapping[str, str]) -> Chosen:
+    said, notes = read_thresholds(environment)
+    chosen = detector(said) if said.enable else None
+    return Chosen(chosen, said.enable >= 2, every=said.enable == 3, notes=tuple(notes))
 
 
 # Those that a log can hold the values of; each is made from the variables of the environment.
@@ -50,8 +52,8 @@ VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
     "loss_spike": lambda environment: Chosen(LossSpike()),
     "gradient_norm": lambda environment: Chosen(GradientNorm()),
     "asd": _asd,
-    "asd_v1": _thresholded("v1"),
-    "asd_v3": _thresholded("v3"),
+    "asd_v1": functools.partial(_thresholded, lambda said: AsdV1(said.upper, said.sigma)),
+    "asd_v3": functools.partial(_thresholded, lambda said: AsdV3(said.upper)),
 }
 
 

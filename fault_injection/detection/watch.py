@@ -2,15 +2,18 @@
 
 import abc
 import collections
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from ..runs.steps import Address, Back, Observer, numbered
 from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from .detector import STOP, Alarm, Detector, Memory, told
+from .checksum import confirmed
+from .detector import STOP, Alarm, AnyDetector, Detector, Memory, told
 from .signals import SignalReader
 
 
@@ -43,10 +46,18 @@ class Watcher(Observer, abc.ABC):
       memory: to go on with.
       recovery: what is done at an alarm that stops; None does nothing.  A step that is executed
         again is not undone again: an alarm that repeats is no transient fault.
+      kept: a copy of the state before the next step, for detectors that execute steps again.
     """
 
-    def __init__(self, program: Program, memory: Memory = None, recovery: Back | None = None) -> None:
-        self.program, self._recovery = program, recovery
+    def __init__(
+        self,
+        program: Program,
+        detector: AnyDetector,
+        memory: Memory = None,
+        recovery: Back | None = None,
+        kept: State = None,
+    ) -> None:
+        self.program, self.detector, self._recovery, self._kept = program, detector, recovery, kept
         self._before: collections.deque[tuple[Address, Memory]] = collections.deque(
             maxlen=recovery.steps if recovery else 0
         )
@@ -61,7 +72,6 @@ class Watcher(Observer, abc.ABC):
         """The alarms of a step and its largest excess; keeps in `memory` what the next step needs."""
 
     def after_step(self, at: Address, state: State, report: StepReport) -> Back | None:
-        """Look at the step."""
         before = self.memory
         found, peak = self.look(at, state, report)
         self._before.append((at, before))
@@ -70,14 +80,13 @@ class Watcher(Observer, abc.ABC):
         stops = any(alarm.level == STOP for alarm in found)
         if self._recovery is None or not stops or (self._tried is not None and at <= self._tried):
             return None
-        self._tried = at
+        self._tried, self._kept = at, None  # the state after this step is none that the run goes on from
         if not self._recovery.again:  # what it saw has not happened
             self.actions.append(Undone(at, at, False))
             self.memory = before
         return self._recovery
 
     def undone(self, at: Address) -> None:
-        """Remember what it did before that step."""
         assert self._tried is not None  # it has asked for it
         self.actions.append(Undone(self._tried, at, True))
         self.memory = next(memory for address, memory in self._before if address == at)
@@ -88,19 +97,30 @@ class Watcher(Observer, abc.ABC):
 
 
 class Watch(Watcher):
-    """Runs a detector beside a run, on the steps' reports and nothing else."""
+    """Runs a detector beside a run, on the steps' reports and nothing else.
 
-    def __init__(
-        self, program: Program, detector: Detector, memory: Memory = None, recovery: Back | None = None
-    ) -> None:
-        super().__init__(program, memory, recovery)
-        self._reader, self._detector = SignalReader(program, detector.signals), detector
+    The alarms of one that executes again are confirmed: the step is executed again, and a value that comes again is
+    no alarm.  A step repeats its bits, so that such a value is rounding, or the state was wrong before the step.
+    Where no state was kept, as at the first step without one, the alarms stand.
+    """
+
+    detector: Detector
+
+    def __init__(self, program: Program, detector: Detector, *more: Any, **named: Any) -> None:
+        super().__init__(program, detector, *more, **named)
+        self._reader = SignalReader(program, detector.signals)
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
-        """Give the step to the detector."""
-        names, values = self._reader.names(report), self._reader.read(report)
-        memory = self._detector.init(names) if self.memory is None else self.memory
+        names, values = self._reader.read(report)
+        memory = self.detector.init(names) if self.memory is None else self.memory
         with np.errstate(all="ignore"):
-            self.memory, alarms = self._detector.update(memory, values)
-        found = told(self.number(at), names, values, alarms) if alarms.level.any() else []
-        return found, float(np.max(alarms.excess, initial=0.0))
+            self.memory, alarms = self.detector.update(memory, values)
+        found, peak = told(self.number(at), names, values, alarms), float(np.max(alarms.excess, initial=0.0))
+        if self.detector.executes_again:
+            if found and self._kept is not None:
+                _, second = self.program.step(self._kept, self.program.batch(*at), *at)
+                again = self._reader.named(jax.device_get(second))
+                found = [alarm for alarm in found if confirmed(alarm.value, again[alarm.tensor])]
+                peak = peak if found else 0.0
+            self._kept = jax.tree.map(jnp.copy, state)
+        return found, peak

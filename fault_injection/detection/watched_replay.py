@@ -1,17 +1,19 @@
 """A replay with a detector beside it, and a second one in which a recovery acts on the detector's alarms."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..faults.injection import Injection
-from ..runs.golden_run import Golden
-from ..runs.replay_run import Replay, last_step, make_golden, replay
-from ..runs.steps import numbered
-from .detector import STOP
-from .fault_free import memory_before
+from ..machine.processes import say
+from ..runs.follow import follow
+from ..runs.golden_run import Golden, Repeats
+from ..runs.replay_run import Replay, complete_golden, last_step, replay
+from ..runs.steps import Address, Back, addresses, numbered
+from .detector import STOP, AnyDetector, Memory
 from .recovery import RECOVERIES, undoing
-from .registry import AnyDetector, watcher
+from .registry import watcher
 from .watch import Watcher
 
 MOST = 100  # alarms that are listed
@@ -55,13 +57,18 @@ def watched_replay(
       As `replay`.
     """
     program = golden.program
-    make_golden(golden, last_step(injection).epoch + 1)
+    complete_golden(golden, last_step(injection).epoch + 1)
     memory = memory_before(golden, detector, injection.epoch)
-    watch = watcher(program, detector, memory)
+
+    def beside(recovery: Back | None = None) -> Watcher:
+        kept = golden.fetch_state_before(injection.epoch) if detector.executes_again else None
+        return watcher(program, detector, memory, recovery, kept)
+
+    watch = beside()
     result = Watched(replay(injection, golden, watching=[watch]), watch)
     if recovery is not None and any(alarm.level == STOP for alarm in watch.alarms):
         back = RECOVERIES[recovery]
-        again = watcher(program, detector, memory, back)
+        again = beside(back)
         undo = undoing(recovery, program)
         recovered = replay(injection, golden, watching=[again], keep=back.steps, undo=undo)
         result = dataclasses.replace(result, recovered=recovered, recovering=again)
@@ -69,7 +76,32 @@ def watched_replay(
     return result
 
 
-def summary(watched: Watched, detector: str, recovery: str | None) -> dict[str, Any]:
+def memory_before(golden: Golden, detector: AnyDetector, epoch: int) -> Memory:
+    """The memory of a detector that has watched the golden run up to, but not including, an epoch.
+
+    The run is made again for it, because its record does not hold what detectors look at; each step
+    is compared with the record.
+
+    Args:
+      golden: made as far as that, by a program that reports what the detector watches.
+
+    Returns:
+      None where the run has no step before, and for a detector that remembers nothing.
+
+    Raises:
+      NotRepeated: a step differs from the record.
+    """
+    if epoch == golden.first or not detector.remembers:
+        return None
+    program, first = golden.program, Address(golden.first, 0)
+    say(f"the detector watches the golden run up to epoch {epoch - 1}, which is made again for it")
+    watch = watcher(program, detector)
+    steps = addresses(first, Address(epoch, -1), program.steps_per_epoch)
+    follow(program, golden.fetch_state_before(golden.first), steps, observers=[Repeats(golden), watch])
+    return watch.memory
+
+
+def detection_summary(watched: Watched, detector: str, recovery: str | None) -> dict[str, Any]:
     """What was detected, when, what was done, and what came of it."""
     injection, steps_per_epoch = watched.replay.injection, watched.replay.source.program.steps_per_epoch
     struck = injection.epoch * steps_per_epoch + injection.step
@@ -104,10 +136,10 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         return [f"{found['detector']}: not detected"]
     first, after = found["alarms"][0], found["steps_from_fault_to_alarm"]
     when = "in the faulty step" if after == 0 else f"{after} step(s) after the fault"
-    told = [
-        f"{found['detector']}: detected {when}: {first['tensor']} is {first['value']:.4g}, "
-        f"its threshold {first['threshold']:.4g}"
-    ]
+    what = f"is {first['value']:.4g}, its threshold {first['threshold']:.4g}"
+    if math.isnan(first["threshold"]):
+        what = "differs from what it is compared with"
+    told = [f"{found['detector']}: detected {when}: {first['tensor']} {what}"]
     if "after_recovery" in found:
         undone = sum(action["steps_undone"] for action in found["actions"])
         outcome = found["after_recovery"]

@@ -60,15 +60,6 @@ class ElementBits:
         return cls(mask if at else 0, ALL_ONES ^ mask)
 
 
-def digits_of(dtype: np.dtype) -> int:
-    """Hexadecimal digits of an element.
-
-    >>> digits_of(np.dtype(np.float32))
-    8
-    """
-    return dtype.itemsize * 2
-
-
 def new_bits(dtype: np.dtype) -> Kind[ElementBits]:
     """How a cell of `inj_bits` is read, for an operand of this type.
 
@@ -81,7 +72,7 @@ def new_bits(dtype: np.dtype) -> Kind[ElementBits]:
     inj_bits '7f80000000'; expected at most 8 hexadecimal digits for float32, xor:, set: or clear: before them, or \
 copy:107/3/3/85
     """
-    digits = digits_of(dtype)
+    digits = dtype.itemsize * 2  # hexadecimal ones of an element
     pattern = re.compile(rf"(?:(xor|set|clear):)?(?:0x)?([0-9a-fA-F]{{1,{digits}}})")
     forms: dict[str | None, Callable[[int], ElementBits]] = {
         None: ElementBits,
@@ -117,7 +108,7 @@ def format_new_bits(new: ElementBits, dtype: np.dtype) -> str:
         how, mask = "xor:" if new.keep else "", new.flip
     else:
         how, mask = "set:" if new.flip else "clear:", ALL_ONES ^ new.keep
-    return f"{how}{mask:0{digits_of(dtype)}x}"
+    return f"{how}{mask:0{dtype.itemsize * 2}x}"
 
 
 def format_position(position: Position) -> str:
@@ -139,7 +130,7 @@ def from_masks(bits: NewBits, tensor: TensorSpec) -> tuple[ElementBits, ...]:
     Raises:
       ValueError: masks that no form expresses.
     """
-    width = (1 << 4 * digits_of(tensor.dtype)) - 1  # a narrower type takes the low bits
+    width = (1 << 8 * tensor.dtype.itemsize) - 1  # a narrower type takes the low bits
     keep, flip = (np.asarray(mask).astype(np.uint64) & np.uint64(width) for mask in (bits.keep, bits.flip))
     keep = np.where(keep == 0, 0, keep | np.uint64(ALL_ONES ^ width))
     other = (np.asarray(bits.source) != bits.index) & (keep != 0)

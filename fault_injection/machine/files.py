@@ -284,10 +284,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
-    known = {}
-    for name, array in arrays.items():
-        known[name] = (array.dtype.str, array.shape, [array.tobytes()])
-    return arrays_checksum(known)
+    return arrays_checksum({name: (array.dtype.str, array.shape, [array.tobytes()]) for name, array in arrays.items()})
 
 
 def arrays_checksum(arrays: Mapping[str, tuple[str, tuple[int, ...], Iterable[bytes]]]) -> bytes:

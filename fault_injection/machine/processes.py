@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -22,7 +22,6 @@ from .errors import InputError, printable
 from .termination import answer_termination
 
 Told = TypeVar("Told")
-Arguments = ParamSpec("Arguments")
 STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 HEARTBEAT = 30  # seconds without a sign of life after which a process counts as dead
 # Whether the leader is running something that the other processes are waiting for.

@@ -9,7 +9,7 @@ import ast
 import functools
 import hashlib
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent  # of the checkout
 
@@ -19,8 +19,7 @@ def closure(
 ) -> list[pathlib.Path]:
     """The root files, and the files in `rooms` that they reach through import statements.
 
-    Imports inside functions count; imports by a computed name (`importlib`), and those that only
-    a type checker reads, do not.  The
+    Imports inside functions count; imports by a computed name (`importlib`) do not.  The
     `__init__.py` of a package counts where something is imported from the package itself,
     that is, a name that is not one of its submodules; it does not count where it only stands
     on the way to a submodule.
@@ -35,24 +34,17 @@ def closure(
       Absolute paths, sorted.
 
     Raises:
-      RuntimeError: a root does not exist or is not Python, or no Python file lies in a room.
+      OSError: a root or a room does not exist.
+      SyntaxError: a file is not Python.
 
     >>> found = closure(["fault_injection/models/fault.py"], ["fault_injection/models"])
     >>> [ROOT / "fault_injection/models" / name in found for name in ("fault.py", "networks/resnet.py")]
     [True, False]
     """
     checkout = checkout.resolve()
-    places = []
-    for room in rooms:
-        place = checkout / room
-        if not place.is_file() and not any(place.glob("**/*.py")):
-            raise RuntimeError(f"room {room!r}: no Python file lies in {place}")
-        places.append(place)
+    places = [(checkout / room).resolve(strict=True) for room in rooms]
     found: set[pathlib.Path] = set()
     waiting = [(checkout / root).resolve() for root in roots]
-    for path in waiting:
-        if not path.is_file():
-            raise RuntimeError(f"root file {path} does not exist")
     while waiting:
         path = waiting.pop()
         if path not in found:
@@ -76,9 +68,6 @@ def source_hash(paths: Iterable[pathlib.Path], checkout: pathlib.Path = ROOT) ->
     Returns:
       16 hexadecimal digits.
 
-    Raises:
-      RuntimeError: a file is not Python.
-
     >>> len(source_hash(closure(["fault_injection/models/fault.py"], ["fault_injection/models"])))
     16
     """
@@ -94,54 +83,34 @@ def source_hash(paths: Iterable[pathlib.Path], checkout: pathlib.Path = ROOT) ->
 def _code_hash(path: pathlib.Path) -> str:
     tree = _parsed(path)
     for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(body, list) and body and _is_text(body[0]):
-            del body[0]
+        match getattr(node, "body", None):
+            case [ast.Expr(ast.Constant(str())), *_] as body:
+                del body[0]
     return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
 
 
-def _is_text(node: ast.AST) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
 def _parsed(path: pathlib.Path) -> ast.Module:
-    try:
-        return ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError) as error:  # ValueError: a null byte
-        raise RuntimeError(f"{path} is not Python: {error}") from None
+    return ast.parse(path.read_bytes(), filename=str(path))
 
 
 @functools.cache
 def _imported_files(path: pathlib.Path, checkout: pathlib.Path) -> list[pathlib.Path]:
     """The files of the checkout that the import statements of a file name."""
     found: list[pathlib.Path] = []
-    for node in _run(_parsed(path)):
+    for node in ast.walk(_parsed(path)):
         if isinstance(node, ast.Import):
             for alias in node.names:
-                found += _module_files(checkout.joinpath(*alias.name.split(".")))
+                found += _module_file(checkout.joinpath(*alias.name.split(".")))
         elif isinstance(node, ast.ImportFrom):
             # One leading dot means the package of this file, each further dot the package around that.
             base = path.parents[node.level - 1] if node.level else checkout
             module = base.joinpath(*(node.module or "").split("."))
             for alias in node.names:
-                found += list(_module_files(module / alias.name)) or list(_module_files(module))
+                found += _module_file(module / alias.name) or _module_file(module)
     return found
 
 
-def _run(tree: ast.AST) -> Iterator[ast.AST]:
-    """The nodes of a tree, but for what only a type checker reads (`if TYPE_CHECKING:`)."""
-    yield tree
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"):
-            yield from _run(node)
-
-
-def _module_files(module: pathlib.Path) -> Iterator[pathlib.Path]:
-    """The file of a module, given its path without suffix: of a package, its `__init__.py`.
-
-    As for Python, a package goes before a module of the same name.
-    """
-    for file in (module / "__init__.py", module.with_name(f"{module.name}.py")):
-        if file.is_file():
-            yield file
-            return
+def _module_file(module: pathlib.Path) -> list[pathlib.Path]:
+    """The file of a module, given its path without suffix; as for Python, a package goes before a module."""
+    files = (module / "__init__.py", module.with_name(f"{module.name}.py"))
+    return [file for file in files if file.is_file()][:1]

@@ -16,7 +16,7 @@ from ..machine.environment import cache_folder
 from ..machine.errors import InputError
 from ..machine.files import DamagedFile, write_json
 from ..machine.processes import from_leader, say
-from ..runs.golden_run import Golden, Start
+from ..runs.golden_run import Golden, ImportedState
 from ..runs.run_store import RunStore
 from ..seam.program import Program
 from ..seam.trees import same_bits
@@ -188,7 +188,7 @@ def _store(cache: pathlib.Path, workload: str, program: Program) -> RunStore:
     return RunStore(cache / "upstream" / workload, program.state.abstract, program.state.names)
 
 
-def imported_start(golden: Golden, epoch: int, cache: pathlib.Path | None = None) -> Start:
+def imported_start(golden: Golden, epoch: int, cache: pathlib.Path | None = None) -> ImportedState:
     """The imported checkpoint before an epoch of a golden run's workload, for the run to start from.
 
     The leader reads it, and every process gets it.
@@ -199,14 +199,14 @@ def imported_start(golden: Golden, epoch: int, cache: pathlib.Path | None = None
     name = golden.workload.name
     store = _store(cache or cache_folder(), name, golden.program)
 
-    def read() -> Start:
+    def read() -> ImportedState:
         origin = store.checkpoint_path(epoch).with_suffix(".json")
         state = store.read_checkpoint(epoch)
         try:
             known: dict[str, Any] = json.loads(origin.read_bytes())
         except ValueError:
             raise DamagedFile(f"{origin} is damaged") from None
-        return Start(epoch, state, known)
+        return ImportedState(epoch, state, known)
 
     try:
         return from_leader(read)

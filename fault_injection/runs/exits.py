@@ -17,7 +17,7 @@ NONFINITE, EXACT = "non-finite", "exact"  # reasons to end a run
 class FirstNonFinite(Observer):
     """Ends a run at its first non-finite value: a training or test loss or, by the rule `state`, anything.
 
-    Which array of the state was the first, `judge` finds in the record, whatever the rule.
+    Which array of the state was the first, `verdict_of` finds in the record, whatever the rule.
 
     Attributes:
       first: number of steps from the fault to it; None while there was none.
@@ -33,7 +33,6 @@ class FirstNonFinite(Observer):
         self.first: int | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        """End the run if the step saw a non-finite value of those that the rule looks at."""
         self._last = self._since(at)
         if not finite(report, self._rule):
             self.first = self._last
@@ -41,9 +40,8 @@ class FirstNonFinite(Observer):
         return None
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> str | None:
-        """End the run if the test loss is not finite: it sees what the next step would have seen."""
         if not np.isfinite(evaluate().loss):
-            self.first = self._last + 1
+            self.first = self._last + 1  # the test sees what the next step would have seen
             return NONFINITE
         return None
 
@@ -76,7 +74,6 @@ class ExactlyMasked(Observer):
         self.after: int | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        """End the run if the state is the golden one."""
         if self._since(at) < self._last_strike:
             return None
         if self.after is not None or (report.digest != self._record(at.epoch)["digest"][at.step]).any():

@@ -67,22 +67,19 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _summary(known: dict[str, Any]) -> str:
-    first = known.get("first_nonfinite_state")
-    leaf = f"; {first['leaf']} not finite {first['steps']} step(s) after it" if first else ""
-    return _ending(known) + leaf
-
-
-def _ending(known: dict[str, Any]) -> str:
+    final = known["final"]
     if known["first_nonfinite"] is not None:
         what = "loss" if known["thresholds"].get("nonfinite") == "loss" else "a value"
-        return f"{what} not finite {known['first_nonfinite']} step(s) after the fault"
-    if known["exactly_masked_after"] is not None:
-        return f"the golden state again {known['exactly_masked_after']} step(s) after the fault"
-    if known["final"] is None:
-        return "no epoch ended"
-    final = known["final"]
-    parts = (f"{part} {final['faulty'][part]:.3f} against {final['golden'][part]:.3f}" for part in ("train", "test"))
-    return ", ".join(parts)
+        end = f"{what} not finite {known['first_nonfinite']} step(s) after the fault"
+    elif known["exactly_masked_after"] is not None:
+        end = f"the golden state again {known['exactly_masked_after']} step(s) after the fault"
+    elif final is None:
+        end = "no epoch ended"
+    else:
+        of = ("train", "test")
+        end = ", ".join(f"{part} {final['faulty'][part]:.3f} against {final['golden'][part]:.3f}" for part in of)
+    first = known.get("first_nonfinite_state")
+    return end + (f"; {first['leaf']} not finite {first['steps']} step(s) after it" if first else "")
 
 
 def draw_together(found: list[Finished], path: pathlib.Path) -> None:

@@ -4,11 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -43,7 +44,7 @@ class NotRepeated(Untrustworthy):
 
 
 @dataclasses.dataclass(frozen=True)
-class Start:
+class ImportedState:
     """A state, made elsewhere, that a golden run starts from instead of initial weights.
 
     Attributes:
@@ -85,7 +86,7 @@ class Golden:
     program: Program
     cache: pathlib.Path | None = None
     keep: frozenset[int] | None = None
-    start: Start | None = None
+    start: ImportedState | None = None
     twin: int = 0
 
     @property
@@ -136,18 +137,17 @@ class Golden:
         known = json.loads(json.dumps(self.determined_by))  # as it is read
         ours = known["arithmetic"]
         for path in sorted(self.folder.parent.glob(f"*/{DESCRIBED}")):
+            other = _described(path)
+            theirs = other.get("arithmetic")
             # What does not describe a golden run is of no interest here: all files of one are made with it.
-            with contextlib.suppress(OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-                other = json.loads(read_bounded(path))
-                theirs = other["arithmetic"]
-                differs = [
-                    f"{name} {str(theirs[name])[:SHOWN]}, here {ours[name]}"
-                    for name in ours
-                    if theirs[name] != ours[name]
-                ]
-                same_run = all(other.get(part) == known.get(part) for part in ("workload", "twin", "start"))
-                if same_run and theirs["source"] == ours["source"] and differs:
-                    found.append((path.parent, "; ".join(differs)))
+            if not (isinstance(theirs, dict) and ours.keys() <= theirs.keys()):
+                continue
+            differs = [
+                f"{name} {str(theirs[name])[:SHOWN]}, here {ours[name]}" for name in ours if theirs[name] != ours[name]
+            ]
+            same_run = all(other.get(part) == known.get(part) for part in ("workload", "twin", "start"))
+            if same_run and theirs["source"] == ours["source"] and differs:
+                found.append((path.parent, "; ".join(differs)))
         return found
 
     def disk_bytes(self, epochs: int) -> int:
@@ -171,7 +171,7 @@ class Golden:
         """
         if self.recorded() >= epochs:
             return
-        with self.alone():
+        with self.store.alone():
             if self.recorded() >= epochs:  # another process has made it meanwhile
                 return
             imported = {"imported": self.start.origin} if self.start else {}
@@ -187,25 +187,13 @@ class Golden:
 
     def own_step(self) -> dict[str, Any]:
         """How far its steps were from the user's own when it was made; empty where the user wrote these."""
-        try:
-            return dict(json.loads(read_bounded(self.folder / DESCRIBED)).get("own_step", {}))
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return {}
+        apart = _described(self.folder / DESCRIBED).get("own_step")
+        return apart if isinstance(apart, dict) else {}
 
     def seconds_per_step(self) -> float | None:
         """What a step took when the run was last made, evaluations included; None if it was not."""
-        try:
-            seconds = float(json.loads(read_bounded(self.folder / TIMING))["seconds_per_step"])
-        except (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError):
-            return None
-        return seconds if 0 < seconds < math.inf else None
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """One run at a time writes its files; another waits, and says so."""
-        with contextlib.ExitStack() as held:
-            from_leader(lambda: held.enter_context(self.store.alone()))
-            yield
+        seconds = _described(self.folder / TIMING).get("seconds_per_step")
+        return seconds if isinstance(seconds, float) and 0 < seconds < math.inf else None
 
     def fetch_state_before(self, epoch: int) -> State:
         """The state before an epoch that has been made, on the devices.
@@ -219,7 +207,7 @@ class Golden:
         first, state = self._newest(epoch)
         if first < epoch:
             say(f"golden run: no checkpoint before epoch {epoch}; running again from epoch {first}")
-            with self.alone():
+            with self.store.alone():
                 state = self._train(state, first, epoch)
         return state
 
@@ -293,6 +281,15 @@ class Golden:
             ).state
 
 
+def _described(path: pathlib.Path) -> dict[str, Any]:
+    """What a file of JSON says of a run; nothing where it cannot be read, because nothing depends on it."""
+    try:
+        known = json.loads(read_bounded(path))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return known if isinstance(known, dict) else {}
+
+
 class Repeats(Observer):
     """Compares every step with the golden record; raises NotRepeated where one differs."""
 
@@ -301,7 +298,6 @@ class Repeats(Observer):
         self._record = functools.lru_cache(maxsize=1)(golden.fetch_record)
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Compare the step."""
         self._golden.check(self._record(at.epoch), at, report.digest)
 
 
@@ -312,7 +308,6 @@ class _Filing(Observer):
         self._golden, self._recorder = golden, recorder
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
-        """Write the epoch's record and the state after it."""
         golden, record, reached = self._golden, self._recorder.run.epochs[-1], fetched(state)
 
         def file() -> None:
@@ -362,13 +357,15 @@ def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = No
     Args:
       epochs: length of the runs.
       window: the final metric is a mean over the last this many epochs.
-      twins: how many are looked at; None for all that there are.
+      twins: how many are looked at, of those that have been started; None for all.
     """
     last = range(max(0, epochs - window), epochs)
+    numbers = itertools.count(1) if twins is None else range(1, twins + 1)
 
     def finals() -> list[tuple[float, float]]:
         found = []
-        for run in (golden, *twins_of(golden, twins)):
+        started = itertools.takewhile(lambda twin: twin.folder.exists(), map(golden.twin_run, numbers))
+        for run in (golden, *started):
             with contextlib.suppress(FileNotFoundError):  # a twin not made to the end; a damaged one is named
                 found.append(final_metrics([run.fetch_record(epoch) for epoch in last]))
         return found
@@ -378,14 +375,3 @@ def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = No
         return None
     train, test = np.std(found, axis=0, ddof=1)
     return Noise(len(found) - 1, float(train), float(test))
-
-
-def twins_of(golden: Golden, most: int | None = None) -> Iterator[Golden]:
-    """The golden run's twins that have been started, at most `most`, in order; for the leader alone."""
-    number = 1
-    while most is None or number <= most:
-        twin = golden.twin_run(number)
-        if not twin.folder.exists():
-            return
-        yield twin
-        number += 1

@@ -168,7 +168,7 @@ class Outcome:
     thresholds: Thresholds
 
 
-def judge(
+def verdict_of(
     run: Run,
     golden: Callable[[int], Epoch],
     fault: Address,

@@ -38,7 +38,6 @@ class Progress(Observer):
         self._bar.set_postfix_str(f"compiling {what}")
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Show the step's figures."""
         figures = f"epoch {at.epoch}, loss {report.loss:.3f}"
         if self._metric:
             figures += f", {self._metric} {report.metric:.3f}"
@@ -58,7 +57,6 @@ class Pace(Observer):
         self._steps = -1
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Note the time."""
         self._last = time.monotonic()
         self._begun = self._begun or self._last
         self._steps += 1

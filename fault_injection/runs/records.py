@@ -13,7 +13,6 @@ from ..seam.report import StepReport
 from .steps import Address, Observer
 
 Epoch = dict[str, np.ndarray]
-PER_STEP = ("step", "loss", "metric", "digest", "magnitude")
 PER_EPOCH = ("train_loss", "train_metric", "valid_loss", "valid_metric")
 NOT_EVALUATED = Evaluation(np.nan, np.nan)
 
@@ -26,6 +25,9 @@ class StepRow(NamedTuple):
     metric: np.ndarray
     digest: np.ndarray
     magnitude: np.ndarray
+
+
+PER_STEP = StepRow._fields
 
 
 def epoch_record(rows: Sequence[StepRow], evaluation: Evaluation = NOT_EVALUATED) -> Epoch:
@@ -95,17 +97,14 @@ class Recorder(Observer):
         self._rows = list(rows)
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Add a row."""
         numbers = (report.loss, report.metric, report.digest, report.magnitude)
         self._rows.append(StepRow(*map(np.asarray, (np.int32(at.step), *numbers))))
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
-        """Close the epoch's record."""
         self._epochs.append(epoch_record(self._rows, evaluate()))
         self._rows = []
 
     def undone(self, at: Address) -> None:
-        """Forget the steps from `at` on."""
         first = self._before.first + len(self._before.epochs)
         while self._epochs and first + len(self._epochs) > at.epoch:
             record = self._epochs.pop()

@@ -16,8 +16,9 @@ from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
 from ..models.fault import Struck
 from .records import columns
-from .replay_run import Replay, left_out
+from .replay_run import Replay
 from .steps import Address
+from .witness import left_out
 
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
 
@@ -38,17 +39,6 @@ def write_replay(
       recovered: the same with a recovery, for the picture and the record.
       detection: what a detector saw and a recovery did, for `detection.json`.
     """
-    from_leader(lambda: _write(replay, name, out, command, recovered, detection))
-
-
-def _write(
-    replay: Replay,
-    name: str,
-    out: pathlib.Path,
-    command: Sequence[str] | None,
-    recovered: Replay | None,
-    detection: Mapping[str, Any] | None,
-) -> None:
     from .curves import draw_curves  # Matplotlib is slow to import
 
     program, injection = replay.source.program, replay.injection
@@ -61,23 +51,20 @@ def _write(
     outcome: dict[str, Any] = dataclasses.asdict(replay.outcome)
     outcome["largest_from_the_faulty_step_on"] = {run: _watched(table, injection) for run, table in tables.items()}
 
-    for known in ("outcome.json", "detection.json"):
-        (out / known).unlink(missing_ok=True)
-    write_text(out / f"replay_{name}.txt", published_log(replay))
-    write_arrays(out / "record.npz", {f"{run}/{k}": v for run, table in tables.items() for k, v in table.items()})
-    write_json(out / "provenance.json", provenance(replay, command))
-    draw_curves(
-        out / "curves.png",
-        title,
-        tables["golden"],
-        faulty,
-        dict.fromkeys(faulty, injection.epoch + injection.step / program.steps_per_epoch),
-        program.steps_per_epoch,
-        measure,
-    )
-    if detection is not None:
-        write_json(out / "detection.json", detection)
-    write_json(out / "outcome.json", outcome)
+    def write() -> None:
+        for known in ("outcome.json", "detection.json"):
+            (out / known).unlink(missing_ok=True)
+        write_text(out / f"replay_{name}.txt", published_log(replay))
+        write_arrays(out / "record.npz", {f"{run}/{k}": v for run, table in tables.items() for k, v in table.items()})
+        write_json(out / "provenance.json", provenance(replay, command))
+        fault_at = dict.fromkeys(faulty, injection.epoch + injection.step / program.steps_per_epoch)
+        steps = program.steps_per_epoch
+        draw_curves(out / "curves.png", title, tables["golden"], faulty, fault_at, steps, measure)
+        if detection is not None:
+            write_json(out / "detection.json", detection)
+        write_json(out / "outcome.json", outcome)
+
+    from_leader(write)
 
 
 def _watched(table: Mapping[str, np.ndarray], injection: Injection) -> dict[str, list[float]]:

@@ -1,6 +1,5 @@
 """Replay one injection: from its fault to a verdict, top to bottom."""
 
-import contextlib
 import dataclasses
 import functools
 import itertools
@@ -12,34 +11,26 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..faults.injection import Injection
 from ..faults.injection_file import format_injection
-from ..machine.errors import Untrustworthy
-from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
-from ..models.bits import rewritten
-from ..models.fault import Fault, Operand, Struck, inactive_fault
-from ..models.site import Site
+from ..models.fault import Fault, Struck, inactive_fault
 from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport
 from ..seam.stages import BESIDE
-from ..seam.trees import fetched
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
 from .follow import follow
-from .golden_run import Golden, Repeats, Start, kept_epochs, noise_floor
-from .outcome import Outcome, Thresholds, judge
+from .golden_run import Golden, ImportedState, Repeats, kept_epochs, noise_floor
+from .outcome import Outcome, Thresholds, verdict_of
 from .progress import Progress
 from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of
 from .run_store import RunStore
 from .steps import Address, Observer, addresses, horizon_or_end, numbered
-
-
-class FaultNotApplied(Untrustworthy):
-    """The step did not do what the fault says: a defect of this program or of the machine."""
+from .unfinished import Keeper, Unfinished, read_unfinished
+from .witness import Witness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,33 +89,45 @@ def replay(
     >>> int(result.struck.operand_changed), result.outcome.outcome
     (1, 'Immediate INFs/NaNs')
     """
-    begun = time.monotonic()
+    begun, last = time.monotonic(), last_step(injection)
+    complete_golden(golden, last.epoch + 1)
+    watched = ["watched"] if watching else []
+    key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY), *watched])
+    store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
+    with store.alone():
+        outcome, faulty, struck = _faulty_run(injection, golden, store, watching, keep, undo)
+        seconds = time.monotonic() - begun
+        result = Replay(injection, golden, outcome, golden.fetch_run(last.epoch + 1), faulty, struck, seconds)
+        finish(result)
+        from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
+    return result
+
+
+def _faulty_run(
+    injection: Injection,
+    golden: Golden,
+    store: RunStore,
+    watching: Sequence[Observer],
+    keep: int,
+    undo: Callable[[State, StepReport], State] | None,
+) -> tuple[Outcome, Run, Struck]:
+    """The run with the fault: its verdict, its record, and what the fault did."""
     program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
     struck_at, last = Address(injection.epoch, injection.step), last_step(injection)
-    epochs = last.epoch + 1
+    measure, record = program.measure(), functools.cache(golden.fetch_record)
 
     def since(at: Address) -> int:
         return numbered(at, steps_per_epoch) - numbered(struck_at, steps_per_epoch)
 
-    # 1. The fault-free run, as far as the faulty one will go.
-    make_golden(golden, epochs)
-    measure, record = program.measure(), functools.cache(golden.fetch_record)
-
-    watched = ["watched"] if watching else []
-    key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY), *watched])
-    store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
-    with contextlib.ExitStack() as held:
-        from_leader(lambda: held.enter_context(store.alone()))
-        total = since(last) + injection.step + 1
-        progress = held.enter_context(Progress("replay", total, measure.name, record))
-        kept = None if watching else from_leader(lambda: _kept(store, injection))
-        # 2. Up to the fault as the golden run, with its control; or what an interrupted replay has left.
+    with Progress("replay", since(last) + injection.step + 1, measure.name, record) as progress:
+        # 1. Up to the fault as the golden run, with its control; or what an interrupted replay has left.
+        kept = None if watching else from_leader(lambda: read_unfinished(store, injection))
         if kept is None:
             start = _up_to_the_fault(injection, golden, progress, watching, keep)
         else:
             start = _going_on(injection, golden, store, kept)
 
-        # 3. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
+        # 2. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
         faults, recorder = strikes(injection), start.recorder
         nonfinite = FirstNonFinite(since, injection.nonfinite)
         witness = Witness(injection.site, injection.fault(), struck_at, kept.struck if kept else None)
@@ -134,33 +137,29 @@ def replay(
             lambda at: start.control if at == struck_at else golden.fetch_state_after(at),
             last_strike=since(max(faults)),
         )
-        keeper = [] if watching else [_Keeper(store, recorder, witness)]
+        keeper = [] if watching else [Keeper(store, recorder, witness)]
         observers = [progress, recorder, witness, *watching, nonfinite, masked, *keeper]
         steps = addresses(start.at, last, steps_per_epoch)
         ended = follow(program, start.state, steps, faults, observers, keep, undo, injection.schedule.lasting).ended
-        faulty = recorder.run
-        if ended == EXACT:
-            faulty = _continued(faulty, record, last, steps_per_epoch)
+    faulty = recorder.run
+    if ended == EXACT:
+        faulty = _continued(faulty, record, last, steps_per_epoch)
 
-        # 4. The verdict.
-        outcome = judge(
-            faulty,
-            record,
-            struck_at,
-            measure,
-            watched=program.state.watched,
-            finished=last == last_step(dataclasses.replace(injection, horizon=None)),
-            first_nonfinite=nonfinite.first,
-            exactly_masked_after=masked.after,
-            noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
-            thresholds=Thresholds(nonfinite=injection.nonfinite),
-        )
-        assert witness.struck is not None  # the faulty step was taken
-        seconds = time.monotonic() - begun
-        result = Replay(injection, golden, outcome, golden.fetch_run(epochs), faulty, witness.struck, seconds)
-        finish(result)
-        from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
-    return result
+    # 3. The verdict.
+    outcome = verdict_of(
+        faulty,
+        record,
+        struck_at,
+        measure,
+        watched=program.state.watched,
+        finished=last == last_step(dataclasses.replace(injection, horizon=None)),
+        first_nonfinite=nonfinite.first,
+        exactly_masked_after=masked.after,
+        noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
+        thresholds=Thresholds(nonfinite=injection.nonfinite),
+    )
+    assert witness.struck is not None  # the faulty step was taken
+    return outcome, faulty, witness.struck
 
 
 class _From(NamedTuple):
@@ -206,7 +205,7 @@ def _up_to_the_fault(
     return _From(begin, state, recorder, control)
 
 
-def _going_on(injection: Injection, golden: Golden, store: RunStore, kept: "_Kept") -> _From:
+def _going_on(injection: Injection, golden: Golden, store: RunStore, kept: Unfinished) -> _From:
     """Go on after the epochs that an interrupted replay has finished."""
     at = Address(injection.epoch + kept.run.ended, 0)
     say(f"going on with an interrupted replay after epoch {at.epoch - 1}")
@@ -219,7 +218,7 @@ def golden_for(
     cache: pathlib.Path | None = None,
     data_dir: pathlib.Path | None = None,
     devices: int | None = None,
-    start: Callable[[Golden], Start] | None = None,
+    start: Callable[[Golden], ImportedState] | None = None,
     reductions: frozenset[str] = frozenset(),
 ) -> Golden:
     """The golden run that a replay needs, by a program that can strike the injection's site; nothing runs yet.
@@ -260,7 +259,7 @@ def strikes(injection: Injection) -> dict[Address, Fault]:
     return {at: fault for after, at in later if schedule.strikes(after, seed)}
 
 
-def make_golden(golden: Golden, epochs: int) -> None:
+def complete_golden(golden: Golden, epochs: int) -> None:
     """Make the golden run as far as it is missing, and say so first, and why, where that is not plain."""
     missing = epochs - golden.recorded()
     if missing <= 0:
@@ -274,134 +273,6 @@ def make_golden(golden: Golden, epochs: int) -> None:
         f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
     )
     golden.make(epochs)
-
-
-class Witness(Observer):
-    """Compares what every faulty step reports with the fault, and holds what the first one reports.
-
-    Attributes:
-      struck: what the fault did; None before the faulty step.
-    """
-
-    def __init__(self, site: Site, fault: Fault, at: Address, struck: Struck | None = None):
-        self._site, self._fault, self._at = site, fault, at
-        self.struck = struck
-
-    def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Look at a faulty step; raises FaultNotApplied where its observations contradict the fault."""
-        due = self.struck is None and at == self._at  # executed again, it may be without the fault
-        if due or report.struck is not None:
-            struck = check_struck(self._site.name, self._fault, report.struck, left_out(self._site, report.struck))
-            self.struck = self.struck or struck
-
-
-def left_out(site: Site, struck: Struck | None) -> bool:
-    """Whether a step has left out an operation that it may leave out, such as one in a branch not taken."""
-    return site.conditional and struck is not None and int(struck.hits) == 0
-
-
-def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = False) -> Struck:
-    """Compare the step's observations with the fault: exactly the listed elements changed, to the bits asked for.
-
-    Where the operand is the operation's result, the result has changed in just these elements too.
-
-    The new bits of an element that is a copy of another cannot be told beforehand, and are not compared.
-
-    Args:
-      absent: the step has left the operation out, see `left_out`; then nothing may have changed.
-
-    Raises:
-      FaultNotApplied: they contradict it.
-    """
-    if struck is None:
-        raise FaultNotApplied(f"{site}: the step has no fault support")
-    if absent:
-        if struck.operand_changed or struck.output_changed:
-            raise FaultNotApplied(f"{site}: elements changed of an operation that was left out")
-        return struck
-    listed = fault.index >= 0
-    known = listed & ((fault.keep == 0) | (fault.source == fault.index))
-    wanted = rewritten(struck.old, fault.keep, fault.flip)
-    changed = int(np.sum((struck.old != struck.new)[listed]))
-    found = {
-        "operations struck": (int(struck.hits), 1),
-        "listed elements with the listed bits": (int(np.sum((struck.new == wanted)[known])), int(np.sum(known))),
-        "elements of the operand changed": (int(struck.operand_changed), changed),
-    }
-    if fault.operand == Operand.OUTPUT:
-        found["elements of the result changed"] = (int(struck.output_changed), changed)
-    for what, (observed, expected) in found.items():
-        if observed != expected:
-            raise FaultNotApplied(f"{site}: {what}: {observed}, expected {expected}")
-    return struck
-
-
-class _Keeper(Observer):
-    """Keeps an unfinished replay on disk after each epoch, so that it can go on when killed."""
-
-    def __init__(self, store: RunStore, recorder: Recorder, witness: Witness):
-        self._store, self._recorder, self._witness = store, recorder, witness
-
-    def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
-        """Write what the fault did, the epoch's record and the state after it."""
-        store, struck, record = self._store, self._witness.struck, self._recorder.run.epochs[-1]
-        assert struck is not None  # an epoch that ended holds the faulty step, or comes after it
-        reached = fetched(state)
-
-        def keep() -> None:
-            write_arrays(_struck_path(store), dataclasses.asdict(struck))
-            store.write_record(epoch, record)
-            store.write_checkpoint(epoch + 1, reached)
-            store.remove_checkpoint(epoch)
-
-        from_leader(keep)
-
-
-class _Kept(NamedTuple):
-    """What an interrupted replay has left: its whole epochs, and what the fault did."""
-
-    run: Run
-    struck: Struck
-
-
-def _kept(store: RunStore, injection: Injection) -> _Kept | None:
-    """What an interrupted replay has left; None where it left nothing, or not what a replay of this fault leaves."""
-    first = injection.epoch
-    try:
-        struck = _read_struck(_struck_path(store), injection.site, injection.fault())
-        epoch = store.checkpoints()[-1]
-        store.read_checkpoint(epoch)
-        epochs = tuple(store.read_record(e) for e in range(first, epoch))
-    except (FileNotFoundError, IndexError):
-        return None
-    except DamagedFile as error:
-        say(f"replay: {error}; it begins again")
-        for path in store.folder.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            elif path.name != "lock":
-                path.unlink()
-        return None
-    return _Kept(Run(first, epochs, len(epochs)), struck) if epochs else None
-
-
-def _read_struck(path: pathlib.Path, site: Site, fault: Fault) -> Struck:
-    """What the faulty step reported; raises FileNotFoundError, or DamagedFile where it is no report of this fault."""
-    arrays = read_arrays(path)
-    listed = np.shape(fault.index)
-    expected = {field.name: listed if field.name in ("old", "new") else () for field in dataclasses.fields(Struck)}
-    found = {name: array.shape for name, array in arrays.items()}
-    if found != expected or any(array.dtype.kind not in "iu" for array in arrays.values()):
-        raise DamagedFile(f"{path} is not what a faulty step reports")
-    try:
-        struck = Struck(**arrays)
-        return check_struck(site.name, fault, struck, left_out(site, struck))
-    except FaultNotApplied as error:
-        raise DamagedFile(f"{path} is not of this fault ({error})") from None
-
-
-def _struck_path(store: RunStore) -> pathlib.Path:
-    return store.folder / "struck.npz"
 
 
 def _continued(run: Run, golden: Callable[[int], Epoch], last: Address, steps_per_epoch: int) -> Run:

@@ -2,12 +2,13 @@
 
 `records/0007.npz` is what happened in epoch 7, `checkpoints/0007.npz` the state before it.
 Each file is whole or absent and carries a checksum, so a run killed at any moment goes on
-from its newest sound checkpoint.  Of several processes only the leader uses it.
+from its newest sound checkpoint.  Of several processes only the leader reads and writes.
 """
 
 import contextlib
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ import jax
 import numpy as np
 
 from ..machine.files import DamagedFile, discard, only_writer, read_arrays, write_arrays
-from ..machine.processes import say
+from ..machine.processes import from_leader, say
 from ..seam.leaves import State
 from .records import Epoch
 
@@ -39,9 +40,14 @@ class RunStore:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """One process at a time writes here; another waits, and says so."""
+        """One run at a time writes here; another waits, and says so.  All processes of a run call this at once."""
         waiting = functools.partial(say, f"another process is writing to {self.folder}; waiting for it")
-        with only_writer(self.folder / "lock", waiting):
+        with contextlib.ExitStack() as held:
+
+            def hold() -> None:
+                held.enter_context(only_writer(self.folder / "lock", waiting))
+
+            from_leader(hold)
             yield
 
     def record_path(self, epoch: int) -> pathlib.Path:
@@ -59,10 +65,7 @@ class RunStore:
 
     def recorded(self, first: int = 0) -> int:
         """Up to, but not including, which epoch all from `first` on have records."""
-        epoch = first
-        while self.record_path(epoch).exists():
-            epoch += 1
-        return epoch
+        return next(epoch for epoch in itertools.count(first) if not self.record_path(epoch).exists())
 
     def write_record(self, epoch: int, record: Epoch) -> None:
         """Keep an epoch's record."""

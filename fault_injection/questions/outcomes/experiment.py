@@ -15,10 +15,10 @@ from ...models.fault import Fault, Struck, inactive_fault
 from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
 from ...runs.follow import follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
-from ...runs.outcome import MASKED, Outcome, Thresholds, judge
+from ...runs.outcome import MASKED, Outcome, Thresholds, verdict_of
 from ...runs.records import Recorder, Run, rows_of
-from ...runs.replay_run import Witness
 from ...runs.steps import Address, addresses, numbered
+from ...runs.witness import Witness
 from ...seam.checkpoint_faults import elements_of
 from ...seam.leaves import Role, State
 from ...seam.program import Program
@@ -140,7 +140,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     setting_up = lab.control(choice.at, choice.fault)
     course = _follow(lab, choice)
     judged = functools.partial(
-        judge,
+        verdict_of,
         golden=lab.record,
         fault=choice.at,
         measure=lab.golden.program.measure(),

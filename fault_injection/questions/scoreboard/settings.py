@@ -6,9 +6,9 @@ import pathlib
 from collections.abc import Sequence
 
 from ...campaign.plan_reader import plan_tables
-from ...detection.re_execution import ReExecutionSettings
+from ...detection.detector import AnyDetector
 from ...detection.recovery import RECOVERIES
-from ...detection.registry import AnyDetector, beside_a_run, of_one_device
+from ...detection.registry import beside_a_run, of_one_device
 from ...seam.program import Program
 from ..outcomes.plan import LARGEST, Plan
 from ..outcomes.plan_file import read_plan
@@ -80,9 +80,8 @@ def chosen_detectors(settings: Settings, program: Program) -> dict[str, AnyDetec
     """The detectors by name, but for those that the environment switches off."""
     found = {}
     for name in settings.detectors:
-        detector = beside_a_run(name, program, os.environ).detector
-        if isinstance(detector, ReExecutionSettings):
-            detector = ReExecutionSettings(settings.replay_every)
+        changed = {"every": str(settings.replay_every)} if name == "replay" else {}
+        detector = beside_a_run(name, program, os.environ, changed).detector
         if detector is not None:
             found[name] = detector
     return found

@@ -10,21 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...detection.checksum import Checksum
-from ...detection.detector import STOP, WARN, Memory
-from ...detection.re_execution import ReExecutionSettings
+from ...detection.detector import STOP, WARN, AnyDetector, Memory
 from ...detection.recovery import RECOVERIES, needed, undoing
-from ...detection.registry import AnyDetector, telling, watcher
-from ...detection.replicas import ReplicaSettings
+from ...detection.registry import telling, watcher
 from ...detection.signals import reductions_of
 from ...detection.watch import Watcher
 from ...runs.exits import ExactlyMasked, FirstNonFinite
 from ...runs.follow import follow
 from ...runs.golden_run import Repeats, nudged
-from ...runs.outcome import Thresholds, judge
+from ...runs.outcome import Thresholds, verdict_of
 from ...runs.records import Recorder, Run, rows_of
-from ...runs.replay_run import Witness
 from ...runs.steps import Address, Back, Observer, addresses, numbered
+from ...runs.witness import Witness
 from ...seam.leaves import State
 from ...seam.program import Program
 from ...seam.report import StepReport
@@ -97,11 +94,9 @@ class Bench:
         """A watcher that has seen the golden run up to a step, whose state before is given."""
         program, detector = self.lab.golden.program, self.detectors[name]
         number = numbered(at, program.steps_per_epoch)
-        if isinstance(detector, ReExecutionSettings):
-            memory = jax.tree.map(jnp.copy, state) if (number + 1) % detector.every == 0 else None
-            return watcher(program, detector, memory, recovery)
-        kept = jax.tree.map(jnp.copy, state) if isinstance(detector, Checksum) else None
-        return watcher(program, detector, self.memories[name][number], recovery, kept)
+        kept = jax.tree.map(jnp.copy, state) if detector.executes_again else None
+        memory = self.memories[name][number] if detector.remembers else None
+        return watcher(program, detector, memory, recovery, kept)
 
 
 @functools.lru_cache(maxsize=1)
@@ -110,12 +105,7 @@ def _bench(task: ScoreTask, golden_key: str) -> Bench:
     detectors = chosen_detectors(task.settings, lab.golden.program)
     lab.golden = dataclasses.replace(lab.golden, program=telling(lab.golden.program, detectors.values()))
     golden, program = lab.golden, lab.golden.program
-    # Those that execute steps again remember states, which are at hand where they are needed.
-    watching = {
-        name: watcher(program, d)
-        for name, d in detectors.items()
-        if not isinstance(d, ReExecutionSettings | ReplicaSettings)
-    }
+    watching = {name: watcher(program, detector) for name, detector in detectors.items() if detector.remembers}
     memories = _Memories(watching)
     last = Address(task.plan.golden_epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(0, 0), last, program.steps_per_epoch)
@@ -244,7 +234,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
         keep=back.steps,
         undo=undoing(recovery, program),
     )
-    verdict = judge(
+    verdict = verdict_of(
         recorder.run,
         lab.record,
         at,
@@ -276,18 +266,19 @@ def cost(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, Any]:
     plain = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
     found = {}
     for name, detector in bench.detectors.items():
-        if isinstance(detector, ReExecutionSettings | ReplicaSettings):
-            continue  # they cost a step each time
+        if detector.executes_again and not detector.signals:
+            continue  # it costs a step each time
         wanted = reductions_of(detector.signals)
         more = {"reductions": wanted} if wanted else {}
         watched = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir, **more) if wanted else plain
         watched = telling(watched, [detector])
-        watching = watcher(watched, detector, bench.memories[name][-1])
+        memory = bench.memories[name][-1] if detector.remembers else None
+        watching = watcher(watched, detector, memory)
         found[name] = {
             "ratios": [round(x, 5) for x in _in_turns(plain, watching, pairs)],
             "bytes": _bytes(watched),
             "plain_bytes": _bytes(plain),
-            "memory": sum(np.asarray(x).nbytes for x in jax.tree.leaves(bench.memories[name][-1])),
+            "memory": sum(np.asarray(x).nbytes for x in jax.tree.leaves(memory)),
         }
     return found
 
