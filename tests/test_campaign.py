@@ -17,7 +17,9 @@ import jax
 import numpy as np
 import pytest
 
+from fault_injection.campaign.dispatcher import JobLost
 from fault_injection.campaign.executors import Slot
+from fault_injection.campaign.task import Ready, Task, described
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
@@ -25,9 +27,8 @@ from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
 from fault_injection.questions.outcomes import jobs
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule, Seen
-from fault_injection.questions.outcomes.driver import JobLost, campaign
+from fault_injection.questions.outcomes.driver import campaign
 from fault_injection.questions.outcomes.experiment import EXACT, Laboratory, run_experiment
-from fault_injection.questions.outcomes.jobs import Ready, Task, described
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.projection import Projection
 from fault_injection.questions.outcomes.result import HORIZON
@@ -347,7 +348,8 @@ def run_inline(out, monkeypatch, results, make_golden, fails):
 
 
 def test_an_experiment_that_kills_its_process_costs_no_other(tmp_path, monkeypatch, results):
-    ready = Ready("a plan's key", "a golden run's key", tmp_path / "walks", Conditions(), MEASURE)
+    about = {"conditions": dataclasses.asdict(Conditions()), "measure": MEASURE._asdict()}
+    ready = Ready("a plan's key", "a golden run's key", about, tmp_path / "walks")
     with pytest.raises(JobLost, match=r"1 experiments lost their process 5 times and have no verdict: experiment 3;"):
         run_inline(tmp_path / "out", monkeypatch, results, lambda task: ready, {3})
     everything = set(range(PLAN.experiments))

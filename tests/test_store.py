@@ -12,6 +12,7 @@ import pytest
 from campaign_stores import ENVIRONMENT, KEY, fill, result, toy_plan
 
 from fault_injection.campaign.executors import Slot
+from fault_injection.campaign.task import Ready, Task
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes import jobs
@@ -261,7 +262,8 @@ class Inline(concurrent.futures.Executor):
 @pytest.mark.parametrize("row", ["experiment 17", "campaign plan", "walk 3"])
 def test_a_resumed_campaign_says_what_was_damaged_and_runs_it_again(copy, monkeypatch, capsys, row):
     plan, again = toy_plan(), []
-    ready = jobs.Ready(KEY, "a golden run's key", copy / "walks", Conditions(), Measure("loss", "lower", 5.0, 0.01))
+    about = {"conditions": dataclasses.asdict(Conditions()), "measure": Measure("loss", "lower", 5.0, 0.01)._asdict()}
+    ready = Ready(KEY, "a golden run's key", about, copy / "walks")
 
     def experiment(task, golden_key, number):
         again.append(number)
@@ -272,7 +274,7 @@ def test_a_resumed_campaign_says_what_was_damaged_and_runs_it_again(copy, monkey
     monkeypatch.setattr(jobs, "experiment", experiment)
     alter(copy, DAMAGES[row])
     slot = Slot(Inline, lambda: 1, (concurrent.futures.BrokenExecutor,), Inline())
-    campaign(jobs.Task(plan), copy, contextlib.nullcontext([slot]), "mine.toml")
+    campaign(Task(plan), copy, contextlib.nullcontext([slot]), "mine.toml")
     err = capsys.readouterr().err
     assert f"damaged rows are removed, and what is missing is run again: {row}" in err
     assert again == ([17] if row == "experiment 17" else [])

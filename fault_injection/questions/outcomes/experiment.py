@@ -24,28 +24,12 @@ from ...seam.leaves import Role, State
 from ...seam.program import Program
 from ...seam.stages import BESIDE, CHECKPOINT, STATE
 from .conditions import CONDITIONS, Conditions, Rule, Seen
-from .early_verdict import EarlyVerdict, Envelope
+from .early_verdict import Early, EarlyVerdict, Envelope
 from .plan import Plan
 from .projection import Projection
 from .result import END, HORIZON, Alteration, Result
 from .sampling import Choice, choose, draw
 from .walk import Walk
-
-
-class Early(NamedTuple):
-    """An early verdict.
-
-    Attributes:
-      rule: by which the run need not be followed.
-      after: how many steps after the faulty one.
-      run: what it comes to: as far as it was recorded, or projected as far as the golden run goes.
-      first_nonfinite: steps after the faulty one, or None.
-    """
-
-    rule: Rule
-    after: int
-    run: Run
-    first_nonfinite: int | None
 
 
 class Course(NamedTuple):
@@ -127,6 +111,29 @@ class Laboratory:
         following = Address(*divmod(numbered(fault, steps_per_epoch) + 1, steps_per_epoch))
         return follow(program, state, addresses(following, at, steps_per_epoch)).state
 
+    def since(self, fault: Address) -> Callable[[Address], int]:
+        """A function: the number of steps from a fault to an address."""
+        steps_per_epoch = self.plan.steps_per_epoch
+        return lambda at: numbered(at, steps_per_epoch) - numbered(fault, steps_per_epoch)
+
+    def masked(self, fault: Address, ends: bool = True, last_strike: int = 0) -> ExactlyMasked:
+        """What sees that a run with this fault is the golden one again; see `ExactlyMasked`."""
+        golden_after = functools.partial(self.golden_after, fault)
+        return ExactlyMasked(self.since(fault), self.record, golden_after, ends, last_strike)
+
+    def judged(self, fault: Address) -> Callable[..., Outcome]:
+        """A function: the verdict on a run with this fault; see `judge`."""
+        program = self.golden.program
+        return functools.partial(
+            judge,
+            golden=self.record,
+            fault=fault,
+            measure=program.measure(),
+            watched=program.state.watched,
+            noise=self.noise,
+            thresholds=Thresholds(nonfinite=self.plan.nonfinite),
+        )
+
 
 def run_experiment(lab: Laboratory, number: int) -> Result:
     """Experiment `number` of a plan, to its verdict.
@@ -139,15 +146,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     choice = choose(lab.plan, draw(lab.plan, number))
     setting_up = lab.control(choice.at, choice.fault)
     course = _follow(lab, choice)
-    judged = functools.partial(
-        judge,
-        golden=lab.record,
-        fault=choice.at,
-        measure=lab.golden.program.measure(),
-        watched=lab.golden.program.state.watched,
-        noise=lab.noise,
-        thresholds=Thresholds(nonfinite=lab.plan.nonfinite),
-    )
+    judged = lab.judged(choice.at)
     verdict = judged(
         course.run,
         finished=course.ended == END,
@@ -164,18 +163,11 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     plan, golden, at = lab.plan, lab.golden, choice.at
     program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
     last, end = plan.last_step(at), plan.end
-    golden_after = functools.partial(lab.golden_after, at)
-    early: list[Early] = []
+    since = lab.since(at)
 
-    def since(address: Address) -> int:
-        return numbered(address, steps_per_epoch) - numbered(at, steps_per_epoch)
-
-    def accepts(rule: Rule, here: Address) -> bool:
+    def reached(rule: Rule) -> tuple[Run, int | None] | None:
         reach = end if plan.golden_epochs == plan.workload.epochs else last
-        projected = projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
-        if projected is not None:
-            early.append(Early(rule, since(here), *projected))
-        return projected is not None
+        return projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
 
     def ends(rule: Rule, seen: Seen) -> bool:
         e, near = choice.experiment, lab.conditions.near(rule, seen)
@@ -185,18 +177,18 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
     witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
     faults = choice.faults(plan)
-    last_strike = since(max(faults))
-    masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full", last_strike=last_strike)
+    masked = lab.masked(at, ends=plan.exit != "full", last_strike=since(max(faults)))
     of_statistics = choice.site.stage == STATE and _of_norms(program, choice.site.name)
+    golden_after = functools.partial(lab.golden_after, at)
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
-    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends, of_statistics)
+    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, reached, ends, of_statistics)
     observers = [recorder, witness, nonfinite, masked, projection, verdict]
 
     state = lab.state_before(at.epoch, at.step)
     lasting = plan.schedule.lasting
     followed = follow(program, state, addresses(at, last, steps_per_epoch), faults, observers, lasting=lasting)
     seconds = followed.seconds
-    if followed.ended is None and last < end and early and plan.exit == "conditions":
+    if followed.ended is None and last < end and verdict.given and plan.exit == "conditions":
         # An audit goes on to the end, whatever the horizon.
         following = Address(*divmod(numbered(last, steps_per_epoch) + 1, steps_per_epoch))
         steps = addresses(following, end, steps_per_epoch)
@@ -209,7 +201,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
         ended=followed.ended or (END if last == end else HORIZON),
         first_nonfinite=nonfinite.first,
         exactly_masked_after=masked.after,
-        early=early[0] if early else None,
+        early=verdict.given,
         seen=verdict.seen,
         seconds=seconds,
     )
