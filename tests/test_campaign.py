@@ -95,7 +95,8 @@ def folder(tmp_path_factory, laboratory, results):
         known = {"conditions": dataclasses.asdict(Conditions()), "jobs": 1, "plan_file": "my plan.toml"}
         store.begin("a plan's key", PLAN, **known, measure=laboratory.golden.program.measure()._asdict())
         store.event("started")
-        store.add(results, described(laboratory.golden), "a plan's key")
+        for one in results:
+            store.add(one, described(laboratory.golden), "a plan's key")
     return folder
 
 
@@ -299,7 +300,7 @@ def test_a_run_is_not_projected_where_its_statistics_do_not_shrink_alike(laborat
 
 def test_a_result_is_kept_once(folder, laboratory, results):
     with Store(folder, write=True) as store:
-        assert store.add(results[:3], described(laboratory.golden), "a plan's key") == 0
+        store.add(dataclasses.replace(results[5], outcome=UNDECIDED), described(laboratory.golden), "a plan's key")
         assert store.done() == set(range(PLAN.experiments))
         row = dict(store.query("SELECT * FROM experiments WHERE number = 5")[0])
         assert not store.query("SELECT * FROM alterations")
@@ -537,7 +538,8 @@ def test_the_status_says_how_to_go_on(tmp_path, laboratory, results, capsys):
         assert main(["status", str(tmp_path / "out")]) == 0
         assert "It has not begun" in capsys.readouterr().out
         store.begin("a plan's key", PLAN, conditions={}, jobs=1, plan_file="my.toml")
-        store.add(results[:5], described(laboratory.golden), "a plan's key")
+        for one in results[:5]:
+            store.add(one, described(laboratory.golden), "a plan's key")
     last = told(capsys, "status", tmp_path / "out").splitlines()[-1]
     assert last.endswith(f"python -m fault_injection campaign my.toml --out {tmp_path / 'out'}")
     known = told_json(capsys, "status", tmp_path / "out")

@@ -112,7 +112,8 @@ def test_what_was_damaged_is_removed_and_the_rest_stays(folder, copy, row):
         lost = {20 if number == "99" else int(number)} if kind == "experiment" else set()
         assert done == set(range(40)) - lost
         store.begin(KEY, plan, **{name: about[name] for name in ("conditions", "measure", "jobs", "plan_file")})
-        assert store.add([result(n) for n in lost], ENVIRONMENT, KEY) == len(lost)
+        for n in lost:
+            store.add(result(n), ENVIRONMENT, KEY)
     again, known, restored, damaged = content(copy)
     assert (known, restored, damaged) == (about, plan, [])
     kept = [{name: r[:-3] for r in some["experiments"] for name in r[:1]} for some in (rows, again)]
@@ -238,7 +239,7 @@ def test_what_is_missing_is_one_line(copy, capsys):
 def test_a_value_that_is_no_number_is_kept_as_infinite(copy):
     """SQLite has no NaN: it became a null, and the whole row was passed over without a word."""
     with Store(copy, write=True) as store:
-        store.add([result(40, history_excess=math.nan, loss_gap=-0.0, worse_train=math.nan)], ENVIRONMENT, KEY)
+        store.add(result(40, history_excess=math.nan, loss_gap=-0.0, worse_train=math.nan), ENVIRONMENT, KEY)
     with Store(copy) as store:
         (row,) = store.query("SELECT history_excess, loss_gap, worse_train FROM experiments WHERE number = 40")
     assert tuple(row) == (math.inf, 0.0, None)

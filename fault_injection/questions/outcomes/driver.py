@@ -88,6 +88,6 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
         return [f"{total} of {wanted} experiments, {pace}", *more, *outcome_lines(outcomes)]
 
     def keep(_: Experiment, value: tuple[Result, dict[str, Any]]) -> None:
-        store.add([value[0]], value[1], golden.key)
+        store.add(*value, golden.key)
 
     work_by_epochs(dispatcher, golden, missing, jobs.experiment, keep, lines, store.walked)

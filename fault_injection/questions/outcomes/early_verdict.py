@@ -102,7 +102,6 @@ class EarlyVerdict(Observer):
         self.given: Early | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        """End the run if a rule says that it need not be followed."""
         steps = self._since(at)
         if self.given is not None or steps > self._conditions.steps:
             return None

@@ -69,8 +69,7 @@ class ScoreStore:
 
     def get(self, kind: str, name: str) -> Any:
         """A row; None where there is none."""
-        row = self.connection.execute("SELECT value FROM rows WHERE kind = ? AND name = ?", (kind, name)).fetchone()
-        return None if row is None else json.loads(row[0])
+        return dict(self.all(kind)).get(name)
 
     def done(self) -> set[int]:
         """Numbers of the experiments that were watched."""
