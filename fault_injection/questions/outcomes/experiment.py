@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,15 +13,16 @@ import numpy as np
 
 from ...models.fault import Fault, Struck, inactive_fault
 from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
-from ...runs.follow import follow
+from ...runs.follow import Followed, follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
 from ...runs.outcome import MASKED, Outcome, Thresholds, judge
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.replay_run import Witness
-from ...runs.steps import Address, addresses, numbered
+from ...runs.steps import Address, Observer, addresses, numbered
 from ...seam.checkpoint_faults import elements_of
 from ...seam.leaves import Role, State
 from ...seam.program import Program
+from ...seam.report import StepReport
 from ...seam.stages import BESIDE, CHECKPOINT, STATE
 from .conditions import CONDITIONS, Conditions, Rule, Seen
 from .early_verdict import Early, EarlyVerdict, Envelope
@@ -116,10 +117,26 @@ class Laboratory:
         steps_per_epoch = self.plan.steps_per_epoch
         return lambda at: numbered(at, steps_per_epoch) - numbered(fault, steps_per_epoch)
 
-    def masked(self, fault: Address, ends: bool = True, last_strike: int = 0) -> ExactlyMasked:
-        """What sees that a run with this fault is the golden one again; see `ExactlyMasked`."""
-        golden_after = functools.partial(self.golden_after, fault)
-        return ExactlyMasked(self.since(fault), self.record, golden_after, ends, last_strike)
+    def masked(self, choice: Choice, ends: bool = True) -> ExactlyMasked:
+        """What sees that a run with this fault is the golden one again, and can end it there; see `ExactlyMasked`."""
+        since, golden_after = self.since(choice.at), functools.partial(self.golden_after, choice.at)
+        return ExactlyMasked(since, self.record, golden_after, ends, last_strike=since(max(choice.faults(self.plan))))
+
+    def follow(
+        self,
+        choice: Choice,
+        begin: Address,
+        last: Address,
+        observers: Sequence[Observer],
+        keep: int = 0,
+        undo: Callable[[State, StepReport], State] | None = None,
+    ) -> Followed:
+        """The run with this fault, at all steps that it strikes, from the golden state before a step; see `follow`."""
+        plan, state = self.plan, self.state_before(begin.epoch, begin.step)
+        if begin != choice.at:  # a step without a fault consumes its state
+            state = _copy(state)
+        steps, faults = addresses(begin, last, plan.steps_per_epoch), choice.faults(plan)
+        return follow(self.golden.program, state, steps, faults, observers, keep, undo, plan.schedule.lasting)
 
     def judged(self, fault: Address) -> Callable[..., Outcome]:
         """A function: the verdict on a run with this fault; see `judge`."""
@@ -176,17 +193,14 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     # From the start of the fault's epoch: before the fault this run is the golden one.
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
     witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
-    faults = choice.faults(plan)
-    masked = lab.masked(at, ends=plan.exit != "full", last_strike=since(max(faults)))
+    masked = lab.masked(choice, ends=plan.exit != "full")
     of_statistics = choice.site.stage == STATE and _of_norms(program, choice.site.name)
     golden_after = functools.partial(lab.golden_after, at)
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
     verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, reached, ends, of_statistics)
     observers = [recorder, witness, nonfinite, masked, projection, verdict]
 
-    state = lab.state_before(at.epoch, at.step)
-    lasting = plan.schedule.lasting
-    followed = follow(program, state, addresses(at, last, steps_per_epoch), faults, observers, lasting=lasting)
+    followed = lab.follow(choice, at, last, observers)
     seconds = followed.seconds
     if followed.ended is None and last < end and verdict.given and plan.exit == "conditions":
         # An audit goes on to the end, whatever the horizon.

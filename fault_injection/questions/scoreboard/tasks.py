@@ -158,13 +158,7 @@ def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dict[str,
     struck_at = numbered(at, program.steps_per_epoch)
     until = min(struck_at + settings.window, numbered(task.plan.last_step(at), program.steps_per_epoch))
     last = Address(*divmod(until, program.steps_per_epoch))
-    follow(
-        program,
-        state,
-        addresses(at, last, program.steps_per_epoch),
-        {at: choice.fault},
-        [recorder, witness, *watchers.values(), lab.masked(at)],
-    )
+    lab.follow(choice, at, last, [recorder, witness, *watchers.values(), lab.masked(choice)])
     struck = witness.struck
     assert struck is not None  # the faulty step was taken
     found: dict[str, Any] = {
@@ -204,18 +198,10 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
     state = lab.state_before(begin.epoch, begin.step)
     watching = bench.watcher(name, begin, state, back)
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), begin.step))
-    masked, nonfinite = lab.masked(at), FirstNonFinite(lab.since(at), plan.nonfinite)
+    masked, nonfinite = lab.masked(choice), FirstNonFinite(lab.since(at), plan.nonfinite)
     last = plan.last_step(at)
-    state = jax.tree.map(jnp.copy, state)
-    followed = follow(
-        program,
-        state,
-        addresses(begin, last, program.steps_per_epoch),
-        {at: choice.fault},
-        [recorder, watching, nonfinite, masked],
-        keep=back.steps,
-        undo=undoing(recovery, program),
-    )
+    observers = [recorder, watching, nonfinite, masked]
+    followed = lab.follow(choice, begin, last, observers, back.steps, undoing(recovery, program))
     verdict = lab.judged(at)(
         recorder.run,
         finished=followed.ended is None and last == plan.end,
