@@ -102,7 +102,12 @@ class Store:
             self._check()
             self.damaged = self._find_damaged()
             if self.damaged and not write:
-                raise InputError(f"damaged: {_listed(self.damaged)}; {self._how_to_mend()}", self.path)
+                plan = self.about().get("plan_file") or "PLAN"
+                command = f"python -m fault_injection campaign {plan} --out {folder}"
+                what = (
+                    f"damaged: {_listed(self.damaged)}; resume the campaign, which runs again what is lost: {command}"
+                )
+                raise InputError(what, self.path)
             self._check_content()
             refused.pop_all()
 
@@ -135,19 +140,12 @@ class Store:
                 raise InputError(what, self.path)
 
     def _find_damaged(self) -> list[Damaged]:
-        found = []
-        for table, columns in self.tables.items():
-            for row in self.connection.execute(f"SELECT {', '.join(columns)}, {DIGEST} FROM {table}"):
-                *values, digest = row
-                if digest != digest_of(table, values):
-                    found.append(Damaged(table, values[0]))
-        return found
-
-    def _how_to_mend(self) -> str:
-        """What to do about damaged rows."""
-        plan = self.about().get("plan_file")
-        command = f"python -m fault_injection campaign {plan or 'PLAN'} --out {self.path.parent}"
-        return f"resume the campaign, which runs again what is lost: {command}"
+        return [
+            Damaged(table, values[0])
+            for table, columns in self.tables.items()
+            for *values, digest in self.connection.execute(f"SELECT {', '.join(columns)}, {DIGEST} FROM {table}")
+            if digest != digest_of(table, values)
+        ]
 
     def _check_content(self) -> None:
         """See that what a sound file says is what this program writes; by hand one can write anything."""
