@@ -59,7 +59,7 @@ class Series(Workload):
             return Contradiction("points", f"points {self.points} is not a multiple of the {self.workers} workers")
         return None
 
-    def program(self, supported=None, devices=None, data_dir=None) -> Program:
+    def program(self, supported=None, devices=None, data_dir=None, reductions=frozenset()) -> Program:
         raise NotImplementedError("injection files run nothing")
 
     def sources(self) -> tuple[pathlib.Path, ...]:

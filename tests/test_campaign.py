@@ -17,7 +17,9 @@ import jax
 import numpy as np
 import pytest
 
+from fault_injection.campaign.dispatcher import JobLost
 from fault_injection.campaign.executors import Slot
+from fault_injection.campaign.task import Ready, Task, described
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
@@ -25,9 +27,8 @@ from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
 from fault_injection.questions.outcomes import jobs
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule, Seen
-from fault_injection.questions.outcomes.driver import JobLost, campaign
+from fault_injection.questions.outcomes.driver import campaign
 from fault_injection.questions.outcomes.experiment import EXACT, Laboratory, run_experiment
-from fault_injection.questions.outcomes.jobs import Ready, Task, described
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.projection import Projection
 from fault_injection.questions.outcomes.result import HORIZON
@@ -94,7 +95,8 @@ def folder(tmp_path_factory, laboratory, results):
         known = {"conditions": dataclasses.asdict(Conditions()), "jobs": 1, "plan_file": "my plan.toml"}
         store.begin("a plan's key", PLAN, **known, measure=laboratory.golden.program.measure()._asdict())
         store.event("started")
-        store.add(results, described(laboratory.golden), "a plan's key")
+        for one in results:
+            store.add(one, described(laboratory.golden), "a plan's key")
     return folder
 
 
@@ -298,7 +300,7 @@ def test_a_run_is_not_projected_where_its_statistics_do_not_shrink_alike(laborat
 
 def test_a_result_is_kept_once(folder, laboratory, results):
     with Store(folder, write=True) as store:
-        assert store.add(results[:3], described(laboratory.golden), "a plan's key") == 0
+        store.add(dataclasses.replace(results[5], outcome=UNDECIDED), described(laboratory.golden), "a plan's key")
         assert store.done() == set(range(PLAN.experiments))
         row = dict(store.query("SELECT * FROM experiments WHERE number = 5")[0])
         assert not store.query("SELECT * FROM alterations")
@@ -347,7 +349,8 @@ def run_inline(out, monkeypatch, results, make_golden, fails):
 
 
 def test_an_experiment_that_kills_its_process_costs_no_other(tmp_path, monkeypatch, results):
-    ready = Ready("a plan's key", "a golden run's key", tmp_path / "walks", Conditions(), MEASURE)
+    about = {"conditions": dataclasses.asdict(Conditions()), "measure": MEASURE._asdict()}
+    ready = Ready("a plan's key", "a golden run's key", about, tmp_path / "walks")
     with pytest.raises(JobLost, match=r"1 experiments lost their process 5 times and have no verdict: experiment 3;"):
         run_inline(tmp_path / "out", monkeypatch, results, lambda task: ready, {3})
     everything = set(range(PLAN.experiments))
@@ -535,7 +538,8 @@ def test_the_status_says_how_to_go_on(tmp_path, laboratory, results, capsys):
         assert main(["status", str(tmp_path / "out")]) == 0
         assert "It has not begun" in capsys.readouterr().out
         store.begin("a plan's key", PLAN, conditions={}, jobs=1, plan_file="my.toml")
-        store.add(results[:5], described(laboratory.golden), "a plan's key")
+        for one in results[:5]:
+            store.add(one, described(laboratory.golden), "a plan's key")
     last = told(capsys, "status", tmp_path / "out").splitlines()[-1]
     assert last.endswith(f"python -m fault_injection campaign my.toml --out {tmp_path / 'out'}")
     known = told_json(capsys, "status", tmp_path / "out")

@@ -119,7 +119,8 @@ def fill(folder: pathlib.Path, plan: Plan, results: list[Result], **about: objec
             "a plan's key", plan, conditions=dataclasses.asdict(Conditions()), jobs=1, **{"measure": MEASURE} | about
         )
         store.event("started")
-        store.add(results, {"host": "<here> & there"}, "a plan's key")
+        for one in results:
+            store.add(one, {"host": "<here> & there"}, "a plan's key")
     return folder
 
 

@@ -143,3 +143,18 @@ def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, capsys):
         store.connection.execute("UPDATE rows SET value = '{}' WHERE kind = 'experiment' AND name = '3'")
     assert main(command) == 2
     assert "damaged: experiment 3" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_permanent_fault_strikes_the_watched_and_the_recovered_run_as_often_as_the_judged_one(tmp_path, capsys):
+    path, out = tmp_path / "plan.toml", tmp_path / "out"
+    plan = PLAN.replace("experiments = 8", 'experiments = 3\nschedule = "permanent"').replace("RD = 1\n", "")
+    path.write_text(plan + SCORE)
+    command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(tmp_path / "cache"), "--json"]
+    assert main(command) == 0  # else what was watched is not what was judged
+    with ScoreStore(out) as store:
+        recovered = [value["recovered"]["rewind"] for _, value in store.all("experiment")]
+    runs = [run["history_bound"] for run in recovered if "history_bound" in run]
+    assert len(recovered) == 3 and runs
+    for run in runs:
+        assert run["actions"] and run["golden_after"] is None  # a step executed again is struck again

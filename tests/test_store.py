@@ -12,6 +12,7 @@ import pytest
 from campaign_stores import ENVIRONMENT, KEY, fill, result, toy_plan
 
 from fault_injection.campaign.executors import Slot
+from fault_injection.campaign.task import Ready, Task
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes import jobs
@@ -111,7 +112,8 @@ def test_what_was_damaged_is_removed_and_the_rest_stays(folder, copy, row):
         lost = {20 if number == "99" else int(number)} if kind == "experiment" else set()
         assert done == set(range(40)) - lost
         store.begin(KEY, plan, **{name: about[name] for name in ("conditions", "measure", "jobs", "plan_file")})
-        assert store.add([result(n) for n in lost], ENVIRONMENT, KEY) == len(lost)
+        for n in lost:
+            store.add(result(n), ENVIRONMENT, KEY)
     again, known, restored, damaged = content(copy)
     assert (known, restored, damaged) == (about, plan, [])
     kept = [{name: r[:-3] for r in some["experiments"] for name in r[:1]} for some in (rows, again)]
@@ -237,7 +239,7 @@ def test_what_is_missing_is_one_line(copy, capsys):
 def test_a_value_that_is_no_number_is_kept_as_infinite(copy):
     """SQLite has no NaN: it became a null, and the whole row was passed over without a word."""
     with Store(copy, write=True) as store:
-        store.add([result(40, history_excess=math.nan, loss_gap=-0.0, worse_train=math.nan)], ENVIRONMENT, KEY)
+        store.add(result(40, history_excess=math.nan, loss_gap=-0.0, worse_train=math.nan), ENVIRONMENT, KEY)
     with Store(copy) as store:
         (row,) = store.query("SELECT history_excess, loss_gap, worse_train FROM experiments WHERE number = 40")
     assert tuple(row) == (math.inf, 0.0, None)
@@ -261,7 +263,8 @@ class Inline(concurrent.futures.Executor):
 @pytest.mark.parametrize("row", ["experiment 17", "campaign plan", "walk 3"])
 def test_a_resumed_campaign_says_what_was_damaged_and_runs_it_again(copy, monkeypatch, capsys, row):
     plan, again = toy_plan(), []
-    ready = jobs.Ready(KEY, "a golden run's key", copy / "walks", Conditions(), Measure("loss", "lower", 5.0, 0.01))
+    about = {"conditions": dataclasses.asdict(Conditions()), "measure": Measure("loss", "lower", 5.0, 0.01)._asdict()}
+    ready = Ready(KEY, "a golden run's key", about, copy / "walks")
 
     def experiment(task, golden_key, number):
         again.append(number)
@@ -272,7 +275,7 @@ def test_a_resumed_campaign_says_what_was_damaged_and_runs_it_again(copy, monkey
     monkeypatch.setattr(jobs, "experiment", experiment)
     alter(copy, DAMAGES[row])
     slot = Slot(Inline, lambda: 1, (concurrent.futures.BrokenExecutor,), Inline())
-    campaign(jobs.Task(plan), copy, contextlib.nullcontext([slot]), "mine.toml")
+    campaign(Task(plan), copy, contextlib.nullcontext([slot]), "mine.toml")
     err = capsys.readouterr().err
     assert f"damaged rows are removed, and what is missing is run again: {row}" in err
     assert again == ([17] if row == "experiment 17" else [])

@@ -56,7 +56,7 @@ class Linear(Workload):
         x = random.standard_normal((self.workers, BATCH, FEATURES), np.float32)
         return x, x @ SLOPES + OFFSET + NOISE * random.standard_normal(x.shape[:2], np.float32)
 
-    def program(self, supported=None, devices=None, data_dir=None):
+    def program(self, supported=None, devices=None, data_dir=None, reductions=frozenset()):
         def step(state, batch, fault):
             (w, b), (x, y) = state, batch
             ctx = Context(key=jax.random.key(0), workers=jnp.arange(self.workers), fault=fault, supported=supported)

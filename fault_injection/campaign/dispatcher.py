@@ -64,26 +64,38 @@ class Dispatcher:
 
     def work(
         self,
-        meanwhile: Callable[[], None],
-        more: Callable[[], bool] = lambda: False,
-        supply: Callable[[], None] = lambda: None,
+        supply: Callable[[], bool] = lambda: False,
+        meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         """Until nothing is left to hand out or to wait for.
 
         Args:
+          supply: makes errands ready, where it is time; says whether there will be more that are not ready yet.
           meanwhile: called now and then.
-          more: whether there will be errands that are not ready yet.
-          supply: makes errands ready, where it is time.
         """
-        while self.ready or self._running or more():
+        while supply() or self.ready or self._running:
             heed()
-            supply()
             for slot in self._free():
                 if self.ready:
                     self._submit(slot, self.ready.popleft())
             for errand, value in self._finished(timeout=1.0):
                 errand.take(value)
             meanwhile()
+
+    def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What a job returns for one errand that all others wait for."""
+        values: list[Any] = []
+        self.ready.append(Errand(name, function, arguments, values.append))
+        self.work()
+        return values[0]
+
+    def settle(self, what: str) -> None:
+        """Raise JobLost where errands were given up; `what` they are called together."""
+        if self.given_up:
+            named = f"{len(self.given_up)} {what} lost their process {ATTEMPTS} times and have no verdict"
+            raise JobLost(
+                f"{named}: {', '.join(self.given_up)}"[:300] + "; out of memory? The same command tries again"
+            )
 
     def _free(self) -> Iterator[Slot]:
         """A slot for each errand that may be handed out now, the idle ones first."""

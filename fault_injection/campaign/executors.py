@@ -1,4 +1,7 @@
-"""Where a campaign's jobs run: processes of this machine, or an engine behind `concurrent.futures`."""
+"""Where a campaign's jobs run: processes of this machine, or an engine behind `concurrent.futures`.
+
+A job is a process that computes, until the driver tells it to end or is no more.
+"""
 
 import concurrent.futures
 import contextlib
@@ -6,14 +9,17 @@ import dataclasses
 import functools
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tqdm import tqdm
+
 from ..machine.errors import InputError
-from . import job
+from ..machine.termination import raise_at
 
 # What lets a process see one accelerator only.
 ONE = {
@@ -26,6 +32,7 @@ COUNT = (
     "print(jax.default_backend(), len(chips))"
 )
 
+END_SIGNAL = signal.SIGUSR1  # tells a job to end
 WAIT = 60  # seconds for a scheduler's first worker
 PATIENCE = 5  # seconds for a job to end by itself, before it is killed
 
@@ -81,7 +88,7 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
         processes = [p for slot in slots for p in (slot.executor._processes or {}).values()]  # type: ignore[attr-defined]
         for process in processes:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(process.pid, job.END_SIGNAL)
+                os.kill(process.pid, END_SIGNAL)
         late = threading.Timer(PATIENCE, lambda: [process.kill() for process in processes])
         late.start()
         for slot in slots:
@@ -91,8 +98,27 @@ def on_this_machine(count: int | None) -> Iterator[list[Slot]]:
 
 def _process(place: dict[str, Any]) -> concurrent.futures.ProcessPoolExecutor:
     context = multiprocessing.get_context("spawn")
-    begin = functools.partial(job.begin, **place)
+    begin = functools.partial(_begin, **place)
     return concurrent.futures.ProcessPoolExecutor(1, mp_context=context, initializer=begin)
+
+
+def _begin(processor: int | None = None, device: dict[str, str] | None = None) -> None:
+    """Set up a process of this machine for jobs: one processor, or one accelerator; it ends when its parent does."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # the driver's business
+        signal.signal(number, signal.SIG_IGN)
+    raise_at(END_SIGNAL, SystemExit)
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore of the system, which a killed process would leave
+    os.environ |= device or {}
+    if processor is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {processor})
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _places() -> Iterator[dict[str, Any]]:

@@ -1,13 +1,11 @@
 """Values of a plan's TOML, checked; a mistake is named with its line and key."""
 
-import pathlib
 import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ..machine.errors import InputError, did_you_mean
-from ..machine.files import read_text
 from ..machine.reading import SHOWN
 
 LONGEST = 400  # characters of a pattern, and of a message about a key
@@ -81,8 +79,10 @@ class Reader:
     def list_of(
         self, table: Mapping[str, Any], key: str, default: list[Any] | None, kind: type, expected: str
     ) -> list[Any]:
-        """A list of one kind, not empty."""
+        """A list of one kind, not empty unless it is the default."""
         value = self._get(table, key, default)
+        if value is default is not None:
+            return default
         if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
             raise self.wrong(key, f"{shown(value)}; expected a list of {expected}")
         return value
@@ -109,12 +109,3 @@ def read_document(text: str, path: object) -> tuple[dict[str, Any], Reader]:
         raise InputError("not a plan: it has tables or lists nested a thousand deep", path) from None
     except ValueError as error:  # a number of thousands of digits is a ValueError too
         raise InputError(f"not TOML: {str(error)[:SAID]}", path) from None
-
-
-def plan_tables(path: pathlib.Path) -> tuple[dict[str, Any], Reader]:
-    """The tables of a plan's file, and what reads values out of them.
-
-    Raises:
-      InputError: it is not TOML.
-    """
-    return read_document(read_text(path), path)

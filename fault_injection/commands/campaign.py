@@ -3,7 +3,8 @@
 import argparse
 import collections
 
-from ..machine import environment
+from ..campaign.task import Task
+from ..campaign.terminal import clock
 from ..questions.outcomes import jobs
 from ..questions.outcomes.driver import campaign
 from ..questions.outcomes.plan import Plan
@@ -11,8 +12,8 @@ from ..questions.outcomes.plan_file import read_plan
 from ..questions.outcomes.sampling import draw
 from ..questions.outcomes.standing import standing
 from .arguments import tell, tell_json
-from .estimates import clock, golden_needed
-from .plan_options import driving, plan_options
+from .estimates import golden_needed
+from .plan_options import driving, places, plan_options
 
 DRAWN = 100_000  # experiments up to which `--check` draws them all, to count them by fault model
 
@@ -22,10 +23,9 @@ def add(sub: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.check:  # as a job, with one thread on CPUs; reading the plan of a user's own training computes
-        environment.prepare(1, options.matrix_precision, bind=False)
+    known = places(options)
     plan = read_plan(options.plan)
-    task = jobs.Task(plan, cache=options.cache, data_dir=options.data_dir, matrix_precision=options.matrix_precision)
+    task = Task(plan, **known)
     if options.check:
         _check(plan, task, options)
         return
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
         tell(f"now: python -m fault_injection report {out}")
 
 
-def _check(plan: Plan, task: jobs.Task, options: argparse.Namespace) -> None:
+def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
     """Say what the campaign would do and need."""
     lab = jobs.laboratory(task)
     made = plan.workload.data_at_hand(options.data_dir)

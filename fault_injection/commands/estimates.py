@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 
+from ..campaign.terminal import clock
 from ..runs.golden_run import Golden
 from ..seam.workload import Workload, format_option
 
@@ -42,15 +43,3 @@ def time_needed(seconds_per_step: float | None, steps: int) -> str:
         return "Time: not known before a golden run of this workload has been made on this machine."
     pace = f"at {seconds_per_step:.3f} s per step, as when the golden run was made"
     return f"Time: about {clock(seconds_per_step * steps)}, {pace}; compiling comes on top."
-
-
-def clock(seconds: float) -> str:
-    """A time in the unit that reads best.
-
-    >>> clock(42.3), clock(200), clock(8000)
-    ('42 s', '3 min', '2 h 13 min')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min"

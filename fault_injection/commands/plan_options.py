@@ -4,8 +4,10 @@ import argparse
 import contextlib
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 from ..campaign.executors import Slot, on_a_scheduler, on_this_machine
+from ..machine import environment
 from ..machine.errors import InputError
 from .arguments import json_option, place_options, positive
 
@@ -28,6 +30,16 @@ def plan_options(parser: argparse.ArgumentParser, folder: str, plan: str = "TOML
     parser.add_argument("--scheduler", metavar="tcp://…", help="run on the workers of a Dask scheduler instead")
     json_option(parser)
     place_options(parser)
+
+
+def places(options: argparse.Namespace) -> dict[str, Any]:
+    """Where the jobs of a task find things, as `Task` takes it.
+
+    `--check` makes this process such a job, with one thread on CPUs: reading the plan of a user's own step computes.
+    """
+    if options.check:
+        environment.prepare(1, options.matrix_precision, bind=False)
+    return {"cache": options.cache, "data_dir": options.data_dir, "matrix_precision": options.matrix_precision}
 
 
 def driving(options: argparse.Namespace) -> tuple[pathlib.Path, Executors]:

@@ -2,13 +2,13 @@
 
 import argparse
 
-from ..machine import environment
+from ..campaign.task import Task
 from ..questions.vulnerability.driver import run_trials
 from ..questions.vulnerability.plan_file import read_pvf_plan
-from ..questions.vulnerability.tasks import PvfTask, golden_of
+from ..questions.vulnerability.tasks import golden_of
 from .arguments import tell, tell_json
 from .estimates import golden_needed
-from .plan_options import driving, plan_options
+from .plan_options import driving, places, plan_options
 
 
 def add(sub: argparse.ArgumentParser) -> None:
@@ -16,10 +16,9 @@ def add(sub: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.check:  # as a job, with one thread on CPUs; reading the plan of a user's own training computes
-        environment.prepare(1, options.matrix_precision, bind=False)
+    known = places(options)
     plan = read_pvf_plan(options.plan)
-    task = PvfTask(plan, options.cache, options.data_dir, options.matrix_precision)
+    task = Task(plan, **known)
     if options.check:
         cells = {
             cell.name: {"trials": cell.trials, "bits": cell.component.size * len(plan.bits)} for cell in plan.cells

@@ -2,15 +2,14 @@
 
 import argparse
 
-from ..machine import environment
 from ..questions.outcomes.driver import campaign
 from ..questions.outcomes.standing import finished
 from ..questions.scoreboard.board import read_board
-from ..questions.scoreboard.driver import plan_tasks, watch_campaign
+from ..questions.scoreboard.driver import plan_lines, watch_campaign
 from ..questions.scoreboard.settings import read_settings
 from ..questions.scoreboard.tasks import ScoreTask
 from .arguments import tell, tell_json
-from .plan_options import driving, plan_options
+from .plan_options import driving, places, plan_options
 
 
 def add(sub: argparse.ArgumentParser) -> None:
@@ -18,17 +17,10 @@ def add(sub: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    if options.check:  # as a campaign's
-        environment.prepare(1, options.matrix_precision, bind=False)
+    known = places(options)
     plan, settings = read_settings(options.plan)
-    task = ScoreTask(
-        plan,
-        cache=options.cache,
-        data_dir=options.data_dir,
-        matrix_precision=options.matrix_precision,
-        settings=settings,
-    )
-    lines = [plan.sentence(), *plan_tasks(task)]
+    task = ScoreTask(plan, settings=settings, **known)
+    lines = plan_lines(task)
     if not options.json:
         for line in lines:
             tell(line)

@@ -102,7 +102,9 @@ def named(path: pathlib.Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None) -> Iterator[io.BufferedRandom]:
+def only_writer(
+    path: pathlib.Path, waiting: Callable[[], object] = lambda: None, refuse: str | None = None
+) -> Iterator[io.BufferedRandom]:
     """Open the file for this process alone, from its beginning, once no other process has it open in this way.
 
     It is released when the context or the process ends, however that ends.
@@ -110,10 +112,11 @@ def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None
     Args:
       path: the file; it and its folders are made where they are missing.
       waiting: called before waiting for another process.
+      refuse: do not wait: what to say of the file's folder where another process is at work there.
 
     Raises:
       OSError: the file cannot be made or opened.
-      InputError: it is a symbolic link, through which nothing is ever written, or no regular file.
+      InputError: it is a symbolic link, through which nothing is ever written, or no regular file; or `refuse`.
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -131,6 +134,8 @@ def only_writer(path: pathlib.Path, waiting: Callable[[], object] = lambda: None
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
+                if refuse is not None:
+                    raise InputError(refuse, path.parent) from None
                 waiting()
                 fcntl.flock(file, fcntl.LOCK_EX)
             try:

@@ -238,9 +238,8 @@ def golden_for(
     'resnet18'
     """
     w = injection.workload
-    telling = {"reductions": reductions} if reductions else {}
     struck = frozenset() if injection.stage in BESIDE else frozenset({injection.layer})
-    program = w.program(struck, devices, data_dir, **telling)
+    program = w.program(struck, devices, data_dir, reductions)
     golden = Golden(w, program, cache, kept_epochs(program, w.epochs, {injection.epoch}))
     return golden if start is None else dataclasses.replace(golden, start=start(golden))
 

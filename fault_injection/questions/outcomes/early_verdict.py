@@ -1,11 +1,12 @@
 """Looks at a faulty run's first steps, and ends it where its conditions say that it need not be followed."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 
 from ...runs.golden_run import Golden
-from ...runs.records import Epoch
+from ...runs.records import Epoch, Run
 from ...runs.steps import Address, Observer
 from ...seam.leaves import Role, State
 from ...seam.report import StepReport
@@ -53,18 +54,33 @@ class Envelope:
         )
 
 
+class Early(NamedTuple):
+    """An early verdict.
+
+    Attributes:
+      rule: by which the run need not be followed.
+      after: how many steps after the faulty one.
+      run: what it comes to: as far as it was recorded, or projected as far as the golden run goes.
+      first_nonfinite: steps after the faulty one, or None.
+    """
+
+    rule: Rule
+    after: int
+    run: Run
+    first_nonfinite: int | None
+
+
 class EarlyVerdict(Observer):
     """Looks at the faulty step and the ones right after it, and ends a run that need not be followed.
 
     Attributes:
       seen: what those steps have shown, up to the verdict.
-      rule: the rule that gave it, None while none has.
-      after: how many steps after the faulty one that was, or None.
+      given: the verdict, None while there is none.
 
     Args:
       since: number of steps from the fault to an address.
       record: the golden record of an epoch.
-      accepts: whether a rule, met after an address, gives a verdict.
+      reached: what a run comes to by a rule, and when it is not finite; None where the rule gives no verdict.
       ends: whether the run ends there, or goes on to its end all the same.
       of_statistics: whether the fault struck running statistics.
     """
@@ -75,28 +91,26 @@ class EarlyVerdict(Observer):
         conditions: Conditions,
         since: Callable[[Address], int],
         record: Callable[[int], Epoch],
-        accepts: Callable[[Rule, Address], bool],
+        reached: Callable[[Rule], tuple[Run, int | None] | None],
         ends: Callable[[Rule, Seen], bool],
         of_statistics: bool = False,
     ):
         self._of_statistics = of_statistics
         self._envelope, self._conditions, self._since, self._record = envelope, conditions, since, record
-        self._accepts, self._ends = accepts, ends
+        self._reached, self._ends = reached, ends
         self.seen = Seen()
-        self.rule: Rule | None = None
-        self.after: int | None = None
+        self.given: Early | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        """End the run if a rule says that it need not be followed."""
         steps = self._since(at)
-        if self.rule is not None or steps > self._conditions.steps:
+        if self.given is not None or steps > self._conditions.steps:
             return None
         golden_loss = float(self._record(at.epoch)["loss"][at.step])
         self.seen = self._envelope.after(self.seen, report, golden_loss, faulty=steps == 0)
         rule = self._conditions.rule(steps, self.seen, self._of_statistics)
-        if rule is None or not self._accepts(rule, at):
+        if rule is None or (reached := self._reached(rule)) is None:
             return None
-        self.rule, self.after = rule, steps
+        self.given = Early(rule, steps, *reached)
         return CONDITIONS if self._ends(rule, self.seen) else None
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -13,39 +13,24 @@ import numpy as np
 
 from ...models.fault import Fault, Struck, inactive_fault
 from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
-from ...runs.follow import follow
+from ...runs.follow import Followed, follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
-from ...runs.outcome import MASKED, Outcome, Thresholds, verdict_of
+from ...runs.outcome import MASKED, Outcome, Thresholds
 from ...runs.records import Recorder, Run, rows_of
-from ...runs.steps import Address, addresses, numbered
+from ...runs.steps import Address, Observer, addresses, numbered
 from ...runs.witness import Witness
 from ...seam.checkpoint_faults import elements_of
 from ...seam.leaves import Role, State
 from ...seam.program import Program
+from ...seam.report import StepReport
 from ...seam.stages import BESIDE, CHECKPOINT, STATE
 from .conditions import CONDITIONS, Conditions, Rule, Seen
-from .early_verdict import EarlyVerdict, Envelope
+from .early_verdict import Early, EarlyVerdict, Envelope
 from .plan import Plan
 from .projection import Projection
 from .result import END, HORIZON, Alteration, Result
 from .sampling import Choice, choose, draw
 from .walk import Walk
-
-
-class Early(NamedTuple):
-    """An early verdict.
-
-    Attributes:
-      rule: by which the run need not be followed.
-      after: how many steps after the faulty one.
-      run: what it comes to: as far as it was recorded, or projected as far as the golden run goes.
-      first_nonfinite: steps after the faulty one, or None.
-    """
-
-    rule: Rule
-    after: int
-    run: Run
-    first_nonfinite: int | None
 
 
 class Course(NamedTuple):
@@ -127,6 +112,45 @@ class Laboratory:
         following = Address(*divmod(numbered(fault, steps_per_epoch) + 1, steps_per_epoch))
         return follow(program, state, addresses(following, at, steps_per_epoch)).state
 
+    def since(self, fault: Address) -> Callable[[Address], int]:
+        """A function: the number of steps from a fault to an address."""
+        steps_per_epoch = self.plan.steps_per_epoch
+        return lambda at: numbered(at, steps_per_epoch) - numbered(fault, steps_per_epoch)
+
+    def masked(self, choice: Choice, ends: bool = True) -> ExactlyMasked:
+        """What sees that a run with this fault is the golden one again, and can end it there; see `ExactlyMasked`."""
+        since, golden_after = self.since(choice.at), functools.partial(self.golden_after, choice.at)
+        return ExactlyMasked(since, self.record, golden_after, ends, last_strike=since(max(choice.faults(self.plan))))
+
+    def follow(
+        self,
+        choice: Choice,
+        begin: Address,
+        last: Address,
+        observers: Sequence[Observer],
+        keep: int = 0,
+        undo: Callable[[State, StepReport], State] | None = None,
+    ) -> Followed:
+        """The run with this fault, at all steps that it strikes, from the golden state before a step; see `follow`."""
+        plan, state = self.plan, self.state_before(begin.epoch, begin.step)
+        if begin != choice.at:  # a step without a fault consumes its state
+            state = _copy(state)
+        steps, faults = addresses(begin, last, plan.steps_per_epoch), choice.faults(plan)
+        return follow(self.golden.program, state, steps, faults, observers, keep, undo, plan.schedule.lasting)
+
+    def judged(self, fault: Address) -> Callable[..., Outcome]:
+        """A function: the verdict on a run with this fault; see `judge`."""
+        program = self.golden.program
+        return functools.partial(
+            verdict_of,
+            golden=self.record,
+            fault=fault,
+            measure=program.measure(),
+            watched=program.state.watched,
+            noise=self.noise,
+            thresholds=Thresholds(nonfinite=self.plan.nonfinite),
+        )
+
 
 def run_experiment(lab: Laboratory, number: int) -> Result:
     """Experiment `number` of a plan, to its verdict.
@@ -139,15 +163,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     choice = choose(lab.plan, draw(lab.plan, number))
     setting_up = lab.control(choice.at, choice.fault)
     course = _follow(lab, choice)
-    judged = functools.partial(
-        verdict_of,
-        golden=lab.record,
-        fault=choice.at,
-        measure=lab.golden.program.measure(),
-        watched=lab.golden.program.state.watched,
-        noise=lab.noise,
-        thresholds=Thresholds(nonfinite=lab.plan.nonfinite),
-    )
+    judged = lab.judged(choice.at)
     verdict = judged(
         course.run,
         finished=course.ended == END,
@@ -164,18 +180,11 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     plan, golden, at = lab.plan, lab.golden, choice.at
     program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
     last, end = plan.last_step(at), plan.end
-    golden_after = functools.partial(lab.golden_after, at)
-    early: list[Early] = []
+    since = lab.since(at)
 
-    def since(address: Address) -> int:
-        return numbered(address, steps_per_epoch) - numbered(at, steps_per_epoch)
-
-    def accepts(rule: Rule, here: Address) -> bool:
+    def reached(rule: Rule) -> tuple[Run, int | None] | None:
         reach = end if plan.golden_epochs == plan.workload.epochs else last
-        projected = projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
-        if projected is not None:
-            early.append(Early(rule, since(here), *projected))
-        return projected is not None
+        return projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
 
     def ends(rule: Rule, seen: Seen) -> bool:
         e, near = choice.experiment, lab.conditions.near(rule, seen)
@@ -184,19 +193,16 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     # From the start of the fault's epoch: before the fault this run is the golden one.
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
     witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
-    faults = choice.faults(plan)
-    last_strike = since(max(faults))
-    masked = ExactlyMasked(since, lab.record, golden_after, ends=plan.exit != "full", last_strike=last_strike)
+    masked = lab.masked(choice, ends=plan.exit != "full")
     of_statistics = choice.site.stage == STATE and _of_norms(program, choice.site.name)
+    golden_after = functools.partial(lab.golden_after, at)
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
-    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, accepts, ends, of_statistics)
+    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, reached, ends, of_statistics)
     observers = [recorder, witness, nonfinite, masked, projection, verdict]
 
-    state = lab.state_before(at.epoch, at.step)
-    lasting = plan.schedule.lasting
-    followed = follow(program, state, addresses(at, last, steps_per_epoch), faults, observers, lasting=lasting)
+    followed = lab.follow(choice, at, last, observers)
     seconds = followed.seconds
-    if followed.ended is None and last < end and early and plan.exit == "conditions":
+    if followed.ended is None and last < end and verdict.given and plan.exit == "conditions":
         # An audit goes on to the end, whatever the horizon.
         following = Address(*divmod(numbered(last, steps_per_epoch) + 1, steps_per_epoch))
         steps = addresses(following, end, steps_per_epoch)
@@ -209,7 +215,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
         ended=followed.ended or (END if last == end else HORIZON),
         first_nonfinite=nonfinite.first,
         exactly_masked_after=masked.after,
-        early=early[0] if early else None,
+        early=verdict.given,
         seen=verdict.seen,
         seconds=seconds,
     )

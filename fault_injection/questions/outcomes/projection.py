@@ -59,7 +59,6 @@ class Projection(Observer):
         self._seen: dict[Address, Excess] = {}
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Remember the statistics of the first and the second step after the faulty one."""
         if self._variances and 1 <= self._since(at) <= 2:
             self._seen[at] = self._fetch(state)
 

@@ -1,17 +1,31 @@
-"""The tables of a campaign's store, and the digest that every row ends with."""
+"""The tables of a campaign's store, the digest that every row ends with, and what a row can say.
+
+A sound row may say what this program never writes: by hand one can write anything.
+"""
 
 import hashlib
+import json
 import math
+import sqlite3
 import types
 import typing
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
+from ...faults.injection import ALL
+from ...machine.reading import fits
+from ...models.fault import Operand
+from ...runs.outcome import OUTCOMES
+from ...seam.measure import Measure
+from .conditions import Conditions
+from .plan import Plan
 from .result import Result
 
 DIGEST = "digest"  # the last column of every table
 DIGEST_BYTES = 16
 ALTERATIONS = "alterations"  # the table that stores made before 2026-11-24 do not have
+CURVE = 8  # bytes of a curve's row: loss and metric, float32
+NOT_JSON = object()
 SQL = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
 
 # A value as SQLite gives it.
@@ -80,3 +94,59 @@ def digest_of(table: str, values: Sequence[Cell]) -> bytes:
     """
     text = ascii((table, list(zip(TABLES[table], values, strict=True))))
     return hashlib.blake2b(text.encode("ascii"), digest_size=DIGEST_BYTES).digest()
+
+
+def parsed(text: str) -> Any:
+    """What JSON says; `NOT_JSON` where it is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, TypeError, RecursionError):
+        return NOT_JSON
+
+
+def describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
+    """Whether what was kept as JSON are the fields of a `kind`."""
+    try:
+        fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in kept.items()}
+        value = kind(**fields)
+    except (TypeError, AttributeError):
+        return False
+    typed = all(fits(getattr(value, name), hint) for name, hint in typing.get_type_hints(kind).items())
+    return typed and (not isinstance(value, Measure) or value.better in ("higher", "lower"))
+
+
+def wrong_column(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
+    """A function that names a column of an experiment of this plan that cannot be; None where all can."""
+    columns, sites = TABLES["experiments"], plan.targets
+    known: dict[str, Collection[object]] = {
+        "model": {model.name for model in plan.models},
+        "site": set(plan.sites),
+        "operand": {operand.name.lower() for operand in Operand},
+        "epoch": set(plan.epochs),
+        "step": range(plan.steps_per_epoch),
+        "worker": range(plan.owners) if plan.owners else [ALL],
+        "outcome": set(OUTCOMES),
+        "audit_outcome": {None, *OUTCOMES},
+    }
+    counted = [name for name, column in columns.items() if column.kind is int and name not in known]
+    typed: set[tuple[type, ...]] = set()  # that of the rows so far, which are few
+
+    def wrong_in(row: sqlite3.Row) -> str | None:
+        types_of_row = tuple(map(type, row))
+        if types_of_row not in typed:
+            for name, column in columns.items():
+                if not (column.null if row[name] is None else fits(row[name], column.kind)):
+                    return name
+            typed.add(types_of_row)
+        for name in counted:
+            if row[name] is not None and row[name] < 0:
+                return name
+        for name, valid in known.items():
+            if row[name] not in valid:
+                return name
+        if row["stage"] != sites[row["site"]].stage:
+            return "stage"
+        recorded = row["steps"] + row["audit_steps"]
+        return None if recorded and len(row["curve"]) == CURVE * recorded else "curve"
+
+    return wrong_in

@@ -13,7 +13,7 @@ import datetime
 import json
 import pathlib
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, Self
 
 from ...machine.errors import InputError, printable
@@ -22,11 +22,11 @@ from ...machine.termination import unbroken
 from ...runs.dependencies import content_hash
 from ...seam.measure import Measure
 from ...seam.stages import CHECKPOINT
+from . import schema
 from .conditions import Conditions
-from .content import NOT_JSON, describes, parsed, wrong_column
 from .plan import Plan, restore_plan
 from .result import Result
-from .schema import ALTERATIONS, DIGEST, TABLES, Cell, definition, digest_of, result_columns
+from .schema import ALTERATIONS, DIGEST, TABLES, Cell, digest_of
 
 APPLICATION = 0x46494A31  # tells our files from other SQLite files: "FIJ1"
 VERSION = 4
@@ -102,14 +102,19 @@ class Store:
             self._check()
             self.damaged = self._find_damaged()
             if self.damaged and not write:
-                raise InputError(f"damaged: {_listed(self.damaged)}; {self._how_to_mend()}", self.path)
+                plan = self.about().get("plan_file") or "PLAN"
+                command = f"python -m fault_injection campaign {plan} --out {folder}"
+                what = (
+                    f"damaged: {_listed(self.damaged)}; resume the campaign, which runs again what is lost: {command}"
+                )
+                raise InputError(what, self.path)
             self._check_content()
             refused.pop_all()
 
     def _make(self) -> None:
         with self.transaction():
             for table in TABLES:
-                self.connection.execute(definition(table))
+                self.connection.execute(schema.definition(table))
             self.connection.execute(f"PRAGMA application_id = {APPLICATION}")
             self.connection.execute(f"PRAGMA user_version = {VERSION}")
 
@@ -130,41 +135,34 @@ class Store:
         made = {row["name"]: row["sql"] for row in self.connection.execute("SELECT name, sql FROM sqlite_master")}
         self.tables = {name: TABLES[name] for name in TABLES if name in made or name != ALTERATIONS}
         for table in self.tables:
-            if made.get(table) != definition(table):
+            if made.get(table) != schema.definition(table):
                 what = f"damaged: the definition of its table {table}; restore a copy, or choose another --out"
                 raise InputError(what, self.path)
 
     def _find_damaged(self) -> list[Damaged]:
-        found = []
-        for table, columns in self.tables.items():
-            for row in self.connection.execute(f"SELECT {', '.join(columns)}, {DIGEST} FROM {table}"):
-                *values, digest = row
-                if digest != digest_of(table, values):
-                    found.append(Damaged(table, values[0]))
-        return found
-
-    def _how_to_mend(self) -> str:
-        """What to do about damaged rows."""
-        plan = self.about().get("plan_file")
-        command = f"python -m fault_injection campaign {plan or 'PLAN'} --out {self.path.parent}"
-        return f"resume the campaign, which runs again what is lost: {command}"
+        return [
+            Damaged(table, values[0])
+            for table, columns in self.tables.items()
+            for *values, digest in self.connection.execute(f"SELECT {', '.join(columns)}, {DIGEST} FROM {table}")
+            if digest != digest_of(table, values)
+        ]
 
     def _check_content(self) -> None:
         """See that what a sound file says is what this program writes; by hand one can write anything."""
         about, plan, damaged = self.about(), self.plan(), set(self.damaged)
         for name, kind in (("conditions", Conditions), ("measure", Measure)):
-            if name in about and not describes(about[name], kind):
+            if name in about and not schema.describes(about[name], kind):
                 raise self._not_ours(f"its {name}")
         for name, hint in (("plan_key", str), ("plan_file", str | None), ("jobs", int)):
             if name in about and not fits(about[name], hint):
                 raise self._not_ours(f"its {name}")
         for row in self.connection.execute("SELECT id, description FROM environments"):
-            sound = isinstance(parsed(row["description"]), dict)
+            sound = isinstance(schema.parsed(row["description"]), dict)
             if not sound and Damaged("environments", row["id"]) not in damaged:
                 raise self._not_ours(f"environment {row['id']}")
         if plan is None:
             return
-        wrong_in = wrong_column(plan)
+        wrong_in = schema.wrong_column(plan)
         for row in self.connection.execute("SELECT * FROM experiments"):
             wrong = wrong_in(row)
             if wrong and Damaged("experiments", row["number"]) not in damaged:
@@ -294,7 +292,7 @@ class Store:
         known = _Known(self.path)
         for row in self.query("SELECT name, value FROM campaign"):
             if Damaged("campaign", row["name"]) not in self.damaged:
-                if (value := parsed(row["value"])) is NOT_JSON:
+                if (value := schema.parsed(row["value"])) is schema.NOT_JSON:
                     raise self._not_ours(f"its {row['name']}")
                 known[row["name"]] = value
         return known
@@ -309,21 +307,18 @@ class Store:
         with self.transaction():
             self._insert("walks", [None, epoch, steps, seconds])
 
-    def add(self, results: Iterable[Result], environment: dict[str, Any], plan_key: str) -> int:
-        """Add results; one that is there already, by its number, adds nothing.  Returns how many were added."""
-        identity, added = content_hash(environment), 0
+    def add(self, result: Result, environment: dict[str, Any], plan_key: str) -> None:
+        """Add a result; one that is there already, by its number, adds nothing."""
+        identity, number = content_hash(environment), result.number
         with self.transaction():
             # In the place of what `mend` may have put there, or of the same.
             self._insert("environments", [identity, json.dumps(environment, sort_keys=True)], "REPLACE")
-            for r in results:
-                if self.connection.execute("SELECT 1 FROM experiments WHERE number = ?", [r.number]).fetchone():
-                    continue
-                known = (getattr(r, name) for name in result_columns())
-                self._insert("experiments", [*known, experiment_key(plan_key, r.number), identity, _now()])
-                for k, alteration in enumerate(r.alterations):
-                    self._insert(ALTERATIONS, [f"{r.number}/{k}", r.number, *alteration])
-                added += 1
-        return added
+            if self.query("SELECT 1 FROM experiments WHERE number = ?", [number]):
+                return
+            known = (getattr(result, name) for name in schema.result_columns())
+            self._insert("experiments", [*known, experiment_key(plan_key, number), identity, _now()])
+            for k, alteration in enumerate(result.alterations):
+                self._insert(ALTERATIONS, [f"{number}/{k}", number, *alteration])
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
         """Rows of a query."""

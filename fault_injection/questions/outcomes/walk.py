@@ -78,6 +78,5 @@ class _Leaving(Observer):
         self._store, self._wanted = store, wanted
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Keep the state if it is one of those wanted."""
         if at.step + 1 in self._wanted:
             self._store.write_checkpoint(at.step + 1, state)

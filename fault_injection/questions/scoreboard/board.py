@@ -33,7 +33,7 @@ class ScoredExperiment:
       number, model, outcome: of the experiment.
       large: whether it met the necessary condition of a latent outcome: history or running variance
         beyond twice the golden run's largest.
-      found: see `tasks.Scored`.
+      found: see `tasks.experiment`.
     """
 
     number: int
@@ -204,7 +204,7 @@ def require_same(number: int, value: Mapping[str, Any], row: Any) -> None:
 
     Args:
       number: of the experiment.
-      value: `tasks.Scored.found`.
+      value: what `tasks.experiment` found.
       row: one of `VERDICTS`.
 
     Raises:

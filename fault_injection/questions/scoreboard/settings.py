@@ -5,10 +5,11 @@ import os
 import pathlib
 from collections.abc import Sequence
 
-from ...campaign.plan_reader import plan_tables
+from ...campaign.plan_reader import read_document
 from ...detection.detector import AnyDetector
 from ...detection.recovery import RECOVERIES
 from ...detection.registry import beside_a_run, of_one_device
+from ...machine.files import read_text
 from ...seam.program import Program
 from ..outcomes.plan import LARGEST, Plan
 from ..outcomes.plan_file import read_plan
@@ -47,7 +48,7 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
       InputError: one line that says where, what was found and what was expected.
     """
     plan = read_plan(path)
-    document, read = plan_tables(path)
+    document, read = read_document(read_text(path), path)
     table = read.table(document, "score")
     read.keys(table, KEYS, "score.")
     known = of_one_device(plan.workload.program(frozenset(), devices=1), os.environ)

@@ -4,13 +4,12 @@ import contextlib
 import json
 import pathlib
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Self
 
 from ...machine.errors import InputError
 from ...machine.files import strict_json
 from ...runs.dependencies import content_hash
-from ..outcomes.plan import Plan
 
 NAME = "score.sqlite"
 EXPERIMENT = "experiment"
@@ -70,35 +69,27 @@ class ScoreStore:
 
     def get(self, kind: str, name: str) -> Any:
         """A row; None where there is none."""
-        row = self.connection.execute("SELECT value FROM rows WHERE kind = ? AND name = ?", (kind, name)).fetchone()
-        return None if row is None else json.loads(row[0])
-
-    # What the campaign's driver asks of a store.
+        return dict(self.all(kind)).get(name)
 
     def done(self) -> set[int]:
         """Numbers of the experiments that were watched."""
         names = self.connection.execute("SELECT name FROM rows WHERE kind = ?", (EXPERIMENT,))
         return {int(name) for (name,) in names}
 
-    def begin(self, plan_key: str, plan: Plan, **known: Any) -> None:
+    def begin(self, key: str, settings: dict[str, Any]) -> None:
         """Write what determines the rows, or see that it is what determined those that are here.
+
+        Args:
+          key: hash of all that determines them.
+          settings: what is scored.
 
         Raises:
           InputError: it is not.
         """
-        before = self.get("about", "key")
-        if before is not None and before != plan_key:
+        if self.get("about", "key") not in (None, key):
             raise InputError("was made by other code or settings, or on another machine; delete it", self.path)
-        self.put("about", "key", plan_key)
-
-    def add(self, results: Iterable[Any], environment: dict[str, Any], plan_key: str) -> None:
-        """Write what was seen of experiments."""
-        for result in results:
-            self.put(EXPERIMENT, str(result.number), result.found)
-        self.put("about", "environment", environment)
-
-    def walked(self, epoch: int, steps: int, seconds: float) -> None:
-        """Nothing is kept of walks."""
+        self.put("about", "key", key)
+        self.put("about", "settings", settings)
 
     def event(self, what: str) -> None:
         """Write what happened last."""

@@ -1,4 +1,4 @@
-"""What the processes of a scoreboard do; see `campaign.jobs`."""
+"""What the processes of a scoreboard do; see `campaign.task`."""
 
 import dataclasses
 import functools
@@ -10,15 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...campaign.task import Task, described
 from ...detection.detector import STOP, WARN, AnyDetector, Memory
 from ...detection.recovery import RECOVERIES, needed, undoing
 from ...detection.registry import telling, watcher
 from ...detection.signals import reductions_of
 from ...detection.watch import Watcher
-from ...runs.exits import ExactlyMasked, FirstNonFinite
+from ...runs.exits import FirstNonFinite
 from ...runs.follow import follow
 from ...runs.golden_run import Repeats, nudged
-from ...runs.outcome import Thresholds, verdict_of
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, Back, Observer, addresses, numbered
 from ...runs.witness import Witness
@@ -27,6 +27,7 @@ from ...seam.program import Program
 from ...seam.report import StepReport
 from ..outcomes import jobs
 from ..outcomes.experiment import Laboratory
+from ..outcomes.plan import Plan
 from ..outcomes.sampling import Choice, choose, draw
 from .settings import Settings, chosen_detectors
 
@@ -37,7 +38,7 @@ NOTHING = Settings(())
 
 
 @dataclasses.dataclass(frozen=True)
-class ScoreTask(jobs.Task):
+class ScoreTask(Task[Plan]):
     """As a campaign's, with what is scored."""
 
     settings: Settings = NOTHING
@@ -52,22 +53,6 @@ class ScoreTask(jobs.Task):
 def _reductions(task: ScoreTask) -> frozenset[str]:
     program = task.plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)
     return reductions_of(kind for d in chosen_detectors(task.settings, program).values() for kind in d.signals)
-
-
-@dataclasses.dataclass(frozen=True)
-class Scored:
-    """What detectors saw of one experiment; a row of the store.
-
-    Attributes:
-      number, epoch: of the experiment.
-      found: JSON: `old` and `new` bits of the first element struck; `loss` of each step watched; `seen`, by detector
-        `stop` and `warn`, the steps from the fault to the first alarm of that level, `tensor`, and
-        `peaks`, the largest excess of each step; `recovered`, by recovery and detector.
-    """
-
-    number: int
-    epoch: int
-    found: dict[str, Any]
 
 
 class _Memories(Observer):
@@ -124,8 +109,7 @@ def fault_free(task: ScoreTask, golden_key: str, kind: str, number: int) -> dict
     plan, program = task.plan, bench.lab.golden.program
     if kind == "seed":
         workload = dataclasses.replace(plan.workload, seed=number)
-        more = {"reductions": task.reductions()} if task.reductions() else {}
-        program = workload.program(frozenset(), devices=1, data_dir=task.data_dir, **more)
+        program = workload.program(frozenset(), 1, task.data_dir, task.reductions())
     program = telling(program, bench.detectors.values())
     watching = {name: watcher(program, detector) for name, detector in bench.detectors.items()}
     start = program.place(nudged(program, number if kind == "twin" else 0))
@@ -145,8 +129,15 @@ def _alarms_of(watchers: Mapping[str, Watcher]) -> dict[str, Any]:
     return found
 
 
-def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[Scored, dict[str, Any]]:
-    """Watch one experiment with all detectors, and recover it with each that stops it."""
+def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Watch one experiment with all detectors, and recover it with each that stops it.
+
+    Returns:
+      What was found, a row of the store: `old` and `new` bits of the first element struck; `loss` of each step
+      watched; `seen`, by detector `stop` and `warn`, the steps from the fault to the first alarm of that level,
+      `tensor`, and `peaks`, the largest excess of each step; `recovered`, by recovery and detector.
+      And where it was made.
+    """
     bench = _bench(task, golden_key)
     lab, settings = bench.lab, task.settings
     choice = choose(task.plan, draw(task.plan, number))
@@ -154,22 +145,17 @@ def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[Scored, d
     state = lab.state_before(at.epoch, at.step)
     watchers = {name: bench.watcher(name, at, state) for name in bench.detectors}
     recorder, witness = Recorder(Run(at.epoch, (), 0)), Witness(choice.site, choice.fault, at)
-    until = min(at_number(lab, at) + settings.window, numbered(task.plan.last_step(at), program.steps_per_epoch))
+    struck_at = numbered(at, program.steps_per_epoch)
+    until = min(struck_at + settings.window, numbered(task.plan.last_step(at), program.steps_per_epoch))
     last = Address(*divmod(until, program.steps_per_epoch))
-    follow(
-        program,
-        state,
-        addresses(at, last, program.steps_per_epoch),
-        {at: choice.fault},
-        [recorder, witness, *watchers.values(), _same(lab, choice)],
-    )
+    lab.follow(choice, at, last, [recorder, witness, *watchers.values(), lab.masked(choice)])
     struck = witness.struck
     assert struck is not None  # the faulty step was taken
     found: dict[str, Any] = {
         "old": int(struck.old[0]),
         "new": int(struck.new[0]),
         "loss": [float(x) for x in recorder.run.column("loss")],
-        "seen": {name: _seen(watcher, at_number(lab, at)) for name, watcher in watchers.items()},
+        "seen": {name: _seen(watcher, struck_at) for name, watcher in watchers.items()},
         "recovered": {},
     }
     for recovery, most in settings.recovered:
@@ -179,12 +165,7 @@ def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[Scored, d
                 for name, seen in found["seen"].items()
                 if seen["stop"] is not None and name in settings.recovering
             }
-    return Scored(number, at.epoch, found), jobs.described(lab.golden)
-
-
-def at_number(lab: Laboratory, at: Address) -> int:
-    """The number of a step over all epochs."""
-    return numbered(at, lab.golden.program.steps_per_epoch)
+    return found, described(lab.golden)
 
 
 def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
@@ -198,16 +179,6 @@ def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
     }
 
 
-def _same(lab: Laboratory, choice: Choice) -> ExactlyMasked:
-    """Ends a run whose state is the golden one again."""
-    at = choice.at
-
-    def since(address: Address) -> int:
-        return at_number(lab, address) - at_number(lab, at)
-
-    return ExactlyMasked(since, lab.record, functools.partial(lab.golden_after, at))
-
-
 def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str, Any]:
     """The experiment with one detector and one recovery, to its verdict."""
     lab, at = bench.lab, choice.at
@@ -217,38 +188,19 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
     state = lab.state_before(begin.epoch, begin.step)
     watching = bench.watcher(name, begin, state, back)
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), begin.step))
-    masked = _same(lab, choice)
-
-    def since(address: Address) -> int:
-        return at_number(lab, address) - at_number(lab, at)
-
-    nonfinite = FirstNonFinite(since, plan.nonfinite)
+    masked, nonfinite = lab.masked(choice), FirstNonFinite(lab.since(at), plan.nonfinite)
     last = plan.last_step(at)
-    state = jax.tree.map(jnp.copy, state)
-    followed = follow(
-        program,
-        state,
-        addresses(begin, last, program.steps_per_epoch),
-        {at: choice.fault},
-        [recorder, watching, nonfinite, masked],
-        keep=back.steps,
-        undo=undoing(recovery, program),
-    )
-    verdict = verdict_of(
+    observers = [recorder, watching, nonfinite, masked]
+    followed = lab.follow(choice, begin, last, observers, back.steps, undoing(recovery, program))
+    verdict = lab.judged(at)(
         recorder.run,
-        lab.record,
-        at,
-        program.measure(),
-        watched=program.state.watched,
-        noise=lab.noise,
-        thresholds=Thresholds(nonfinite=plan.nonfinite),
         finished=followed.ended is None and last == plan.end,
         first_nonfinite=nonfinite.first,
         exactly_masked_after=masked.after,
     )
     return {
         "actions": len(watching.actions),
-        "undone": sum(at_number(lab, a.step) - at_number(lab, a.first) + 1 for a in watching.actions),
+        "undone": sum(lab.since(a.first)(a.step) + 1 for a in watching.actions),
         "golden_after": masked.after,
         "outcome": verdict.outcome,
         "seconds": round(time.perf_counter() - begun, 3),
@@ -269,8 +221,7 @@ def cost(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, Any]:
         if detector.executes_again and not detector.signals:
             continue  # it costs a step each time
         wanted = reductions_of(detector.signals)
-        more = {"reductions": wanted} if wanted else {}
-        watched = plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir, **more) if wanted else plain
+        watched = plan.workload.program(frozenset(), 1, task.data_dir, wanted) if wanted else plain
         watched = telling(watched, [detector])
         memory = bench.memories[name][-1] if detector.remembers else None
         watching = watcher(watched, detector, memory)
