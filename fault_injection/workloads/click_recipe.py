@@ -11,7 +11,6 @@ from ..data.clicks import ClickBatches
 from ..explicit.batch_source import OpenData
 from ..explicit.optimizers import keras_sgd
 from ..explicit.recipe import Recipe
-from ..models.combinators import in_precision
 from ..models.loss import binary_cross_entropy
 from ..models.networks.dlrm import dlrm
 from ..models.precisions import PRECISIONS
@@ -30,7 +29,7 @@ def click_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         return OpenData(ClickBatches(clicks, w.seed, w.workers, w.batch_size), measure, clicks.sha256)
 
     return Recipe(
-        in_precision(dlrm(log.numbers, w.tables, w.dimension, w.bottom, w.top), PRECISIONS[w.precision]),
+        dlrm(log.numbers, w.tables, w.dimension, w.bottom, w.top),
         keras_sgd(w.learning_rate),
         jax.ShapeDtypeStruct((log.numbers + len(log.sizes),), np.int32),
         data,
@@ -38,6 +37,7 @@ def click_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         batch_size=w.batch_size,
         steps_per_epoch=w.steps_per_epoch,
         seed=w.seed,
+        precision=PRECISIONS[w.precision],
         head=binary_cross_entropy,
         tables=frozenset(f"emb_{k}/table" for k in range(len(log.sizes))),
     )

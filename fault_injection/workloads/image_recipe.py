@@ -13,7 +13,6 @@ from ..data.images import SHAPE
 from ..explicit.batch_source import OpenData
 from ..explicit.optimizers import keras_adam, keras_sgd
 from ..explicit.recipe import Recipe
-from ..models.combinators import in_precision
 from ..models.networks import NETWORKS
 from ..models.precisions import PRECISIONS
 from ..seam.measure import Measure
@@ -33,7 +32,7 @@ def image_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
     network = NETWORKS[w.network](width=w.width, blocks=w.blocks, dropout_rate=w.dropout)
     schedule = optax.polynomial_schedule(w.learning_rate, w.end_learning_rate, power=1, transition_steps=w.decay_steps)
     return Recipe(
-        in_precision(network, PRECISIONS[w.precision]),
+        network,
         OPTIMIZERS[w.optimizer](schedule),
         jax.ShapeDtypeStruct(SHAPE, np.float32),
         data,
@@ -41,5 +40,6 @@ def image_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         batch_size=w.batch_size,
         steps_per_epoch=w.steps_per_epoch,
         seed=w.seed,
+        precision=PRECISIONS[w.precision],
         strategy=w.rules,
     )

@@ -3,24 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from ..layer import (
-    BackwardResult,
-    Cache,
-    Context,
-    ForwardResult,
-    Initial,
-    Key,
-    Layer,
-    Observations,
-    Params,
-    Shape,
-    Stats,
-    merge,
-    observed,
-    stateless,
-)
-from ..operations.dense import Dense, DenseGradIn, DenseGradWt
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, merge, observed, stateless
 from ..operations.lookup import Lookup, LookupGradWt, SparseLookupGradWt
+from ..operations.product import Dense, DenseGradIn, DenseGradWt
 from ..strike import perform
 from .initial import small_normal, uniform_by_rows
 

@@ -96,8 +96,12 @@ def together(parts: dict[str, jax.Array], axis: str | None = None) -> dict[str, 
     """
     found = {}
     for name, part in parts.items():
-        reduction = REDUCTIONS[name.partition("/")[0]]
         if axis is not None:
-            part = (lax.psum if reduction.across == "sum" else lax.pmax)(part, axis)
-        found[name] = reduction.finish(part)
+            part = (lax.psum if is_sum(name) else lax.pmax)(part, axis)
+        found[name] = REDUCTIONS[name.partition("/")[0]].finish(part)
     return found
+
+
+def is_sum(name: str) -> bool:
+    """Whether parts of the reduction `REDUCTION/KIND/NAME` are added up; else the largest of them counts."""
+    return REDUCTIONS[name.partition("/")[0]].across == "sum"
