@@ -19,8 +19,9 @@ from ..models.loss import predicted
 from ..models.observe.dr_dna import Profile
 from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from ..models.observe.reductions import reduced, together
+from ..models.overwrite import by_bits
 from ..models.precision import MAXIMA
-from ..seam.digest import by_bits, digest, magnitude
+from ..seam.digest import digest, magnitude
 from ..seam.leaves import Batch
 from ..seam.packed import Packed
 from ..seam.report import Inference, StepReport

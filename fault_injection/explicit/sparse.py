@@ -20,7 +20,8 @@ from jax import lax
 from ..models.arrays import Params
 from ..models.operations.lookup import coalesced
 from ..models.operations.operation import SparseGradient
-from ..seam.digest import ODD, by_bits, digest, magnitude
+from ..models.overwrite import by_bits
+from ..seam.digest import ODD, digest, magnitude
 
 CHUNK = 1 << 22  # elements looked at together on the host
 Tables = dict[str, dict[str, Any]]  # by parameter, such as `emb_0/table`: its `digest` and `largest`

@@ -6,7 +6,7 @@ carried over into the fast result.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,17 +27,9 @@ from .precisions import Precision
 Multiply = Callable[[jax.Array, jax.Array], Any]
 
 
-@overload
-def perform(  # type: ignore[overload-overlap]  # rows in place of an array
-    operation: SparseLookupGradWt, site: str, a: jax.Array, b: jax.Array, ctx: Context
-) -> tuple[SparseGradient, Observations]: ...
-@overload
 def perform(
     operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
-) -> tuple[jax.Array, Observations]: ...
-def perform(
-    operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
-) -> tuple[Any, Observations]:
+) -> tuple[jax.Array, Observations]:
     """Run one operation for all workers of the device; the context's fault strikes it if it names this site.
 
     Args:

@@ -53,16 +53,6 @@ def magnitude(tree: Any) -> jax.Array:
     return lax.bitcast_convert_type(tops, jnp.float32)
 
 
-def by_bits(maximum: Callable[..., jax.Array], *magnitudes: jax.Array) -> jax.Array:
-    """The largest of absolute values, float32, by a maximum of their bits, so that no NaN is lost to a comparison.
-
-    >>> by_bits(jnp.maximum, jnp.float32([1, 2]), jnp.float32([jnp.nan, 0]))
-    Array([nan,  2.], dtype=float32)
-    """
-    words = maximum(*(lax.bitcast_convert_type(one, jnp.uint32) for one in magnitudes))
-    return lax.bitcast_convert_type(words, jnp.float32)
-
-
 @jax.jit
 @isolated("true")
 def _magnitudes(leaves: jax.Array) -> jax.Array:

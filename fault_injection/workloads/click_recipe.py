@@ -13,7 +13,6 @@ from ..explicit.optimizers import keras_sgd
 from ..explicit.recipe import Recipe
 from ..models.loss import binary_cross_entropy
 from ..models.networks.dlrm import dlrm
-from ..models.precisions import PRECISIONS
 from ..seam.measure import Measure
 
 TOLERANCE = 0.005  # half a point of accuracy; ours (docs/science.md, Outcomes)
@@ -33,11 +32,7 @@ def click_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         keras_sgd(w.learning_rate),
         jax.ShapeDtypeStruct((log.numbers + len(log.sizes),), np.int32),
         data,
-        workers=w.workers,
-        batch_size=w.batch_size,
-        steps_per_epoch=w.steps_per_epoch,
-        seed=w.seed,
-        precision=PRECISIONS[w.precision],
+        **w.shared,
         head=binary_cross_entropy,
         tables=frozenset(f"emb_{k}/table" for k in range(len(log.sizes))),
     )

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from ..models.precisions import PRECISIONS
 from ..models.site import Site
 from ..seam.program import Program
 from ..seam.state_spec import StateSpec
@@ -47,6 +48,12 @@ class ExplicitWorkload(Workload):
         Args:
           data_dir: where the dataset is; by default where its reader looks.
         """
+
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What the recipes of all families take from a workload, by the names of their fields."""
+        same = {name: getattr(self, name) for name in ("workers", "batch_size", "steps_per_epoch", "seed")}
+        return same | {"strategy": self.rules, "precision": PRECISIONS[self.precision]}
 
     def sites(self) -> Mapping[str, Site]:
         alike = self._alike()

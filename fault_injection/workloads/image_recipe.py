@@ -14,7 +14,6 @@ from ..explicit.batch_source import OpenData
 from ..explicit.optimizers import keras_adam, keras_sgd
 from ..explicit.recipe import Recipe
 from ..models.networks import NETWORKS
-from ..models.precisions import PRECISIONS
 from ..seam.measure import Measure
 
 TOLERANCE = 0.02  # two points of accuracy; ours (docs/science.md, Outcomes)
@@ -36,10 +35,5 @@ def image_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         OPTIMIZERS[w.optimizer](schedule),
         jax.ShapeDtypeStruct(SHAPE, np.float32),
         data,
-        workers=w.workers,
-        batch_size=w.batch_size,
-        steps_per_epoch=w.steps_per_epoch,
-        seed=w.seed,
-        precision=PRECISIONS[w.precision],
-        strategy=w.rules,
+        **w.shared,
     )

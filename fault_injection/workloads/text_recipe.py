@@ -14,7 +14,6 @@ from ..explicit.optimizers import clipped_adamw
 from ..explicit.recipe import Recipe
 from ..models.loss import nats_per_token
 from ..models.networks.transformer import transformer
-from ..models.precisions import PRECISIONS
 from ..seam.measure import Measure
 
 TOLERANCE = 0.02  # nats per token; ours (docs/science.md, Outcomes)
@@ -36,13 +35,8 @@ def text_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         clipped_adamw(schedule(w.learning_rate, w.epochs * w.steps_per_epoch)),
         jax.ShapeDtypeStruct((w.context,), np.int32),
         data,
-        workers=w.workers,
-        batch_size=w.batch_size,
-        steps_per_epoch=w.steps_per_epoch,
-        seed=w.seed,
-        precision=PRECISIONS[w.precision],
+        **w.shared,
         head=nats_per_token,
-        strategy=w.rules,
     )
 
 
