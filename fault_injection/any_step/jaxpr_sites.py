@@ -288,7 +288,7 @@ def names(roles: Sequence[tuple[str, str]]) -> list[str]:
 
     Characters that an injection file or a plan reads as something else become underscores.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from fault_injection.any_step.jax_internals import PRODUCTS, opened
     >>> jaxpr = jax.make_jaxpr(lambda w, x: jnp.tanh(x @ w) @ w.T)(jnp.ones((3, 2)), jnp.ones((4, 3)))
     >>> follower = Follower(PRODUCTS, turns=1)

@@ -4,6 +4,7 @@ import dataclasses
 import math
 
 import jax
+import jax.numpy as jnp  # noqa: F401  in the examples
 from jax import lax
 
 from ..fault import Operand
