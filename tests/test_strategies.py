@@ -29,7 +29,7 @@ from fault_injection.commands.main import main
 from fault_injection.detection.replicas import replicas
 from fault_injection.explicit.exchange import exchanged_sites
 from fault_injection.explicit.mesh import AXIS, SPLIT, WHOLE, mesh_of
-from fault_injection.explicit.pipeline import split, staged
+from fault_injection.explicit.pipeline import stage_sizes, staged
 from fault_injection.explicit.sites import list_sites
 from fault_injection.explicit.start import owned
 from fault_injection.explicit.sums import ring_sum
@@ -238,9 +238,9 @@ def test_the_step_of_horovod_sums_around_a_ring():
 def test_the_largest_stage_is_as_small_as_any_split_makes_it(sizes, stages):
     if len(sizes) < stages:
         with pytest.raises(ValueError, match="cannot be split"):
-            split(sizes, stages)
+            stage_sizes(sizes, stages)
         return
-    counts = split(sizes, stages)
+    counts = stage_sizes(sizes, stages)
     assert len(counts) == stages and sum(counts) == len(sizes) and min(counts) >= 1
 
     def smallest(sizes, stages):
