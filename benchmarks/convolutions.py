@@ -41,7 +41,7 @@ def main():
         kernel = jax.device_put(random.standard_normal((k, k, inputs, outputs), np.float32))
         dy = jax.device_put(random.standard_normal((batch, out, out, outputs), np.float32))
         operations = {
-            "forward": (lambda x, w: formulations.convolution(x, w, stride, padding), x, kernel),  # noqa: B023
+            "forward": (lambda x, w: formulations.fast_convolution(x, w, stride, padding), x, kernel),  # noqa: B023
             "grad_in": (
                 lambda dy, w: formulations.input_gradient(dy, w, stride, padding, x.shape),  # noqa: B023
                 dy,

@@ -15,7 +15,8 @@ from fault_injection.data.texts import TEXTS
 from fault_injection.data.tokens import TokenBatches
 from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.machine.errors import did_you_mean
-from fault_injection.models.layer import Context, Layer, Params
+from fault_injection.models.arrays import Params
+from fault_injection.models.layer import Context, Layer
 from fault_injection.seam.program import Program
 from fault_injection.workloads.image import ImageWorkload
 from fault_injection.workloads.registry import WORKLOADS, make_workload

@@ -27,10 +27,17 @@ from fault_injection.models.operations.convolution import (
     DepthwiseGradIn,
     DepthwiseGradWt,
 )
-from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
 from fault_injection.models.operations.lookup import Lookup, LookupGradWt
 from fault_injection.models.operations.operation import Checkable
-from fault_injection.models.operations.product import Product, ProductGradIn, ProductGradWt, ProductOfRows
+from fault_injection.models.operations.product import (
+    Dense,
+    DenseGradIn,
+    DenseGradWt,
+    Product,
+    ProductGradIn,
+    ProductGradWt,
+    ProductOfRows,
+)
 from fault_injection.models.site import make_fault
 from fault_injection.models.strike import perform
 

@@ -31,8 +31,8 @@ from fault_injection.models.operations.convolution import (
     DepthwiseGradIn,
     DepthwiseGradWt,
 )
-from fault_injection.models.operations.dense import Dense, DenseGradIn, DenseGradWt
 from fault_injection.models.operations.operation import Summed
+from fault_injection.models.operations.product import Dense, DenseGradIn, DenseGradWt
 from fault_injection.models.overwrite import overwrite
 from fault_injection.models.site import Site, make_fault
 from fault_injection.models.strike import perform

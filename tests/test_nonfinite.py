@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -11,6 +12,7 @@ from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import format_injection, parse_injection, write_injection
 from fault_injection.faults.scaling import scale
 from fault_injection.machine.errors import InputError
+from fault_injection.models.observe.reductions import OF_TENSORS, reduced, together
 from fault_injection.runs.exits import NONFINITE, FirstNonFinite
 from fault_injection.runs.outcome import (
     IMMEDIATE,
@@ -34,6 +36,19 @@ from fault_injection.seam.report import StepReport
 from fault_injection.workloads.registry import make_workload
 
 ACCURACY = Measure("accuracy", "higher", chance=0.125, tolerance=0.02, limits=(0.0, 1.0))
+
+# ---- What a step tells --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduction", sorted({*OF_TENSORS} - {"histogram"}))
+@pytest.mark.parametrize("size", [4_095, 4_096, 65_536])
+def test_no_reduction_loses_a_nan_however_large_the_tensor_is(reduction, size):
+    """XLA's maximum on CPUs loses a NaN among 4,096 numbers or more."""
+    tensor = np.linspace(-1, 1, size, dtype=np.float32)
+    tensor[size // 3] = np.nan
+    told = together(reduced(frozenset({f"{reduction}/gradients"}), "gradients", "fc", jnp.asarray(tensor)))
+    assert np.isnan(told[f"{reduction}/gradients/fc"]).all()
+
 
 # ---- The observer -------------------------------------------------------------------------
 

@@ -29,7 +29,7 @@ from fault_injection.commands.main import main
 from fault_injection.detection.replicas import replicas
 from fault_injection.explicit.exchange import exchanged_sites
 from fault_injection.explicit.mesh import AXIS, SPLIT, WHOLE, mesh_of
-from fault_injection.explicit.pipeline import split, staged
+from fault_injection.explicit.pipeline import stage_sizes, staged
 from fault_injection.explicit.sites import list_sites
 from fault_injection.explicit.start import owned
 from fault_injection.explicit.sums import ring_sum
@@ -43,7 +43,7 @@ from fault_injection.models.site import make_fault
 from fault_injection.runs.witness import check_struck
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.state_faults import state_sites
-from fault_injection.seam.strategies import Start, parse_strategy
+from fault_injection.seam.strategies import StartRule, parse_strategy
 from fault_injection.seam.trees import leaf_names, same_bits
 
 STEPS = 20
@@ -238,9 +238,9 @@ def test_the_step_of_horovod_sums_around_a_ring():
 def test_the_largest_stage_is_as_small_as_any_split_makes_it(sizes, stages):
     if len(sizes) < stages:
         with pytest.raises(ValueError, match="cannot be split"):
-            split(sizes, stages)
+            stage_sizes(sizes, stages)
         return
-    counts = split(sizes, stages)
+    counts = stage_sizes(sizes, stages)
     assert len(counts) == stages and sum(counts) == len(sizes) and min(counts) >= 1
 
     def smallest(sizes, stages):
@@ -289,7 +289,7 @@ def test_a_start_from_one_state_is_that_state_in_its_place(strategy):
 
 def test_a_program_of_any_other_kind_starts_from_its_only_loader():
     other = dataclasses.replace(program(), joined=None, place=lambda state: ("placed", state))
-    assert (other.start(lambda r: f"state {r}"), other.loaders) == (("placed", "state 0"), 1)
+    assert (other.start(lambda r: f"state {r}"), other.state.loaders) == (("placed", "state 0"), 1)
 
 
 def test_a_state_of_another_shape_is_refused_with_its_loader():
@@ -304,7 +304,9 @@ def test_a_state_of_another_shape_is_refused_with_its_loader():
 
 @pytest.mark.law
 @given(
-    rule=st.sampled_from([Start.FIRST, Start.SHARE, Start.STAGE]), loaders=st.integers(1, 9), size=st.integers(0, 50)
+    rule=st.sampled_from([StartRule.FIRST, StartRule.SHARE, StartRule.STAGE]),
+    loaders=st.integers(1, 9),
+    size=st.integers(0, 50),
 )
 def test_every_element_has_one_owner(rule, loaders, size):
     parts = [np.arange(size)[owned(rule, r, loaders, size, stage=loaders - 1)] for r in range(loaders)]

@@ -16,7 +16,7 @@ import pytest
 from command_line import answer
 
 from fault_injection import Measure, Training, instrument
-from fault_injection.any_step.training_program import training_program
+from fault_injection.any_step.training_program import TracedTraining, training_program
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.sources import ROOT
@@ -174,7 +174,9 @@ def test_the_gradient_is_recovered_from_the_moments(optimizer, most):
         lambda: initial, step, lambda e, n: own_training.examples(0, e, n), 4, 1, lambda s: 0.0, measure
     )
     made = instrument(step, initial, training.batch(0, 0))
-    program = training_program(training, initial, made, frozenset({"norm/parameter_gradients", "largest/gradients"}))
+    program = training_program(
+        TracedTraining(training, initial, made), frozenset({"norm/parameter_gradients", "largest/gradients"})
+    )
     state = program.place(program.init())
     for number in range(3):
         batch = training.batch(0, number)

@@ -10,7 +10,7 @@ import numpy as np
 
 from fault_injection.models.fault import Operand
 from fault_injection.models.layer import Context, merge
-from fault_injection.models.operations.dense import Dense, DenseGradWt
+from fault_injection.models.operations.product import Dense, DenseGradWt
 from fault_injection.models.site import Site
 from fault_injection.models.strike import perform
 from fault_injection.seam.leaves import Leaf, Role

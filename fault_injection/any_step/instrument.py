@@ -17,10 +17,10 @@ from ..models.bits import ALL_ONES
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, is_fixed, site_id
 from ..models.overwrite import Fetched, fault_of, words_of
 from ..models.site import TensorSpec, make_fault
-from .intercept import Interpreter, Layouts, Told
-from .jax_internals import PRODUCTS, is_explicit, meshes_of, opened, typed_by
-from .jaxpr_sites import Follower, names, roles
-from .step_checks import REPORTED
+from .intercept import Interpreter, Layouts, Scope, Told
+from .jax_internals import PRODUCTS, is_explicit, layout, line, meshes_of, opened, typed_by
+from .jaxpr_sites import Follower, FoundProduct, names, roles
+from .step_checks import REPORTED, operation
 from .step_site import KINDS, StepSite
 from .struck_site import NOWHERE, aimed
 from .traced_step import Step, Traced, trace
@@ -82,12 +82,12 @@ class Instrumented:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
         if words is None or not self.sites:
-            results, told = run(frozenset(), None)
+            results, told = run()
             return results, told._replace(words=words)
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         here = np.array([site_id(name) for name in self.sites], np.int32) == fault_of(words).site
         site = jnp.max(jnp.where(here, numbers, NOWHERE))
-        return run(frozenset(numbers.tolist()), aimed(words, site))
+        return run(Scope(frozenset(numbers.tolist()), aimed(words, site)))
 
     def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
@@ -301,27 +301,7 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
     products = follower.products
     found = roles(products)
     sites = {
-        name: StepSite(
-            name=name,
-            layer=name.partition(":")[2],
-            stage="forward" if role == "forward" else "backward",
-            operands={
-                operand: TensorSpec((*product.turns, *tensor.shape), tensor.dtype)
-                for operand, tensor in zip(Operand, product.shapes, strict=True)
-            },
-            kind=KINDS.get(product.kind, product.kind),
-            owners=product.workers,
-            conditional=product.conditional,
-            role=role,
-            primitive=product.kind,
-            parameter=None if product.weight is None else Operand(product.weight),
-            iterations=product.turns,
-            axes=product.axes,
-            checked=product.checked,
-            layout=product.layout,
-            line=product.line,
-        )
-        for name, (role, _), product in zip(names(found), found, products, strict=True)
+        name: _site(name, role, product) for name, (role, _), product in zip(names(found), found, products, strict=True)
     }
     if not sites:
         raise InputError(f"the step has no site: no {', no '.join(sorted(kinds))} is in it")
@@ -332,6 +312,28 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
     interpreter = Interpreter(kinds, turns)
     assert interpreter.count(body.jaxpr) == len(sites)  # both number them alike
     return Instrumented(traced, sites, sites, tuple(follower.closed), tuple(follower.meshes), interpreter)
+
+
+def _site(name: str, role: str, product: FoundProduct) -> StepSite:
+    equation, around = product.equation, product.around
+    kind, tensors = equation.primitive.name, zip(Operand, product.tensors, strict=True)
+    return StepSite(
+        name=name,
+        layer=name.partition(":")[2],
+        stage="forward" if role == "forward" else "backward",
+        operands={operand: TensorSpec((*around.turns, *one.shape), one.dtype) for operand, one in tensors},
+        kind=KINDS.get(kind, kind),
+        owners=around.workers,
+        conditional=around.conditional,
+        role=role,
+        primitive=kind,
+        parameter=None if product.weight is None else Operand(product.weight),
+        iterations=around.turns,
+        axes=around.axes,
+        checked=operation(equation) is not None,
+        layout=layout(equation),
+        line=line(equation),
+    )
 
 
 def chosen(program: Instrumented, sites: str | Sequence[str]) -> Instrumented:
@@ -347,14 +349,10 @@ def chosen(program: Instrumented, sites: str | Sequence[str]) -> Instrumented:
     return program.supporting(frozenset(found))
 
 
-def _inside(at: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return len(at) == len(shape) and all(0 <= i < n for i, n in zip(at, shape, strict=True))
-
-
 def _position(index: Position, shape: tuple[int, ...], of: str) -> int:
     """The row-major position of an element; raises InputError where there is none."""
     if isinstance(index, tuple):
-        if not _inside(index, shape):
+        if len(index) != len(shape) or not all(0 <= i < n for i, n in zip(index, shape, strict=True)):
             raise InputError(f"index {index} lies outside {of}, which is {list(shape)}")
         return int(np.ravel_multi_index(index, shape)) if shape else 0
     size = math.prod(shape)

@@ -5,7 +5,6 @@ strike is inserted, and everything else is emitted as it was.  Sites are numbere
 is rewritten once, however often it is called: it is told the struck site as counted from its own first.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -54,6 +53,26 @@ class Told(NamedTuple):
         return self._replace(checks=jax.tree.map(jnp.maximum, earlier.checks, self.checks))
 
 
+class Scope(NamedTuple):
+    """What a body is told of the fault, and where the body stands.
+
+    Attributes:
+      supported: numbers of the sites that can be struck, counted from the body's first.
+      aim: of the fault; None where nothing is supported.
+      untyped: whether the body stands in a `shard_map` that has been rewritten.
+    """
+
+    supported: frozenset[int] = frozenset()
+    aim: Aim | None = None
+    untyped: bool = False
+
+    def within(self, first: int, count: int) -> "Scope":
+        """The same for a part of the body: the `count` sites from number `first` on."""
+        inside = frozenset(number - first for number in self.supported if first <= number < first + count)
+        aim = self.aim._replace(site=self.aim.site - first) if self.aim is not None and inside else None
+        return self._replace(supported=inside, aim=aim)
+
+
 class Interpreter:
     """Evaluates a jaxpr with a barrier around every site, and a strike at those that are supported.
 
@@ -72,7 +91,7 @@ class Interpreter:
     >>> interpreter = Interpreter(frozenset({"dot_general"}), turns=1)
     >>> interpreter.count(jaxpr.jaxpr)
     1
-    >>> results, _ = interpreter.run(jaxpr.jaxpr, (), [jnp.ones((1, 2)), jnp.zeros((2, 3))], frozenset(), None)
+    >>> results, _ = interpreter.run(jaxpr.jaxpr, (), [jnp.ones((1, 2)), jnp.zeros((2, 3))])
     >>> results[0].tolist()
     [[0.0, 0.0, 0.0]]
     """
@@ -112,22 +131,18 @@ class Interpreter:
         jaxpr: Any,
         consts: Sequence[Any],
         values: Sequence[Any],
-        supported: frozenset[int],
-        aim: Aim | None,
-        untyped: bool = False,
+        scope: Scope = Scope(),  # noqa: B008
     ) -> tuple[list[Any], Told]:
         """A body with the strike at its supported sites.
 
         Args:
           consts, values: of the body's constants and arguments.
-          supported: numbers of sites, counted from the body's first.
-          aim: None where nothing is supported.
-          untyped: whether it stands in a `shard_map` that has been rewritten.
+          scope: what the body is told; by default, nothing is supported.
 
         Returns:
           The body's results, and what it says of itself.
         """
-        known = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True))
+        known, untyped = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *values], strict=True)), scope.untyped
         fences: dict[tuple[Any, Kept], jax.Array] = {}
 
         def value(atom: Any) -> Any:
@@ -141,7 +156,7 @@ class Interpreter:
                 fences[atom, kept] = fence(kept.of(known[atom]))
             return fences[atom, kept]
 
-        first, begun = 0, None if aim is None else aim.words
+        first, begun = 0, None if scope.aim is None else scope.aim.words
         words = begun
         checked = [self._unchecked(0)]
         for equation in jaxpr.eqns:
@@ -151,13 +166,12 @@ class Interpreter:
                 given = [*map(value, equation.invars)]
             count = self.sites(equation)
             if count or (untyped and self._typed(equation)):
-                inside = frozenset(number - first for number in supported if first <= number < first + count)
-                there = aim._replace(site=aim.site - first) if aim is not None and inside else None
-                if there is not None and words is not None and untyped:
+                there = scope.within(first, count)
+                if there.aim is not None and words is not None and untyped:
                     # Each site waits for the one before: devices that share a host's processors wake each other the
                     # more, the more of their sites are ready at once.  Elsewhere, sites need not wait.
-                    there = there._replace(words=words)
-                results, told = self._enter(equation, given, inside, there, untyped)
+                    there = there._replace(aim=there.aim._replace(words=words))
+                results, told = self._enter(equation, given, there)
                 if words is not None and told.words is not None:  # a strike only adds to them
                     words = told.words if untyped or words is begun else jnp.maximum(words, told.words)
                 checked.append(told.checks)
@@ -173,26 +187,28 @@ class Interpreter:
         """The checks of so many sites where nothing of them runs."""
         return jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None
 
-    def _enter(
-        self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
-    ) -> tuple[list[Any], Told]:
+    def _enter(self, equation: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         """An equation that is a site, or has sites in its body."""
         name, params = equation.primitive.name, equation.params
         if strikable(equation, self.kinds):
-            result, words = self._site(equation, values, aim, untyped)
-            return [result], Told(words, self._checks(equation, values, result, untyped))
+            result, words = self._site(equation, values, scope)
+            return [result], Told(words, self._checks(equation, values, result, scope.untyped))
         if not bodies(equation):
-            return evaluate(equation, values, untyped), Told(None, self._unchecked(0))
+            return evaluate(equation, values, scope.untyped), Told(None, self._unchecked(0))
         body = bodies(equation)[0]
-        run = functools.partial(self.run, body.jaxpr, body.consts, supported=supported, untyped=untyped)
         if name == "jit":
-            return self._call(equation, body, values, supported, aim, untyped)
+            return self._call(equation, body, values, scope)
+
+        def run(aim: Aim | None, values: Sequence[Any]) -> tuple[list[Any], Told]:
+            return self.run(body.jaxpr, body.consts, values, scope._replace(aim=aim))
+
+        aim = scope.aim
         if name in ("checkpoint", "remat2"):
             new, tree = jax.tree.flatten(aim)
             shape: list[Any] = []
 
             def flat(*all_values: Any) -> list[Any]:
-                results = run(all_values[len(new) :], aim=jax.tree.unflatten(tree, all_values[: len(new)]))
+                results = run(jax.tree.unflatten(tree, all_values[: len(new)]), all_values[len(new) :])
                 leaves, of_results = jax.tree.flatten(results)
                 shape.append(of_results)
                 return leaves
@@ -205,10 +221,10 @@ class Interpreter:
         if name == "while":
             return self._while(params, run, values, aim, begin)
         if name == "cond":
-            return self._branches(equation, values, supported, aim, untyped)
+            return self._branches(equation, values, scope)
         if name == "shard_map":
-            return self._workers(params, body, values, supported, aim)
-        return run(values, aim=aim)  # calls, and custom derivatives: the differentiation is over
+            return self._workers(params, body, values, scope)
+        return run(aim, values)  # calls, and custom derivatives: the differentiation is over
 
     def _form(self, equation: Any, untyped: bool) -> Form:
         """In what form a site's operands are kept; as the step has them, unless each device of CPUs has its own."""
@@ -223,15 +239,13 @@ class Interpreter:
         given = [one.back(value) for one, value in zip(kept, values, strict=True)]
         return checks(equation, given, result, self.wanted)
 
-    def _site(
-        self, equation: Any, values: list[Any], aim: Aim | None, untyped: bool
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def _site(self, equation: Any, values: list[Any], scope: Scope) -> tuple[jax.Array, jax.Array | None]:
         """One operation, laid out among devices as it was found."""
         layouts = self.layouts()
         layout = layouts.setdefault(id(equation), {}) if self.looking else layouts.get(id(equation), {})
 
         def laid_out(place: int, tensor: jax.Array) -> jax.Array:
-            if untyped:  # inside of `shard_map`, a device has operands of its own
+            if scope.untyped:  # inside of `shard_map`, a device has operands of its own
                 return tensor
             typed = jax.typeof(tensor).sharding
             if is_explicit(typed.mesh):  # the compiler keeps to what a type says where it is told to
@@ -241,29 +255,22 @@ class Interpreter:
                 return tensor
             return lax.with_sharding_constraint(tensor, layout[place]) if place in layout else tensor
 
-        return strike_site(self._form(equation, untyped), values, aim, laid_out)
+        return strike_site(self._form(equation, scope.untyped), values, scope.aim, laid_out)
 
-    def _call(
-        self,
-        equation: Any,
-        body: Any,
-        values: list[Any],
-        supported: frozenset[int],
-        aim: Aim | None,
-        untyped: bool,
-    ) -> tuple[list[Any], Told]:
+    def _call(self, equation: Any, body: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         """A nested call, traced once for all that call it alike; it keeps its shardings."""
         options = jit_options(equation.params)
-        key = (id(body.jaxpr), supported, aim is None, untyped, repr(options))
+        key = (id(body.jaxpr), scope.supported, scope.aim is None, scope.untyped, repr(options))
         if key not in self._calls:
+            blind = scope._replace(aim=None)  # what is kept has no traced values in it
 
             def inner(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
-                return self.run(body.jaxpr, body.consts, values, supported, aim, untyped)
+                return self.run(body.jaxpr, body.consts, values, blind._replace(aim=aim))
 
             inner.__name__ = equation.params["name"]
             self.count(body.jaxpr)  # which keeps the body, and its id with it
             self._calls[key] = jax.jit(inner, **options)
-        return self._calls[key](aim, *values)
+        return self._calls[key](scope.aim, *values)
 
     def _scan(
         self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, begin: Told
@@ -281,7 +288,7 @@ class Interpreter:
             inside = aim
             if aim is not None and seen.words is not None:
                 inside = aim.inside(length, number)._replace(words=seen.words)
-            results, told = run([*consts, *values, *x], aim=inside)
+            results, told = run(inside, [*consts, *values, *x])
             on = number + (-1 if params["reverse"] else 1)
             return (on, told.after(seen), results[:carried]), results[carried:]
 
@@ -306,26 +313,21 @@ class Interpreter:
                 site = jnp.where(number < self.turns, aim.site, NOWHERE)
                 turn = jnp.minimum(number, self.turns - 1)
                 inside = aim.inside(self.turns, turn)._replace(site=site, words=seen.words)
-            results, told = run([*consts, *values], aim=inside)
+            results, told = run(inside, [*consts, *values])
             return number + 1, told.after(seen), results
 
         _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), begin, init))
         return last, seen
 
-    def _branches(
-        self, equation: Any, values: list[Any], supported: frozenset[int], aim: Aim | None, untyped: bool
-    ) -> tuple[list[Any], Told]:
+    def _branches(self, equation: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         branches, first, sites = [], 0, self.sites(equation)
         for body in bodies(equation):
             count = self.count(body.jaxpr)
-            inside = frozenset(number - first for number in supported if first <= number < first + count)
 
-            def branch(
-                *operands: Any, body: Any = body, first: int = first, count: int = count, inside: Any = inside
-            ) -> Any:
-                there = aim._replace(site=aim.site - first) if aim is not None and inside else None
-                results, told = self.run(body.jaxpr, body.consts, operands, inside, there, untyped)
-                words = aim.words if aim is not None and there is None else told.words
+            def branch(*operands: Any, body: Any = body, first: int = first, count: int = count) -> Any:
+                there = scope.within(first, count)
+                results, told = self.run(body.jaxpr, body.consts, operands, there)
+                words = scope.aim.words if scope.aim is not None and there.aim is None else told.words
                 put = jax.tree.map(
                     lambda all, mine: all.at[first : first + count].set(mine), self._unchecked(sites), told.checks
                 )
@@ -335,9 +337,7 @@ class Interpreter:
             first += count
         return lax.switch(values[0], branches, *values[1:])
 
-    def _workers(
-        self, params: Mapping[str, Any], body: Any, values: list[Any], supported: frozenset[int], aim: Aim | None
-    ) -> tuple[list[Any], Told]:
+    def _workers(self, params: Mapping[str, Any], body: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         """The body of each device of a mesh.  It is rebuilt without types, because a struck worker differs."""
         axes = manual_axes(dict(params))
         count = math.prod(params["mesh"].shape[axis] for axis in axes)
@@ -349,7 +349,7 @@ class Interpreter:
             if aim is not None and number is not None:
                 outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
                 mine = aim._replace(worker=outer * count + number[0])
-            found, told = self.run(body.jaxpr, body.consts, values, supported, mine, True)
+            found, told = self.run(body.jaxpr, body.consts, values, Scope(scope.supported, mine, untyped=True))
             checks = None if told.checks is None else lax.pmax(told.checks, axes)
             if aim is None or told.words is None:
                 return found, Told(None, checks)
@@ -360,7 +360,7 @@ class Interpreter:
             return found, Told(words, checks)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
-        numbers = None if aim is None else jnp.arange(count)
-        in_specs = (jax.tree.map(lambda _: HERE, aim), PartitionSpec(axes), *params["in_specs"])
+        numbers = None if scope.aim is None else jnp.arange(count)
+        in_specs = (jax.tree.map(lambda _: HERE, scope.aim), PartitionSpec(axes), *params["in_specs"])
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), HERE), **options)
-        return mapped(aim, numbers, *values)
+        return mapped(scope.aim, numbers, *values)

@@ -218,7 +218,7 @@ def gathered(tensor: jax.Array) -> jax.Array:
     return jax.sharding.reshard(tensor, NamedSharding(typed.mesh, PartitionSpec())) if any(typed.spec) else tensor
 
 
-def scattered(tensor: jax.Array, like: jax.Array) -> jax.Array:
+def resharded(tensor: jax.Array, like: jax.Array) -> jax.Array:
     """A tensor that was `gathered`, shared out again as another's type says."""
     typed = jax.typeof(like).sharding
     return jax.sharding.reshard(tensor, typed) if any(typed.spec) else tensor
@@ -287,7 +287,7 @@ def is_widened(equation: Any) -> bool:
     return (precision is None or isinstance(precision, tuple)) and all(one.dtype == jnp.bfloat16 for one in tensors)
 
 
-def multiplied(equation: Any, a: jax.Array, b: jax.Array, dimension_numbers: Any) -> jax.Array:
+def wide_product(equation: Any, a: jax.Array, b: jax.Array, dimension_numbers: Any) -> jax.Array:
     """A product of the precision of an equation that `is_widened`, of operands that are float32, and its result too."""
     return lax.dot_general(
         a, b, dimension_numbers, precision=equation.params["precision"], preferred_element_type=jnp.dtype("float32")

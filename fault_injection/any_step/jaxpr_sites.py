@@ -5,14 +5,11 @@ by following values through casts, layout changes, slices, calls and loops, so i
 functions are called.
 """
 
-import dataclasses
 import itertools
 import math
 import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
-
-import jax
 
 from .jax_internals import (
     CLOSED,
@@ -25,7 +22,6 @@ from .jax_internals import (
     bodies,
     closed_bodies,
     is_literal,
-    layout,
     line,
     manual_axes,
     mark,
@@ -33,9 +29,6 @@ from .jax_internals import (
     scan_operands,
     strikable,
 )
-from .step_checks import operation
-
-ROLES = ("forward", "grad_in", "grad_wt", "recompute", "update")
 
 
 class Value(NamedTuple):
@@ -56,45 +49,17 @@ class Value(NamedTuple):
     late: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class FoundProduct:
-    """One operation that can be struck, as it is found.
+class Around(NamedTuple):
+    """What surrounds an equation.
 
     Attributes:
-      kind: name of its primitive.
-      operands: its first two operands.
-      shapes: shape and dtype of these and of the result, in one turn of one worker.
-      label: what it is named after.
-      weight: which of the two operands is the parameter, or stands for it; None where neither does.
-      backward: whether differentiation made it, and not a checkpoint again.
+      backward: whether differentiation made it.
       recomputed: whether a checkpoint makes it again.
       turns: of the loops around it, the outermost first.
       axes: mesh axes over which it runs once each.
       workers: how many devices run it, each with operands of its own.
       conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
-      checked: whether it has a checksum.
-      layout: which axes its operands and its result have.
-      line: of the user's code.
     """
-
-    kind: str
-    operands: tuple[Value, Value]
-    shapes: tuple[jax.ShapeDtypeStruct, ...]
-    label: str
-    weight: int | None
-    backward: bool
-    recomputed: bool
-    turns: tuple[int, ...]
-    axes: tuple[str, ...]
-    workers: int
-    conditional: bool
-    checked: bool
-    layout: tuple[str, ...]
-    line: str
-
-
-class _Around(NamedTuple):
-    """What surrounds an equation."""
 
     backward: bool = False
     recomputed: bool = False
@@ -102,6 +67,34 @@ class _Around(NamedTuple):
     axes: tuple[str, ...] = ()
     workers: int = 1
     conditional: bool = False
+
+
+class FoundProduct(NamedTuple):
+    """One operation that can be struck, as it is found.
+
+    Attributes:
+      equation: of the jaxpr.
+      operands: its first two operands.
+      label: what it is named after.
+      weight: which of the two operands is the parameter, or stands for it; None where neither does.
+      around: what surrounds it.
+    """
+
+    equation: Any
+    operands: tuple[Value, Value]
+    label: str
+    weight: int | None
+    around: Around
+
+    @property
+    def backward(self) -> bool:
+        """Whether differentiation made it, and not a checkpoint again."""
+        return self.around.backward and not self.around.recomputed
+
+    @property
+    def tensors(self) -> tuple[Any, ...]:
+        """Shape and dtype of its two operands and of its result, in one turn of one worker."""
+        return tuple(atom.aval for atom in (*self.equation.invars[:2], self.equation.outvars[0]))
 
 
 class Follower:
@@ -123,7 +116,7 @@ class Follower:
         """A value that equals no other."""
         return Value(next(self._ids), label, fed=fed)
 
-    def follow(self, body: Body, values: Sequence[Value], around: _Around = _Around()) -> list[Value]:  # noqa: B008
+    def follow(self, body: Body, values: Sequence[Value], around: Around = Around()) -> list[Value]:  # noqa: B008
         """What is known of the results of a body, given what is known of its arguments."""
         jaxpr = body.jaxpr
         known = dict(zip(jaxpr.invars, values, strict=True)) | {var: self.fresh() for var in jaxpr.constvars}
@@ -141,7 +134,7 @@ class Follower:
             known.update(zip(equation.outvars, results, strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _results(self, equation: Any, values: list[Value], around: _Around) -> list[Value]:
+    def _results(self, equation: Any, values: list[Value], around: Around) -> list[Value]:
         name, params = equation.primitive.name, equation.params
         if strikable(equation, self._kinds):
             return [self._product(equation, values, around)]
@@ -177,7 +170,7 @@ class Follower:
             return self.follow(inside[0], values, around)
         return [self._joined(values, around) for _ in equation.outvars]
 
-    def _joined(self, values: list[Value], around: _Around) -> Value:
+    def _joined(self, values: list[Value], around: Around) -> Value:
         """A new value that is computed from others: it is named after the last product on the way to it."""
         nearest = max(values, key=lambda one: (one.product, bool(one.label)), default=Value(0))
         return Value(
@@ -188,12 +181,13 @@ class Follower:
             late=(around.backward and not around.recomputed) or any(one.late for one in values),
         )
 
-    def _loop(self, body: Body, values: list[Value], consts: int, carried: int, around: _Around) -> list[Value]:
-        """A loop: what its turns carry on is known of the first turn and of what a turn makes of it."""
+    def _loop(self, body: Body, values: list[Value], consts: int, carried: int, around: Around) -> list[Value]:
+        """A loop.  A carried value counts as known only if it is known on entry and after one turn."""
         init = values[consts:carried]
-        found = len(self.products), len(self.closed), len(self.meshes)
+        lists: list[list[Any]] = [self.products, self.closed, self.meshes]
+        found = [*map(len, lists)]
         after = self.follow(body, values, around)
-        for listed, count in zip((self.products, self.closed, self.meshes), found, strict=True):
+        for listed, count in zip(lists, found, strict=True):
             del listed[count:]
         carry = []
         for first, made in zip(init, after[: len(init)], strict=True):
@@ -203,35 +197,17 @@ class Follower:
             carry.append(same._replace(fed=first.fed or (made.fed and not keeps), late=first.late))
         return self.follow(body, [*values[:consts], *carry, *values[carried:]], around)
 
-    def _product(self, equation: Any, values: list[Value], around: _Around) -> Value:
+    def _product(self, equation: Any, values: list[Value], around: Around) -> Value:
         operands = values[0], values[1]
         whole = [bool(one.label) and not one.fed and not one.late and one.product < 0 for one in operands]
         weight = 1 if whole[1] else 0 if whole[0] else None
         short = [one.label.partition("@")[0] for one in operands]
         label = operands[weight].label if weight is not None else "@".join(part for part in short if part)
-        atoms = (*equation.invars[:2], equation.outvars[0])
-        shapes = tuple(jax.ShapeDtypeStruct(atom.aval.shape, atom.aval.dtype) for atom in atoms)
-        label = label or equation.primitive.name
-        product = FoundProduct(
-            equation.primitive.name,
-            operands,
-            shapes,
-            label,
-            weight,
-            around.backward and not around.recomputed,
-            around.recomputed,
-            around.turns,
-            around.axes,
-            around.workers,
-            around.conditional,
-            operation(equation) is not None,
-            layout(equation),
-            line(equation),
-        )
+        product = FoundProduct(equation, operands, label or equation.primitive.name, weight, around)
         self.products.append(product)
         late = product.backward or any(one.late for one in operands)
         fed = any(one.fed for one in operands)
-        return Value(next(self._ids), label, len(self.products) - 1, fed, late)
+        return Value(next(self._ids), product.label, len(self.products) - 1, fed, late)
 
     def _close(self, equation: Any) -> None:
         """List an equation that computes products of its own."""
@@ -263,8 +239,8 @@ def roles(products: Sequence[FoundProduct]) -> list[tuple[str, str]]:
     waiting: list[int] = []
     for number, product in enumerate(products):
         if not product.backward:
-            late = any(one.late for one in product.operands) and not product.recomputed
-            found.append(("recompute" if product.recomputed else "update" if late else "forward", product.label))
+            late = any(one.late for one in product.operands) and not product.around.recomputed
+            found.append(("recompute" if product.around.recomputed else "update" if late else "forward", product.label))
             if not late:
                 before.append(product)
             continue
@@ -282,9 +258,9 @@ def roles(products: Sequence[FoundProduct]) -> list[tuple[str, str]]:
         ids = [one.id for one in products[number].operands]
         known = [by_cotangent[one] for one in ids if one in by_cotangent]
         # Without a cotangent that is known: the first layer has no gradient of its input.
-        size = math.prod(products[number].shapes[-1].shape)
+        size = math.prod(products[number].tensors[-1].shape)
         by_input = [one for one in reversed(before) if _input(one).id in ids]
-        by_size = [one for one in reversed(before) if math.prod(one.shapes[_weight_number(one)].shape) == size]
+        by_size = [one for one in reversed(before) if math.prod(one.tensors[_weight_number(one)].shape) == size]
         near = [one.label for one in by_input or by_size if one.label not in taken]
         label = (known or near or [products[number].label])[0]
         taken.add(label)
@@ -312,7 +288,7 @@ def names(roles: Sequence[tuple[str, str]]) -> list[str]:
 
     Characters that an injection file or a plan reads as something else become underscores.
 
-    >>> import jax.numpy as jnp
+    >>> import jax, jax.numpy as jnp
     >>> from fault_injection.any_step.jax_internals import PRODUCTS, opened
     >>> jaxpr = jax.make_jaxpr(lambda w, x: jnp.tanh(x @ w) @ w.T)(jnp.ones((3, 2)), jnp.ones((4, 3)))
     >>> follower = Follower(PRODUCTS, turns=1)

@@ -18,7 +18,7 @@ from jax import lax
 
 from ..models.isolation import fence
 from ..models.overwrite import bits
-from .jax_internals import contracted, evaluate, is_widened, kernel_axes, multiplied
+from .jax_internals import contracted, evaluate, is_widened, kernel_axes, wide_product
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Form:
             return rounded(evaluate(self.equation, given)[0])
         was = self.equation.outvars[0].aval
         a, b = operands
-        return rounded(multiplied(self.equation, a, b, self.dimension_numbers).astype(was.dtype).reshape(was.shape))
+        return rounded(wide_product(self.equation, a, b, self.dimension_numbers).astype(was.dtype).reshape(was.shape))
 
 
 def form_of(equation: Any, as_written: bool) -> Form:

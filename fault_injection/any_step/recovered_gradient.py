@@ -9,9 +9,8 @@ import numpy as np
 
 from ..machine.errors import InputError
 from ..models.observe.reductions import reduced, together
-from ..seam.leaves import Leaf, Role
+from ..seam.leaves import MEANS, SUMS, Leaf, Role
 
-AVERAGES, SUMS = ("m", "mu"), ("trace",)  # first moments: means of gradients, and sums
 REPORTED = frozenset(
     f"{reduction}/{kind}" for reduction in ("norm", "largest") for kind in ("gradients", "parameter_gradients")
 )
@@ -47,11 +46,7 @@ def first_moments(leaves: Sequence[Leaf]) -> list[int]:
     >>> first_moments([Leaf("params/w", Role.PARAMETER), Leaf("opt/0/mu/w", Role.HISTORY, "mu")])
     [1]
     """
-    return [
-        place
-        for place, leaf in enumerate(leaves)
-        if leaf.role == Role.HISTORY and leaf.moment.rpartition(".")[2] in AVERAGES + SUMS
-    ]
+    return [i for i, leaf in enumerate(leaves) if leaf.role == Role.HISTORY and leaf.kind in (*MEANS, *SUMS)]
 
 
 def recovered(leaves: Sequence[Leaf], state: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Recovered]:
@@ -89,11 +84,11 @@ def recovered(leaves: Sequence[Leaf], state: Sequence[Any], step: Callable[..., 
 
     found = []
     for place, zero, one in zip(places, after(0.0), after(1.0), strict=True):
-        name, moment = leaves[place].name, leaves[place].moment.rpartition(".")[2]
+        name, moment = leaves[place].name, leaves[place].kind
         decay = float(np.median(one - zero))
         if not 0 <= decay < 1 or np.median(np.abs(one - zero - decay)) > UNEVEN:
             raise InputError(f"{name!r} is no moment from which a gradient follows: it keeps {decay:.3g} of itself")
-        weight = 1 - decay if moment in AVERAGES else 1.0
+        weight = 1 - decay if moment in MEANS else 1.0
         found.append(Recovered(_parameter(leaves, name, moment), place, decay, weight))
     return found
 

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import optax.tree_utils as otu
 
 from ..machine.errors import InputError, did_you_mean
-from ..seam.leaves import Leaf, Role
+from ..seam.leaves import OTHERS, SUMS, Leaf, Role
 
-# Fields of Optax's states that are gradient history: of Adam, momentum, AMSGrad, Adagrad, Adadelta, Adafactor.
-MOMENTS = ("mu", "nu", "trace", "nu_max", "sum_of_squares", "e_g", "e_x", "v_row", "v_col")
+# Fields of Optax's states that are gradient history.  (A leaf `m` or `v` of a user's may be anything.)
+MOMENTS = ("mu", "nu", *SUMS, *OTHERS)
 GIVEN = (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY, Role.OTHER)  # that a user can say
 
 

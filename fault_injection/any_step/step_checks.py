@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -12,51 +12,43 @@ from jax import lax
 from ..models.fault import Operand
 from ..models.observe.checksum import Performed
 from ..models.observe.reductions import OF_PRODUCTS
+from ..models.operations.operation import Checkable
 from .jax_internals import contracted, convolved, gathered
 
 REPORTED = frozenset(f"{reduction}/products" for reduction in OF_PRODUCTS)
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckedProduct:
+class CheckedProduct(Checkable):
     """C = A·B of a `dot_general`: C's axes are those of a batch, A's others, B's others.
 
-    >>> CheckedProduct(2, (((1,), (0,)), ((), ()))).compute(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
+    >>> CheckedProduct.of(2, (((1,), (0,)), ((), ()))).compute(jnp.ones((2, 3)), jnp.ones((3, 4))).shape
     (2, 4)
 
     Attributes:
-      rank: of B.
       dimension_numbers: as `lax.dot_general` takes them: axes that are contracted, and those of a batch.
     """
 
-    rank: int
     dimension_numbers: tuple[tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]]
+    along: tuple[int, ...]
+    columns: tuple[int, ...]
 
-    @property
-    def _free(self) -> tuple[int, ...]:
-        (_, contracted), (_, batch) = self.dimension_numbers
-        return tuple(axis for axis in range(self.rank) if axis not in (*contracted, *batch))
-
-    @property
-    def along(self) -> tuple[int, ...]:
-        """The axes of C that come from B alone, which are its last."""
-        return tuple(range(-len(self._free), 0))
+    @classmethod
+    def of(cls, rank: int, dimension_numbers: Any) -> Self:
+        """That of a B of this rank: the axes of C that come from B alone are its last."""
+        (_, summed), (_, batch) = dimension_numbers
+        columns = tuple(axis for axis in range(rank) if axis not in (*summed, *batch))
+        return cls(dimension_numbers, tuple(range(-len(columns), 0)), columns)
 
     def compute(self, a: jax.Array, b: jax.Array) -> jax.Array:
-        """C."""
         return lax.dot_general(a, b, self.dimension_numbers)
 
-    def added(self, a: jax.Array, b: jax.Array) -> tuple["CheckedProduct", jax.Array, jax.Array]:
-        """B's columns added up."""
-        return self, a, jnp.sum(b, self._free, keepdims=True)
-
     def terms(self, a: jax.Array, b: jax.Array) -> int:
-        """Products that are added up to one element of C."""
         return math.prod(a.shape[axis] for axis in self.dimension_numbers[0][0])
 
 
 @dataclasses.dataclass(frozen=True)
-class CheckedConvolution:
+class CheckedConvolution(Checkable):
     """y = x * kernel of a `conv_general_dilated` without groups.
 
     Attributes:
@@ -64,44 +56,29 @@ class CheckedConvolution:
     """
 
     options: tuple[tuple[str, Any], ...]
-
-    @property
-    def _numbers(self) -> lax.ConvDimensionNumbers:
-        return dict(self.options)["dimension_numbers"]
-
-    @property
-    def along(self) -> tuple[int, ...]:
-        """The channels of y."""
-        return (self._numbers.out_spec[1],)
+    along: tuple[int, ...]
+    columns: tuple[int, ...]
 
     def compute(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """y."""
         return lax.conv_general_dilated(x, kernel, **dict(self.options))
 
-    def added(self, x: jax.Array, kernel: jax.Array) -> tuple["CheckedConvolution", jax.Array, jax.Array]:
-        """The kernel's output channels added up."""
-        return self, x, jnp.sum(kernel, self._numbers.rhs_spec[0], keepdims=True)
 
-    def terms(self, x: jax.Array, kernel: jax.Array) -> int:
-        """Products that are added up to one element of y."""
-        return kernel.size // kernel.shape[self._numbers.rhs_spec[0]]
-
-
-def operation(equation: Any) -> CheckedProduct | CheckedConvolution | None:
+def operation(equation: Any) -> Checkable | None:
     """The operation that an equation stands for; None where it has no checksum.
 
     >>> equation = jax.make_jaxpr(lambda a, b: a @ b)(jnp.ones((2, 3)), jnp.ones((3, 4))).eqns[0]
     >>> operation(equation)
-    CheckedProduct(rank=2, dimension_numbers=(((1,), (0,)), ((), ())))
+    CheckedProduct(dimension_numbers=(((1,), (0,)), ((), ())), along=(-1,), columns=(1,))
     """
     name, params = equation.primitive.name, equation.params
     tensors = [atom.aval for atom in (*equation.invars[:2], equation.outvars[0])]
     if not all(jnp.issubdtype(one.dtype, jnp.floating) and one.dtype.itemsize <= 4 for one in tensors):
         return None
     if name == "dot_general":
-        return CheckedProduct(tensors[Operand.WEIGHT].ndim, contracted(params))
+        return CheckedProduct.of(tensors[Operand.WEIGHT].ndim, contracted(params))
     if name == "conv_general_dilated" and (options := convolved(params)) is not None:
-        return CheckedConvolution(options)
+        numbers = params["dimension_numbers"]
+        return CheckedConvolution(options, (numbers.out_spec[1],), (numbers.rhs_spec[0],))
     return None
 
 

@@ -14,7 +14,7 @@ from ..models.fault import LARGEST_OPERAND, Fault, Operand
 from ..models.faulty_product import faulty_product
 from ..models.isolation import fence
 from ..models.overwrite import Integer, fault_of, struck_of, words_of
-from .jax_internals import gathered, scattered
+from .jax_internals import gathered, resharded
 from .product_form import Form
 
 NOWHERE = -1
@@ -87,7 +87,7 @@ def strike_site(
     hit = here & (aim.site == 0) & (before <= aim.last) & (aim.first < before + size)
 
     def of_gathered(*tensors: jax.Array) -> jax.Array:
-        kept = [one.of(scattered(*pair)) for one, *pair in zip(form.operands[:2], tensors, operands, strict=True)]
+        kept = [one.of(resharded(*pair)) for one, *pair in zip(form.operands[:2], tensors, operands, strict=True)]
         return gathered(form.compute([*kept, *others]))
 
     def strike(carry: tuple[Any, jax.Array, jax.Array]) -> tuple[Any, jax.Array, jax.Array]:
@@ -105,7 +105,7 @@ def strike_site(
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
         # A site that is struck in several turns of a loop is one operation.
         both = dataclasses.replace(jax.tree.map(lax.add, struck_of(words), struck), hits=np.int32(1))
-        return lax.full_like(hit, False), scattered(y, clean), words_of(fault, both)
+        return lax.full_like(hit, False), resharded(y, clean), words_of(fault, both)
 
     _, struck_result, words = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.words))
     return laid_out(Operand.OUTPUT, fence(struck_result)), words

@@ -18,7 +18,7 @@ from .jax_internals import Body, bodies, is_literal, line, opened, trace_of
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
-class Layout(NamedTuple):
+class Flattening(NamedTuple):
     """How a tree of the user's is kept as arrays.
 
     Leaves that are no arrays or numbers, such as an activation function or a flag of a model, stay as they are.  Keys
@@ -82,11 +82,11 @@ class Layout(NamedTuple):
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def split(tree: Any) -> tuple[Any, Layout]:
+def flattened(tree: Any) -> tuple[Any, Flattening]:
     """The arrays of a tree, with None in the place of what is none, and how the tree is made of them again.
 
-    >>> arrays, layout = split({"w": np.ones(2), "act": abs, "step": 0})
-    >>> sorted(arrays), arrays["act"], layout.joined(jax.tree.leaves(arrays))["act"]
+    >>> arrays, form = flattened({"w": np.ones(2), "act": abs, "step": 0})
+    >>> sorted(arrays), arrays["act"], form.joined(jax.tree.leaves(arrays))["act"]
     (['act', 'step', 'w'], None, <built-in function abs>)
     """
 
@@ -98,7 +98,7 @@ def split(tree: Any) -> tuple[Any, Layout]:
     arrays = [leaf for leaf in leaves if is_array(leaf)]
     keys = tuple((place, jax.random.key_impl(leaf)) for place, leaf in enumerate(arrays) if _is_key(leaf))
     plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf if is_array(leaf) else None for leaf in leaves]
-    return jax.tree.unflatten(structure, plain), Layout(structure, settings, keys)
+    return jax.tree.unflatten(structure, plain), Flattening(structure, settings, keys)
 
 
 def _differs(leaf: Any, setting: Any) -> bool:
@@ -125,8 +125,8 @@ class Traced(NamedTuple):
     """
 
     jaxpr: Any
-    state: Layout
-    batch: Layout
+    state: Flattening
+    batch: Flattening
     arrays: Any
     metrics: Any
     names: tuple[str, ...]
@@ -154,19 +154,19 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
       InputError: the step cannot be traced, has other results, gives the state other shapes, dtypes or leaves,
         keeps traced values, or computes something else when it is traced again.
     """
-    of_state, state_layout = split(state)
-    of_batch, batch_layout = split(batch)
+    of_state, state_form = flattened(state)
+    of_batch, batch_form = flattened(batch)
     leaves = [*jax.tree.leaves(of_state), *jax.tree.leaves(of_batch)]
     count = len(jax.tree.leaves(of_state))
     names = leaf_names(of_state)
     told: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:
-        results = step(state_layout.joined(given[:count]), batch_layout.joined(given[count:]))
+        results = step(state_form.joined(given[:count]), batch_form.joined(given[count:]))
         if not isinstance(results, tuple) or len(results) != 2:
             found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
             raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")
-        new, metrics = split(results[0])[0], results[1]
+        new, metrics = flattened(results[0])[0], results[1]
         told[:] = [leaf_names(new), jax.tree.structure(metrics)]
         return [*jax.tree.leaves(new), *jax.tree.leaves(metrics)]
 
@@ -187,7 +187,7 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     operands = first.invars if first is not None and donated else ()
     gives = {places[var] for var, gone in zip(operands, donated, strict=True) if gone}
     inputs = (*names, *(f"batch/{name}" if name else "batch" for name in leaf_names(of_batch)))
-    return Traced(closed, state_layout, batch_layout, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
+    return Traced(closed, state_form, batch_form, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
 
 
 def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False, frozen: bool = True) -> Any:

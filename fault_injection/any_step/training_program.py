@@ -30,53 +30,155 @@ from .training import Training
 COMPARED = 3  # steps over which the reference is compared with the user's own
 
 
-def training_program(
-    training: Training, initial: Any, program: Instrumented, reductions: frozenset[str] = frozenset()
-) -> Program:
+@dataclasses.dataclass(frozen=True, eq=False)
+class TracedTraining:
+    """A training with its initial state, traced.
+
+    Attributes:
+      training: what the user's function returned.
+      initial: its initial state.
+      program: its step, with the sites that are supported.
+    """
+
+    training: Training
+    initial: Any
+    program: Instrumented
+
+    @functools.cached_property
+    def given(self) -> list[Any]:
+        """The arrays of the initial state."""
+        return self.program.traced.state.arrays(self.initial)
+
+    @functools.cached_property
+    def state(self) -> StateSpec:
+        """What the state consists of."""
+        traced, sites = self.program.traced, self.program.all_sites.values()
+        read = {site.layer.partition("#")[0] for site in sites if site.parameter is not None}
+        leaves = state_leaves(traced.names, self.given, self.initial, read & set(traced.names), self.training.roles)
+        abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(leaves)]]
+        # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
+        added = tuple(f"update/{leaf.name}" for leaf in leaves if leaf.role == Role.PARAMETER)
+        return StateSpec(jax.tree.unflatten(jax.tree.structure(traced.arrays), abstract), leaves, added)
+
+    def tree(self, arrays: Sequence[Any]) -> State:
+        """A state, of its arrays."""
+        return jax.tree.unflatten(jax.tree.structure(self.state.abstract), arrays)
+
+    def init(self) -> State:
+        """The initial state on the host."""
+        kinds = jax.tree.leaves(self.state.abstract)
+        return self.tree(
+            [np.array(leaf, kind.dtype) for leaf, kind in zip(jax.device_get(self.given), kinds, strict=True)]
+        )
+
+    def place(self, state: State) -> State:
+        """A state on devices: as the user's initial state has each leaf, or on all devices of the step's mesh."""
+        meshes = [mesh for mesh in self.program.meshes if isinstance(mesh, Mesh)]
+        everywhere = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
+        own = [getattr(leaf, "sharding", None) for leaf in self.given]
+        shardings = [sharding if isinstance(sharding, NamedSharding) else everywhere for sharding in own]
+        return self.tree([jax.device_put(*pair) for pair in zip(jax.tree.leaves(state), shardings, strict=True)])
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """The arrays of a batch."""
+        return self.program.traced.batch.arrays(self.training.batch(epoch, step))
+
+    def data(self) -> str:
+        """Hash of the data.  A batch is the user's to make: its first and last ones stand for the data."""
+        epochs, steps = self.training.epochs, self.training.steps_per_epoch
+        first = [(0, 0), (0, min(1, steps - 1)), (epochs - 1, steps - 1)]
+        leaves = [*(leaf for at in first for leaf in self.batch(*at)), *jax.tree.leaves(self.init())]
+        return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
+
+    def stepped(
+        self,
+        reductions_of: Callable[[Sequence[Any], Sequence[Any]], dict[str, jax.Array]],
+        words: jax.Array | None,
+        arrays: list[Any],
+        batch: list[Any],
+    ) -> tuple[list[Any], StepReport]:
+        """The arrays of the new state, and the report.
+
+        Args:
+          reductions_of: reductions of gradients, from the arrays before and after the step.
+          words: of a fault; None without fault support.
+        """
+        results, told = self.program.flat(words, *arrays, *batch)
+        results = list(fence(*results))
+        new = results[: len(arrays)]
+        metrics = jax.tree.unflatten(self.program.traced.metrics, results[len(arrays) :])
+        loss, value = loss_and_metric(metrics, self.training.metric.name, "the step's metrics")
+        added = [new[place] - arrays[place] for place in self.state.places(Role.PARAMETER)]
+        found = reductions_of(arrays, new) | self.program.named(told)
+        loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)
+        struck = None if told.words is None else struck_of(told.words)
+        return new, report(loss, value, added, new, struck, reductions=found)
+
+    def distance(self, reference: Any) -> dict[str, Any]:
+        """How far the reference, and a step with an inactive fault, are from the user's own step after a few steps.
+
+        Both have the same bits, which is seen to before a fault strikes: one distance describes both.
+        """
+        traced, steps = self.program.traced, min(COMPARED, self.training.steps_per_epoch)
+        ours, own = (jax.tree.leaves(self.place(self.init())) for _ in range(2))
+        own = traced.state.joined(own)
+        plain = all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(own))
+        own_step = jax.jit(self.training.step) if plain else self.training.step
+        for number in range(steps):
+            ours, _ = reference(ours, self.batch(0, number))
+            own, _ = own_step(own, self.training.batch(0, number))
+        pairs = list(zip(jax.device_get(ours), jax.device_get(traced.state.arrays(own)), strict=True))
+        differing = [(a, b) for a, b in pairs if np.asarray(a).tobytes() != np.asarray(b).tobytes()]
+        worst = max((_relative(a, b) for a, b in differing), default=0.0)
+        if differing:
+            sentence = (
+                f"golden runs are made with barriers in the step, which change its rounding: after {steps} steps, "
+                f"{len(differing)} of {len(pairs)} leaves differ by at most {worst:.1e} of their largest value"
+            )
+        else:
+            sentence = f"golden runs are made with barriers in the step: over {steps} steps, they change no bit of it"
+        return {
+            "sentence": sentence,
+            "steps": steps,
+            "leaves": len(pairs),
+            "leaves_that_differ": len(differing),
+            "largest_relative_difference": worst,
+        }
+
+
+def training_program(made: TracedTraining, reductions: frozenset[str] = frozenset()) -> Program:
     """What runs of a user's training need.
 
     Args:
-      initial: the user's initial state.
-      program: the user's step, with the sites that are to be supported.
       reductions: what every step reports of gradients (`recovered_gradient.REPORTED`) and products
         (`step_checks.REPORTED`).
 
     Raises:
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
     """
-    program = program.telling(reductions)
-    traced, state, metric = program.traced, _state(training, initial, program), training.metric.name
-    structure, given = jax.tree.structure(state.abstract), traced.state.arrays(initial)
-    place = _placing(given, program)
-
-    def host() -> State:
-        pairs = zip(jax.device_get(given), jax.tree.leaves(state.abstract), strict=True)
-        return jax.tree.unflatten(structure, [np.array(leaf, kind.dtype) for leaf, kind in pairs])
-
-    def batch(epoch: int, number: int) -> Batch:
-        return traced.batch.arrays(training.batch(epoch, number))
+    made = dataclasses.replace(made, program=made.program.telling(reductions))
+    training, program, state = made.training, made.program, made.state
 
     def plainly(*arrays: Any) -> list[Any]:
-        return list(program.flat(None, *arrays, *batch(0, 0))[0][: len(arrays)])
+        return list(program.flat(None, *arrays, *made.batch(0, 0))[0][: len(arrays)])
 
     of_gradients = reductions & recovered_gradient.REPORTED
-    rules = recovered(state.leaves, jax.tree.leaves(place(host())), plainly) if of_gradients else []
-    reductions_of = functools.partial(reductions_of_gradients, reductions, rules)
-    stepped = functools.partial(_stepped, program, metric, state.places(Role.PARAMETER), reductions_of)
+    rules = recovered(state.leaves, jax.tree.leaves(made.place(made.init())), plainly) if of_gradients else []
+    stepped = functools.partial(made.stepped, functools.partial(reductions_of_gradients, reductions, rules))
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
-    struck = _compared(traced.names, reference, jax.jit(stepped))
+    struck = _compared(program.traced.names, reference, jax.jit(stepped))
 
     def step(old: State, examples: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
         new, told = reference(jax.tree.leaves(old), examples)
-        return jax.tree.unflatten(structure, new), told
+        return made.tree(new), told
 
     def faulty_step(old: State, examples: Batch, epoch: int, number: int, fault: Fault) -> tuple[State, StepReport]:
         new, told = struck(jax.tree.leaves(old), examples, fault)
-        return jax.tree.unflatten(structure, new), told
+        return made.tree(new), told
 
     def evaluate(trained: State) -> Evaluation:
-        found = training.evaluate(traced.state.joined(jax.tree.leaves(trained)))
-        return Evaluation(*(float(one) for one in loss_and_metric(found, metric, "what evaluate returns")))
+        found = training.evaluate(program.traced.state.joined(jax.tree.leaves(trained)))
+        return Evaluation(*map(float, loss_and_metric(found, training.metric.name, "what evaluate returns")))
 
     recoverable = recovered_gradient.REPORTED if first_moments(state.leaves) else frozenset()
     return Program(
@@ -84,62 +186,19 @@ def training_program(
         steps_per_epoch=training.steps_per_epoch,
         devices=max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1),
         measure=lambda: training.metric,
-        data=functools.cache(lambda: _data(training, batch, host)),
-        init=host,
-        place=place,
-        batch=batch,
+        data=functools.cache(made.data),
+        init=made.init,
+        place=made.place,
+        batch=made.batch,
         step=step,
         faulty_step=faulty_step,
         evaluate=evaluate,
         extras=Extras(
             reports=step_checks.REPORTED | recoverable,
-            own_step=functools.cache(  # once, since twins begin alike
-                lambda: distance(training, program, lambda: place(host()), reference, batch)
-            ),
+            own_step=functools.cache(lambda: made.distance(reference)),  # once, since twins begin alike
             lower=lambda old, examples: reference.lower(jax.tree.leaves(old), examples),
         ),
     )
-
-
-def _state(training: Training, initial: Any, program: Instrumented) -> StateSpec:
-    """What the user's state consists of."""
-    traced, sites = program.traced, program.all_sites.values()
-    read = {site.layer.partition("#")[0] for site in sites if site.parameter is not None}
-    given, names = traced.state.arrays(initial), traced.names
-    leaves = state_leaves(names, given, initial, read & set(names), training.roles)
-    abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(names)]]
-    # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
-    added = tuple(f"update/{leaf.name}" for leaf in leaves if leaf.role == Role.PARAMETER)
-    return StateSpec(jax.tree.unflatten(jax.tree.structure(traced.arrays), abstract), leaves, added)
-
-
-def _stepped(
-    program: Instrumented,
-    metric: str,
-    learned: Sequence[int],
-    reductions_of: Callable[[Sequence[Any], Sequence[Any]], dict[str, jax.Array]],
-    words: jax.Array | None,
-    arrays: list[Any],
-    batch: list[Any],
-) -> tuple[list[Any], StepReport]:
-    """The arrays of the new state, and the report.
-
-    Args:
-      metric: name of the user's.
-      learned: places of the parameters.
-      reductions_of: reductions of gradients, from the arrays before and after the step.
-      words: of a fault; None without fault support.
-    """
-    results, told = program.flat(words, *arrays, *batch)
-    results = list(fence(*results))
-    new = results[: len(arrays)]
-    metrics = jax.tree.unflatten(program.traced.metrics, results[len(arrays) :])
-    loss, value = loss_and_metric(metrics, metric, "the step's metrics")
-    added = [new[place] - arrays[place] for place in learned]
-    found = reductions_of(arrays, new) | program.named(told)
-    loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)
-    struck = None if told.words is None else struck_of(told.words)
-    return new, report(loss, value, added, new, struck, reductions=found)
 
 
 def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[list[Any], Batch, Fault], Any]:
@@ -165,14 +224,6 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[li
     return step
 
 
-def _data(training: Training, batch: Callable[[int, int], Batch], host: Callable[[], State]) -> str:
-    """Hash of the data.  A batch is the user's to make: its first and last ones stand for the data."""
-    epochs, steps = training.epochs, training.steps_per_epoch
-    first = [(0, 0), (0, min(1, steps - 1)), (epochs - 1, steps - 1)]
-    parts = [np.asarray(leaf).tobytes() for at in first for leaf in batch(*at)]
-    return hashlib.sha256(b"".join([*parts, *(leaf.tobytes() for leaf in jax.tree.leaves(host()))])).hexdigest()
-
-
 def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
     """The loss and the metric by which runs are compared.
 
@@ -192,87 +243,12 @@ def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
     raise InputError(f"{of} are a {type(metrics).__name__}; expected a mapping with 'loss' and {name!r}")
 
 
-def check_metrics(program: Instrumented, name: str) -> None:
-    """See that the step's metrics have a loss and the metric by which runs are compared; raises InputError."""
-    shapes = jax.tree.unflatten(program.traced.metrics, program.traced.jaxpr.out_avals[len(program.traced.names) :])
-    for one in loss_and_metric(shapes, name, "the step's metrics"):
-        if one.shape != ():
-            found = f"the step's metrics have a loss or {name} of shape {list(one.shape)}"
-            raise InputError(f"{found}; expected numbers")
-
-
-def distance(training: Training, program: Instrumented, start: Any, reference: Any, batch: Any) -> dict[str, Any]:
-    """How far the reference, and a step with an inactive fault, are from the user's own step after a few steps.
-
-    Both have the same bits, which is seen to before a fault strikes: one distance describes both.
-    """
-    traced, steps = program.traced, min(COMPARED, training.steps_per_epoch)
-    ours = jax.tree.leaves(start())
-    own = traced.state.joined(jax.tree.leaves(start()))
-    own_step = jax.jit(training.step) if _plain(own) else training.step
-    for number in range(steps):
-        ours, _ = reference(ours, batch(0, number))
-        own, _ = own_step(own, training.batch(0, number))
-    pairs = list(zip(jax.device_get(ours), jax.device_get(traced.state.arrays(own)), strict=True))
-    differing = [(a, b) for a, b in pairs if np.asarray(a).tobytes() != np.asarray(b).tobytes()]
-    worst = max((_relative(a, b) for a, b in differing), default=0.0)
-    if differing:
-        sentence = (
-            f"golden runs are made with barriers in the step, which change its rounding: after {steps} steps, "
-            f"{len(differing)} of {len(pairs)} leaves differ by at most {worst:.1e} of their largest value"
-        )
-    else:
-        sentence = f"golden runs are made with barriers in the step: over {steps} steps, they change no bit of it"
-    return {
-        "sentence": sentence,
-        "steps": steps,
-        "leaves": len(pairs),
-        "leaves_that_differ": len(differing),
-        "largest_relative_difference": worst,
-    }
-
-
-def _plain(state: Any) -> bool:
-    """Whether all leaves are arrays, so that `jax.jit` takes them."""
-    return all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(state))
-
-
 def _relative(one: Any, other: Any) -> float:
     a, b = (np.asarray(each, np.float64) for each in (one, other))
     return float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), np.finfo(np.float32).tiny))
 
 
-def _placing(leaves: list[Any], program: Instrumented) -> Callable[[State], State]:
-    """Puts a state on devices: as the user's initial state has each leaf, or on all devices of the step's mesh."""
-    meshes = [mesh for mesh in program.meshes if isinstance(mesh, Mesh)]
-    everywhere = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
-    own = [getattr(leaf, "sharding", None) for leaf in leaves]
-    shardings = [sharding if isinstance(sharding, NamedSharding) else everywhere for sharding in own]
-
-    def place(state: State) -> State:
-        arrays, structure = jax.tree.flatten(state)
-        placed = [jax.device_put(*pair) for pair in zip(arrays, shardings, strict=True)]
-        return jax.tree.unflatten(structure, placed)
-
-    return place
-
-
-@dataclasses.dataclass(frozen=True)
-class Started:
-    """A training with its initial state, traced.
-
-    Attributes:
-      training: what the user's function returned.
-      state: its initial state.
-      program: its step.
-    """
-
-    training: Training
-    state: Any
-    program: Instrumented
-
-
-def started(training: Training) -> Started:
+def traced_training(training: Training) -> TracedTraining:
     """A training with its initial state, traced; raises InputError where the step cannot be used."""
     for name, value in (("steps_per_epoch", training.steps_per_epoch), ("epochs", training.epochs)):
         if value < 1:
@@ -280,8 +256,13 @@ def started(training: Training) -> Started:
     state = _called("init()", training.init)
     batch = _called("batch(0, 0)", lambda: training.batch(0, 0))
     program = instrument(training.step, state, batch, training.sites, training.primitives, training.turns)
-    check_metrics(program, training.metric.name)
-    return Started(training, state, program)
+    traced, metric = program.traced, training.metric.name
+    shapes = jax.tree.unflatten(traced.metrics, traced.jaxpr.out_avals[len(traced.names) :])
+    for one in loss_and_metric(shapes, metric, "the step's metrics"):
+        if one.shape != ():
+            found = f"the step's metrics have a loss or {metric} of shape {list(one.shape)}"
+            raise InputError(f"{found}; expected numbers")
+    return TracedTraining(training, state, program)
 
 
 def _called(what: str, call: Callable[[], Any]) -> Any:

@@ -10,12 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..seam.leaves import Role
+from ..seam.leaves import MEANS, SQUARES, SUMS, Role
 from ..seam.program import Program
 from .detector import Alarms, Array, Detector, graded, namespace
 
 DEVIATIONS = 20.0  # a fault-free sum beyond has a probability of 3e-89
-FIRST, SECOND, MOMENTUM = ("m", "mu"), ("v", "nu"), ("trace",)  # moments, as optimizers call them
 
 
 class HistoryMemory(NamedTuple):
@@ -87,12 +86,12 @@ def history_bound(program: Program, momentum: float = 0.9) -> HistoryBound:
         parameter = _parameter(leaf.name, scale)
         if parameter is None or leaf.role != watched:
             continue
-        first, kind = DEVIATIONS * scale[parameter], leaf.moment.rpartition(".")[2]
-        if leaf.role == Role.GRADIENT or kind in FIRST:
+        first = DEVIATIONS * scale[parameter]
+        if leaf.role == Role.GRADIENT or leaf.kind in MEANS:
             bounds[leaf.name] = first
-        elif kind in SECOND:
+        elif leaf.kind in SQUARES:
             bounds[leaf.name] = first**2
-        elif kind in MOMENTUM:
+        elif leaf.kind in SUMS:
             bounds[leaf.name] = first / (1 - momentum)
     return HistoryBound(tuple(bounds.items()), "history" if program.state.moments else "gradients_of_parameters")
 

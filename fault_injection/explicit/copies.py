@@ -7,8 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..models.layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Stats
-from ..models.observe.reductions import REDUCTIONS
+from ..models.arrays import Cache, Params, Stats
+from ..models.layer import BackwardResult, Context, ForwardResult, Layer, Observations
+from ..models.observe.reductions import is_sum
 
 
 def own_copies(network: Layer) -> Layer:
@@ -57,14 +58,11 @@ def alone(ctx: Context, r: int) -> Context:
 
 def of_all_workers(each: Sequence[Observations]) -> Observations:
     """What one pass of all workers would have reported: here each site has run once per worker."""
-    reduced = {}
-    for name in each[0].reduced:
-        parts = jnp.stack([one.reduced[name] for one in each])
-        reduced[name] = parts.sum(0) if REDUCTIONS[name.partition("/")[0]].across == "sum" else parts.max(0)
+    stacked = {name: jnp.stack([one.reduced[name] for one in each]) for name in each[0].reduced}
     return Observations(
         struck=jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *(one.struck for one in each)),
         tensors=jax.tree.map(lambda *parts: jnp.concatenate(parts), *(one.tensors for one in each)),
         sites=each[0].sites,
         maxima=jax.tree.map(lambda *parts: jnp.stack(parts).max(0), *(one.maxima for one in each)),
-        reduced=reduced,
+        reduced={name: parts.sum(0) if is_sum(name) else parts.max(0) for name, parts in stacked.items()},
     )

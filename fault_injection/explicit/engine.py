@@ -1,8 +1,9 @@
-"""The step of an explicit network: both passes written out, the exchange between the workers, and the update."""
+"""The step of an explicit network: both passes, the exchange between workers, the update; and its evaluation."""
 
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -10,16 +11,20 @@ import jax.numpy as jnp
 import optax
 from jax import lax
 
+from ..models.arrays import Params, Stats
 from ..models.fault import Fault, Struck
 from ..models.isolation import isolated
-from ..models.layer import Context, Params, Stats
+from ..models.layer import Context, Observations
+from ..models.loss import predicted
 from ..models.observe.dr_dna import Profile
 from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from ..models.observe.reductions import reduced, together
+from ..models.overwrite import by_bits
 from ..models.precision import MAXIMA
 from ..seam.digest import digest, magnitude
 from ..seam.leaves import Batch
-from ..seam.report import StepReport
+from ..seam.packed import Packed
+from ..seam.report import Inference, StepReport
 from ..seam.reporting import report
 from ..seam.strategies import Sum
 from ..seam.trees import leaf_names
@@ -30,7 +35,7 @@ from .mesh import AXIS, WHOLE, jitted
 from .passes import Passes, forward_and_backward
 from .recipe import Recipe
 from .state import ExplicitState, with_maxima
-from .sums import EXCHANGES, averaged, largest
+from .sums import averaged, exchanged, sum_over
 from .watched_activations import returned, scored, with_largest
 
 
@@ -124,13 +129,13 @@ class Engine:
         at_once = recipe.copies and recipe.strategy.gradients is Sum.AT_ONCE
         summed = jax.tree.map(lambda each: jnp.sum(each, 0), here.grads) if at_once else here.grads
         mine, of_tables = sparse.apart(summed, here.seen.rows)
-        exchange = EXCHANGES[recipe.strategy.gradients]
-        found = exchange(here._replace(grads=mine), striker, numbers, across, layout.devices, alone)
-        grads, rows = sparse.joined(found.grads, of_tables, params, AXIS, layout.devices)
+        rule, passes = recipe.strategy.gradients, here._replace(grads=mine)
+        loss, metric, grads, struck = exchanged(rule, passes, striker, numbers, across, layout.devices, alone)
+        grads, rows = sparse.joined(grads, of_tables, params, AXIS, layout.devices)
         new_stats = self._statistics(stats, here)
         told = together(here.seen.reduced, across) | scored(profile, here.seen, across)
-        struck = striker.told(found.struck)
-        return Gathered(found.loss, found.metric, grads, new_stats, rows, struck, told, returned(profile, here.seen))
+        struck = striker.told(struck)
+        return Gathered(loss, metric, grads, new_stats, rows, struck, told, returned(profile, here.seen))
 
     def _statistics(self, stats: Stats, here: Passes) -> Stats:
         """The new running statistics: the mean over all workers, but where copies are averaged now and then."""
@@ -180,7 +185,7 @@ class Engine:
         found = here.found | self._of_gradients(grads, state, rows)
         told = report(here.loss, here.metric, grads, new, striker.told(here.struck), here.tensors, found, known)
         if recipe.own_gradients:
-            told = told._replace(magnitude=largest(jnp.asarray(told.magnitude), AXIS))
+            told = told._replace(magnitude=by_bits(partial(lax.pmax, axis_name=AXIS), jnp.asarray(told.magnitude)))
         return new, told
 
     def _of_gradients(self, grads: Params, state: ExplicitState, rows: sparse.Rows) -> dict[str, jax.Array]:
@@ -228,3 +233,43 @@ class Engine:
             return new, told._replace(digest=digest(new), magnitude=largest)
 
         return jitted(of_every_copy if self.recipe.copies else on_devices, **options)
+
+    def evaluate(self, state: ExplicitState, batch: Batch, numbers: jax.Array) -> tuple[jax.Array, ...]:
+        """Sums of loss, metric and weight of a batch of the test data, over all devices."""
+        ctx = Context(key=jax.random.key(0), workers=numbers, train=False)
+        logits = self.layout.network.forward(state.params, state.stats, batch["input"], ctx)[0]
+        loss, metric, _ = self.recipe.head(logits, batch["target"])
+        weighted = [jnp.sum(t * batch["weight"]) for t in (loss, metric.astype(loss.dtype), jnp.ones_like(loss))]
+        return sum_over(tuple(weighted), self.layout.across)
+
+    def infer(
+        self, state: ExplicitState, batch: Batch, numbers: jax.Array, profile: Profile | None, fault: Fault | None
+    ) -> Inference:
+        """A forward pass in evaluation, and what it says of each example."""
+        ctx = Context(
+            key=jax.random.key(0),
+            workers=numbers,
+            fault=fault,
+            supported=self.supported,
+            train=False,
+            reduce=with_largest(self.reductions, profile),
+            profile=profile,
+        )
+        logits, _, _, seen = self.layout.network.forward(state.params, state.stats, batch["input"], ctx)
+        loss, metric, _ = self.recipe.head(logits, batch["target"])
+        across = self.layout.across
+        found = together(seen.reduced, across) | scored(profile, seen, across)
+        struck = sum_over(seen.struck, across)
+        return Inference(loss, metric, predicted(logits), struck, returned(profile, seen), Packed(found))
+
+    def activation_sizes(self) -> dict[str, int]:
+        """Elements of one example's activation by forward operation; nothing is computed."""
+        network, example = self.recipe.network, self.recipe.example
+
+        def forward(state: ExplicitState, x: jax.Array) -> Observations:
+            ctx = Context(jax.random.key(0), jnp.arange(1), train=False, observe=frozenset({"activations"}))
+            return network.forward(state.params, state.stats, x, ctx)[3]
+
+        x = jax.ShapeDtypeStruct((1, 1, *example.shape), example.dtype)
+        seen = jax.eval_shape(forward, self.recipe.single, x)
+        return {site: seen.tensors["activations"][site].size for site in seen.sites}

@@ -1,8 +1,8 @@
 """What a step hands on between its passes and the new state, and faults in it: gradients, and the update.
 
 A worker's gradient is what a link delivers to the sum, the summed gradient is what the optimizer reads,
-and the update is what it adds to the parameters.  As at an operation, only the elements that the fault
-changes are taken over from what was computed anew to strike them; all others keep their bits.
+and the update is what it adds to the parameters.  The step is computed with and without the fault; only
+elements in which the two differ are taken from the faulty one.
 """
 
 import dataclasses
@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..models.arrays import Params
 from ..models.fault import INACTIVE, Fault, Operand, Struck, site_id
 from ..models.isolation import fence
-from ..models.layer import Params
 from ..models.overwrite import bits, overwritten
 from ..models.site import Site, TensorSpec
 from ..seam.stages import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 import jax
 import jax.numpy as jnp
 
-from ..models.layer import Context, Layer, Params, Stats, merge
+from ..models.arrays import Params, Stats
+from ..models.layer import Context, Layer, merge
 from ..seam.trees import leaf_names
 
 

@@ -7,7 +7,9 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..models.layer import Initial, Layer
+from ..models.arrays import Initial
+from ..models.combinators import in_precision
+from ..models.layer import Layer
 from .copies import own_copies
 from .mesh import AXIS, SPLIT, WHOLE, devices_of_stages, mesh_of, placed, sharded, usable_devices
 from .pipeline import pipelined, staged
@@ -77,10 +79,11 @@ def layout_of(recipe: Recipe, devices: int | None = None) -> Layout:
     pieces, stages, copies = recipe.strategy.sharded, recipe.strategy.stages, recipe.copies
     count = devices_of_stages(stages, devices) if stages else usable_devices(recipe.workers, devices)
     across, of_batch = (None, WHOLE) if stages else (AXIS, SPLIT)
-    parts = staged(recipe.network, stages, recipe.inputs.shape) if stages else []
+    parts = staged(recipe.chain, stages, recipe.inputs.shape) if stages else []
     network = own_copies(recipe.network) if copies else recipe.network
     if stages:
-        network = pipelined(network, [stage for stage, _ in parts], AXIS if count > 1 else None)
+        passing = pipelined(recipe.chain, [stage for stage, _ in parts], AXIS if count > 1 else None)
+        network = in_precision(passing, recipe.precision)
     of_state = SPLIT if copies else WHOLE
     specs = sharded(pieces, recipe.single, count) if pieces else jax.tree.map(lambda _: of_state, recipe.single)
     return Layout(

@@ -5,7 +5,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..models.layer import Context, Layer, Observations, Params, Stats, merge
+from ..models.arrays import Params, Stats
+from ..models.layer import Context, Layer, Observations, merge
 from ..models.loss import Head, cross_entropy
 from ..seam.leaves import Batch
 

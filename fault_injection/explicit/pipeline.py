@@ -8,29 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
+from ..models.arrays import Cache, Initial, Params, Shape, Stats
 from ..models.combinators import added, chain, output_shape
 from ..models.isolation import disguised
-from ..models.layer import (
-    BackwardResult,
-    Cache,
-    Context,
-    ForwardResult,
-    Initial,
-    Layer,
-    Observations,
-    Params,
-    Shape,
-    Stats,
-    merge,
-)
-from ..models.observe.reductions import REDUCTIONS
+from ..models.layer import BackwardResult, Context, ForwardResult, Layer, Observations, merge
+from ..models.observe.reductions import is_sum
 from .copies import alone, of_all_workers
 
 
-def split(sizes: Sequence[int], stages: int) -> list[int]:
+def stage_sizes(sizes: Sequence[int], stages: int) -> list[int]:
     """How many parts of a chain each stage has: the largest stage is as small as it can be.
 
     Of several such splits, it is the one whose first stages have the fewest parts.
@@ -42,7 +30,7 @@ def split(sizes: Sequence[int], stages: int) -> list[int]:
     Raises:
       ValueError: there are fewer parts than stages.
 
-    >>> split([1, 1, 0, 4, 2, 2], 3), split([5, 0, 0], 3)
+    >>> stage_sizes([1, 1, 0, 4, 2, 2], 3), stage_sizes([5, 0, 0], 3)
     ([2, 2, 2], [1, 1, 1])
     """
     if len(sizes) < stages:
@@ -66,7 +54,7 @@ def staged(network: Layer, stages: int, shape: Shape) -> list[tuple[Layer, Initi
     """The stages of a network, each with shapes of its own parameters: its chain, split by bytes of parameters.
 
     Args:
-      network: a chain, or one in another precision.
+      network: a chain.
       shape: of its input.
 
     Raises:
@@ -84,17 +72,8 @@ def staged(network: Layer, stages: int, shape: Shape) -> list[tuple[Layer, Initi
         params, stats = params | p, stats | s
         of_parts.append(p)
         shape = output_shape(part, params, stats, shape)
-    counts = split(
-        [
-            sum(
-                leaf.nbytes if isinstance(leaf, np.ndarray) else leaf.size * leaf.dtype.itemsize
-                for leaf in jax.tree.leaves(p)
-            )
-            for p in of_parts
-        ],
-        stages,
-    )
-    ends = list(itertools.accumulate(counts, initial=0))
+    sizes = [sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(p)) for p in of_parts]
+    ends = itertools.accumulate(stage_sizes(sizes, stages), initial=0)
     return [
         (chain(*network.parts[first:end]), functools.reduce(lambda one, other: one | other, of_parts[first:end], {}))
         for first, end in itertools.pairwise(ends)
@@ -109,7 +88,7 @@ def pipelined(network: Layer, stages: Sequence[Layer], axis: str | None) -> Laye
     fault.  All devices have the whole batch, parameters and results; each computes its own stage.
 
     Args:
-      network: whose chain the stages are.
+      network: a chain, which the stages make up.
       axis: of as many devices as there are stages; None computes the stages in order.
 
     Reference: Huang et al., GPipe, NeurIPS 2019.
@@ -122,8 +101,7 @@ def pipelined(network: Layer, stages: Sequence[Layer], axis: str | None) -> Laye
     >>> y.tolist(), dparams["b"]["kernel"].tolist()
     ([[[9.0]], [[9.0]]], [[6.0]])
     """
-    inner = Layer(network.init, *(_on_one_device(stages) if axis is None else _on_devices(stages, axis)), network.takes)
-    return network.around(inner)
+    return Layer(network.init, *(_on_one_device(stages) if axis is None else _on_devices(stages, axis)), network.takes)
 
 
 def _again(stage: Layer, params: Params, stats: Stats, x: jax.Array, ctx: Context) -> Cache:
@@ -252,7 +230,8 @@ def _branches(stages: Sequence[Any], size: int) -> tuple[list[Any], tuple[dict[s
       The passes, and what the last one gives but for `flat`.
     """
     passed = [jax.eval_shape(stage, jnp.int32(0), jnp.zeros(size)) for stage in stages]
-    whole = _merged([named for _, named, _ in passed]), _zeros(merge([seen for *_, seen in passed]))
+    every = {name: leaves for _, named, _ in passed for name, leaves in named.items()}
+    whole = _zeros(every), _zeros(merge([seen for *_, seen in passed]))
 
     def branch(stage: Any) -> Any:
         def run(m: jax.Array, flat: jax.Array) -> Any:
@@ -293,14 +272,6 @@ def _zeros(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), tree)
 
 
-def _merged(trees: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Zeros for what any of the stages gives."""
-    merged: dict[str, Any] = {}
-    for tree in trees:
-        merged |= _zeros(tree)
-    return merged
-
-
 def _filled(whole: Observations, seen: Observations) -> Observations:
     """What one stage has seen, with zeros for all others."""
     tensors = {kind: named | seen.tensors.get(kind, {}) for kind, named in whole.tensors.items()}
@@ -323,18 +294,17 @@ def _put(all: Observations, one: Observations, m: jax.Array, busy: jax.Array) ->
         struck=jax.tree.map(jnp.add, all.struck, one.struck),
         tensors=jax.tree.map(lambda a, b: a.at[m].set(jnp.where(busy, b[0], a[m])), all.tensors, one.tensors),
         maxima=jax.tree.map(jnp.maximum, all.maxima, one.maxima),
-        reduced={name: _joining(name)(part, one.reduced[name]) for name, part in all.reduced.items()},
+        reduced={
+            name: (jnp.add if is_sum(name) else jnp.maximum)(part, one.reduced[name])
+            for name, part in all.reduced.items()
+        },
     )
-
-
-def _joining(name: str) -> Any:
-    return jnp.add if REDUCTIONS[name.partition("/")[0]].across == "sum" else jnp.maximum
 
 
 def _across(seen: Observations, axis: str) -> Observations:
     """What all stages have seen; each has zeros for the others."""
-    largest = {name: part for name, part in seen.reduced.items() if _joining(name) is jnp.maximum}
-    sums = {name: part for name, part in seen.reduced.items() if name not in largest}
+    sums = {name: part for name, part in seen.reduced.items() if is_sum(name)}
+    largest = {name: part for name, part in seen.reduced.items() if name not in sums}
     struck, tensors, sums = lax.psum((seen.struck, seen.tensors, sums), axis)
     maxima, largest = lax.pmax((seen.maxima, largest), axis)
     reduced = {name: (sums | largest)[name] for name in seen.reduced}

@@ -7,8 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..models.arrays import Params
 from ..models.fault import Fault
-from ..models.layer import Params
 from ..models.observe.dr_dna import NAME as ACTIVATIONS
 from ..models.observe.dr_dna import Profile
 from ..models.observe.reductions import CHOICES
@@ -22,7 +22,6 @@ from . import sparse
 from .batch_source import read_alike
 from .engine import Engine
 from .gradient_scale import gradient_scale
-from .inference import activation_sizes, evaluating, inferring
 from .layout import Layout, layout_of
 from .mesh import WHOLE, jitted
 from .optimizers import Invertible
@@ -55,7 +54,10 @@ def explicit_program(
     plain, faulty = engine.stepping(False, donate_argnums=0), engine.stepping(True)
     data = functools.cache(lambda: read_alike(recipe.data))
     tests = functools.cache(lambda: [place_batch(batch) for batch in data().batches.test()])
-    evaluated, inferred = _passes(engine)
+    each = layout.of_batch
+    said: Any = Inference(each, each, each, WHOLE, each, WHOLE)  # type: ignore[arg-type]
+    evaluated = jitted(layout.mapped(engine.evaluate, (layout.of_state, each, each), WHOLE))
+    inferred = jitted(layout.mapped(engine.infer, (layout.of_state, each, each, WHOLE, WHOLE), said))
     stages = stages_of(leaf_names(single), [params for _, params in layout.stages])
     joined = starting(layout.mesh, recipe.strategy, single, layout.specs, recipe.workers, stages)
 
@@ -73,7 +75,7 @@ def explicit_program(
             tests=tests,
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
             lower=lambda state, batch: inferred.lower(state, batch, numbers, profile, None),
-            activations=lambda: activation_sizes(recipe.network, single, recipe.example),
+            activations=engine.activation_sizes,
             watching=watching,
         )
         extras = Extras(
@@ -101,19 +103,6 @@ def explicit_program(
         )
 
     return watching(None)
-
-
-def _passes(engine: Engine) -> tuple[Any, Any]:
-    """The compiled evaluation and inference of a batch."""
-    recipe, layout = engine.recipe, engine.layout
-    state, each, network = layout.of_state, layout.of_batch, layout.network
-    sums = evaluating(network, recipe.head, layout.across)
-    inference = inferring(network, recipe.head, layout.across, engine.supported, engine.reductions)
-    said: Any = Inference(each, each, each, WHOLE, each, WHOLE)  # type: ignore[arg-type]
-    return (
-        jitted(layout.mapped(sums, (state, each, each), WHOLE)),
-        jitted(layout.mapped(inference, (state, each, each, WHOLE, WHOLE), said)),
-    )
 
 
 def _mean(sums: list[Any]) -> Evaluation:

@@ -9,8 +9,10 @@ import jax
 import numpy as np
 import optax
 
+from ..models.combinators import in_precision
 from ..models.layer import Layer
 from ..models.loss import Head, cross_entropy
+from ..models.precisions import PRECISIONS, Precision
 from ..seam.stages import EXCHANGED, UPDATE, WORKER_GRADIENT
 from ..seam.state_spec import StateSpec
 from ..seam.strategies import REPLICATED, Strategy, Sum
@@ -27,7 +29,7 @@ class Recipe:
     """A training of an explicit network.
 
     Attributes:
-      network: with both passes.
+      chain: the network, in float32.
       optimizer: with its schedule.
       example: shape and dtype of one input of the network.
       data: reads the data; called when they are first needed.
@@ -39,9 +41,10 @@ class Recipe:
       tables: parameters whose gradients are sparse (`Observations.rows`); the optimizer keeps no history of them.
       strategy: how the workers share their work.  Where each has its own copy, every leaf of the state has the
         workers as leading axis.  `tables` work only with the strategy `replicated`.
+      precision: number formats of the network's passes.
     """
 
-    network: Layer
+    chain: Layer
     optimizer: optax.GradientTransformation | Invertible
     example: jax.ShapeDtypeStruct
     data: Callable[[], OpenData]
@@ -52,6 +55,12 @@ class Recipe:
     head: Head = cross_entropy
     tables: frozenset[str] = frozenset()
     strategy: Strategy = REPLICATED
+    precision: Precision = PRECISIONS["float32"]
+
+    @functools.cached_property
+    def network(self) -> Layer:
+        """The network in its precision."""
+        return in_precision(self.chain, self.precision)
 
     @property
     def inputs(self) -> jax.ShapeDtypeStruct:

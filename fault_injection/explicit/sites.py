@@ -5,9 +5,10 @@ import re
 import jax
 import jax.numpy as jnp
 
+from ..models.arrays import Params, Stats
 from ..models.fault import Operand, site_id
 from ..models.isolation import only_shapes
-from ..models.layer import Context, Layer, Observations, Params, Stats, merge
+from ..models.layer import Context, Layer, Observations, merge
 from ..models.site import Site, TensorSpec
 
 

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.layer import Params
+from ..models.arrays import Params
 from ..models.operations.lookup import coalesced
 from ..models.operations.operation import SparseGradient
+from ..models.overwrite import by_bits
 from ..seam.digest import ODD, digest, magnitude
 
 CHUNK = 1 << 22  # elements looked at together on the host
@@ -58,7 +59,10 @@ def looked_at(params: Params, tables: Tables) -> Tables:
     found = {}
     for name, kept in tables.items():
         table = [parameter(params, name)]
-        found[name] = {"digest": digest(table)[0], "largest": _larger(kept["largest"], magnitude(table)[0])}
+        found[name] = {
+            "digest": digest(table)[0],
+            "largest": by_bits(jnp.maximum, kept["largest"], magnitude(table)[0]),
+        }
     return found
 
 
@@ -68,7 +72,11 @@ _KEPT = {"digest": np.dtype(np.uint32), "largest": np.dtype(np.float32)}
 def apart(grads: Params, rows: Rows) -> tuple[Params, dict[str, SparseGradient]]:
     """The gradients of whole parameters, and those of rows of tables."""
     tables = {name: SparseGradient(read, parameter(grads, name)) for name, read in rows.items()}
-    return {layer: kept for layer, leaves in grads.items() if (kept := _without(layer, leaves, rows))}, tables
+    kept: Params = {}
+    for layer, leaves in grads.items():
+        if others := {leaf: value for leaf, value in leaves.items() if f"{layer}/{leaf}" not in rows}:
+            kept[layer] = others
+    return kept, tables
 
 
 def joined(
@@ -113,7 +121,7 @@ def written(
         flags: dict[str, Any] = {"mode": "drop", "unique_indices": True}
         after = replaced(after, name, table.at[chosen].set(new, **flags))
         total = tables[name]["digest"] + _moved(chosen, old, new, len(table))
-        largest = _larger(tables[name]["largest"], magnitude([new])[0])
+        largest = by_bits(jnp.maximum, tables[name]["largest"], magnitude([new])[0])
         kept[name] = {"digest": total, "largest": largest}
         known[f"params/{name}"] = total, largest
     return after, kept, known
@@ -136,20 +144,10 @@ def _moved(rows: jax.Array, old: jax.Array, new: jax.Array, count: int) -> jax.A
     return jnp.sum(jnp.where(rows[:, None] < count, weighted, 0), dtype=jnp.uint32)
 
 
-def _larger(one: jax.Array, other: jax.Array) -> jax.Array:
-    """The larger of two absolute values, by their bits, so that no NaN is lost."""
-    words = [lax.bitcast_convert_type(value, jnp.uint32) for value in (one, other)]
-    return lax.bitcast_convert_type(jnp.maximum(*words), jnp.float32)
-
-
 def parameter(tree: Mapping[str, Any], name: str) -> Any:
     """The parameter of a name, such as `fc/kernel`."""
     layer, leaf = name.split("/")
     return tree[layer][leaf]
-
-
-def _without(layer: str, leaves: Mapping[str, Any], rows: Rows) -> dict[str, Any]:
-    return {leaf: value for leaf, value in leaves.items() if f"{layer}/{leaf}" not in rows}
 
 
 def replaced(tree: Params, name: str, value: jax.Array) -> Params:

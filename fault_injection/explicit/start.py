@@ -15,14 +15,14 @@ from jax.sharding import Mesh, NamedSharding
 
 from ..machine.errors import InputError
 from ..seam.leaves import State
-from ..seam.strategies import Start, Strategy
+from ..seam.strategies import StartRule, Strategy
 from ..seam.trees import leaf_names
 from .mesh import AXIS, SPLIT, WHOLE, part_named
 
 Load = Callable[[int], State]
 
 
-def owned(rule: Start, loader: int, loaders: int, size: int, stage: int = 0) -> slice:
+def owned(rule: StartRule, loader: int, loaders: int, size: int, stage: int = 0) -> slice:
     """Which elements of an array, counted row by row, are those of a loader.
 
     Args:
@@ -30,15 +30,15 @@ def owned(rule: Start, loader: int, loaders: int, size: int, stage: int = 0) -> 
       size: of the array.
       stage: to which the array belongs.
 
-    >>> [owned(Start.SHARE, r, 4, 10) for r in range(4)]
+    >>> [owned(StartRule.SHARE, r, 4, 10) for r in range(4)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 9, None), slice(9, 10, None)]
-    >>> owned(Start.FIRST, 0, 4, 10), owned(Start.FIRST, 1, 4, 10)
+    >>> owned(StartRule.FIRST, 0, 4, 10), owned(StartRule.FIRST, 1, 4, 10)
     (slice(0, 10, None), slice(0, 0, None))
     """
-    if rule is Start.SHARE:
+    if rule is StartRule.SHARE:
         share = -(-size // loaders)
         return slice(min(loader * share, size), min((loader + 1) * share, size))
-    return slice(0, size if loader == (stage if rule is Start.STAGE else 0) else 0)
+    return slice(0, size if loader == (stage if rule is StartRule.STAGE else 0) else 0)
 
 
 def starting(
@@ -66,7 +66,7 @@ def starting(
     def joined(rows: list[jax.Array]) -> list[jax.Array]:
         """What this device has of each leaf, of its copies [W,…], or of the words [1,…] of every device."""
         return [
-            row if rule is Start.OWN else _copied(_value(lax.psum(row[0], AXIS), leaf.dtype), copies // count)
+            row if rule is StartRule.OWN else _copied(_value(lax.psum(row[0], AXIS), leaf.dtype), copies // count)
             for row, rule, leaf in zip(rows, rules, leaves, strict=True)
         ]
 
@@ -81,7 +81,7 @@ def starting(
 
         def row(number: int, device: int) -> np.ndarray:
             rule, leaf = rules[number], leaves[number]
-            if rule is Start.OWN:
+            if rule is StartRule.OWN:
                 return np.stack([read[r][number] for r in on[device]])
             words = np.zeros(leaf.size, np.uint32)
             for r in on[device]:
@@ -90,7 +90,7 @@ def starting(
             return words.reshape(1, *leaf.shape)
 
         def rows(number: int) -> jax.Array:
-            own = workers if rules[number] is Start.OWN else count
+            own = workers if rules[number] is StartRule.OWN else count
             shape, sharding = (own, *leaves[number].shape), NamedSharding(mesh, SPLIT)
 
             def of_device(index: tuple[slice, ...] | None) -> np.ndarray:

@@ -6,7 +6,7 @@ import jax
 import optax
 from flax import struct
 
-from ..models.layer import Stats
+from ..models.arrays import Stats
 from ..models.precision import MAXIMA, remembered
 from ..seam.leaves import Leaf, Role
 from ..seam.trees import leaf_names

@@ -4,81 +4,53 @@ Everything here runs inside of a step, on the devices of one axis.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.layer import Params
+from ..models.arrays import Params
+from ..models.fault import Struck
 from ..seam.strategies import Sum
 from .exchange import Striker
 from .passes import Passes
 
 
-class Exchanged(NamedTuple):
-    """What a step has after the workers' gradients were exchanged, alike on all devices but for `grads`.
+def exchanged(
+    rule: Sum,
+    here: Passes,
+    striker: Striker,
+    numbers: jax.Array,
+    axis: str | None,
+    devices: int,
+    alone: Callable[[jax.Array], Params],
+) -> tuple[jax.Array, jax.Array, Params, Struck | None]:
+    """What a step has when the workers have exchanged their gradients by a rule of a strategy.
 
-    Attributes:
-      loss, metric: of the global batch.
-      grads: summed over all workers; or of each worker of this device, [W,…].
-      struck: what a fault did before the sum.
+    Args:
+      here: of this device's workers.  Their gradients are summed over them; or [W,…], of each, where they go around
+        a ring or are not summed.
+      striker: of gradients.
+      numbers: int32 [R], of this device's workers.
+      axis, alone: as `Striker.of_worker` takes them.
+      devices: how many there are.
+
+    Returns:
+      Loss and metric of the global batch; the gradients summed over all workers, or of each of this device's; what a
+      fault did before the sum.  All but the gradients of each are alike on all devices.
     """
-
-    loss: jax.Array
-    metric: jax.Array
-    grads: Params
-    struck: Any
-
-
-# Of the passes of this device's workers, who strikes gradients, their numbers, the axis of the devices, how many there
-# are, and the gradients of some of this device's workers alone.
-Exchange = Callable[[Passes, Striker, jax.Array, str | None, int, Callable[[jax.Array], Params]], Exchanged]
-
-
-def at_once(
-    here: Passes,
-    striker: Striker,
-    numbers: jax.Array,
-    axis: str | None,
-    devices: int,
-    alone: Callable[[jax.Array], Params],
-) -> Exchanged:
-    """The sum over this device's workers, then over the devices in the order of their collective."""
-    loss, metric, grads, struck = total((here.loss, here.metric, here.grads, here.seen.struck), axis)
-    return Exchanged(loss, metric, striker.of_sum(striker.of_worker(grads, here.grads, numbers, axis, alone)), struck)
-
-
-def around_a_ring(
-    here: Passes,
-    striker: Striker,
-    numbers: jax.Array,
-    axis: str | None,
-    devices: int,
-    alone: Callable[[jax.Array], Params],
-) -> Exchanged:
-    """The sum in the order of a ring all-reduce, of each worker's own gradients [W,…]."""
-    loss, metric, struck = total((here.loss, here.metric, here.seen.struck), axis)
-    grads = ring_sum(striker.of_copies(here.grads, numbers, axis), axis, devices)
-    return Exchanged(loss, metric, striker.of_sum(grads), struck)
-
-
-def each_its_own(
-    here: Passes,
-    striker: Striker,
-    numbers: jax.Array,
-    axis: str | None,
-    devices: int,
-    alone: Callable[[jax.Array], Params],
-) -> Exchanged:
-    """No sum: the gradients of each worker's own batch; loss and metric are means over the workers."""
-    workers = len(numbers) * devices
-    loss, metric, struck = total((here.loss / workers, here.metric / workers, here.seen.struck), axis)
-    return Exchanged(loss, metric, striker.of_copies(here.grads, numbers, axis), struck)
-
-
-EXCHANGES: dict[Sum, Exchange] = {Sum.AT_ONCE: at_once, Sum.RING: around_a_ring, Sum.NONE: each_its_own}
+    loss, metric, struck = here.loss, here.metric, here.seen.struck
+    if rule is Sum.AT_ONCE:
+        loss, metric, grads, struck = sum_over((loss, metric, here.grads, struck), axis)
+        return loss, metric, striker.of_sum(striker.of_worker(grads, here.grads, numbers, axis, alone)), struck
+    if rule is Sum.NONE:  # loss and metric are means over the workers
+        workers = len(numbers) * devices
+        loss, metric = loss / workers, metric / workers
+    loss, metric, struck = sum_over((loss, metric, struck), axis)
+    grads = striker.of_copies(here.grads, numbers, axis)
+    return loss, metric, striker.of_sum(ring_sum(grads, axis, devices)) if rule is Sum.RING else grads, struck
 
 
 def ring_sum(tree: Any, axis: str | None, devices: int) -> Any:
@@ -135,7 +107,7 @@ def ring_sum(tree: Any, axis: str | None, devices: int) -> Any:
     return jax.tree.unflatten(structure, [p.reshape(leaf.shape[1:]) for p, leaf in zip(parts, leaves, strict=True)])
 
 
-def total(tree: Any, axis: str | None) -> Any:
+def sum_over(tree: Any, axis: str | None) -> Any:
     """The sum over the devices; where there is no axis, each device has the total already."""
     return tree if axis is None else lax.psum(tree, axis)
 
@@ -149,9 +121,3 @@ def averaged(tree: Any, axis: str) -> Any:
         return jnp.broadcast_to(lax.pmean(jnp.mean(leaf, 0), axis), leaf.shape)
 
     return jax.tree.map(mean, tree)
-
-
-def largest(magnitudes: jax.Array, axis: str) -> jax.Array:
-    """The largest over the devices of absolute values, by their bits, so that no NaN is lost."""
-    words = lax.pmax(lax.bitcast_convert_type(magnitudes, jnp.uint32), axis)
-    return lax.bitcast_convert_type(words, jnp.float32)

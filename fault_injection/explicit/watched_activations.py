@@ -11,7 +11,7 @@ from ..models.observe.dr_dna import NAME, SAMPLES, Profile, largest_excess
 
 
 def with_largest(reductions: frozenset[str], profile: Profile | None) -> frozenset[str]:
-    """The reductions, with what a profile is made of where there is none yet."""
+    """Adds `largest/activations` while the profile is still being made."""
     return reductions | {"largest/activations"} if profile is not None and profile.histograms is None else reductions
 
 

@@ -4,14 +4,16 @@ Layers of equal name share their parameters: their gradients add up, and each up
 statistics that the one before it has left.  A layer with sites cannot be shared (`layer.merge`).
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .arrays import Cache, Initial, Key, Params, Shape, Stats
 from .isolation import only_shapes
-from .layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
+from .layer import BackwardResult, Context, ForwardResult, Layer, Observations, merge
 from .precision import HISTORY, MAXIMA, wide
 from .precisions import PRECISIONS, Precision
 
@@ -61,6 +63,31 @@ def chain(*layers: Layer) -> Layer:
     return Layer(init, forward, backward, layers[0].takes if layers else "float32", layers)
 
 
+def init_all(layers: Sequence[Layer], key: Key, shapes: Sequence[Shape]) -> tuple[Initial, Initial]:
+    """Initial parameters and statistics of layers side by side, each with an input of its own shape."""
+    params: Initial = {}
+    stats: Initial = {}
+    for layer, shape in zip(layers, shapes, strict=True):
+        p, s = layer.init(key, shape)
+        params, stats = params | p, stats | s
+    return params, stats
+
+
+def forward_all(
+    layers: Sequence[Layer], params: Params, stats: Stats, inputs: Sequence[jax.Array], ctx: Context
+) -> tuple[list[jax.Array], Stats, list[Cache], Observations]:
+    """The forward passes of layers side by side, each with an input of its own: their outputs and their caches."""
+    new_stats: Stats = {}
+    outputs, caches, observations = [], [], []
+    for layer, x in zip(layers, inputs, strict=True):
+        y, s, cache, o = layer.forward(params, stats | new_stats, x, ctx)
+        new_stats |= s
+        outputs.append(y)
+        caches.append(cache)
+        observations.append(o)
+    return outputs, new_stats, caches, merge(observations)
+
+
 def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
     """`main(x) + shortcut(x)`; without a shortcut, `main(x) + x`.
 
@@ -70,27 +97,21 @@ def residual(main: Layer, shortcut: Layer | None = None) -> Layer:
     [[-1.0, 4.0]]
     """
 
+    branches = [main] if shortcut is None else [main, shortcut]
+
     def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
-        params, stats = main.init(key, shape)
-        if shortcut is not None:
-            p, s = shortcut.init(key, shape)
-            params, stats = params | p, stats | s
-        return params, stats
+        return init_all(branches, key, [shape] * len(branches))
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
-        y, new_stats, main_cache, observations = main.forward(params, stats, x, ctx)
-        if shortcut is None:
-            return y + x, new_stats, (main_cache, None), observations
-        z, s, shortcut_cache, o = shortcut.forward(params, stats | new_stats, x, ctx)
-        return y + z, new_stats | s, (main_cache, shortcut_cache), merge([observations, o])
+        outputs, new_stats, caches, observations = forward_all(branches, params, stats, [x] * len(branches), ctx)
+        return outputs[0] + (x if shortcut is None else outputs[1]), new_stats, caches, observations
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
-        main_cache, shortcut_cache = cache
         ctx = replace(ctx, input_gradient=True)
-        dx, dparams, observations = main.backward(params, main_cache, dy, ctx)
+        dx, dparams, observations = main.backward(params, cache[0], dy, ctx)
         if shortcut is None:
             return dx + dy, dparams, observations
-        dx_shortcut, d, o = shortcut.backward(params, shortcut_cache, dy, ctx)
+        dx_shortcut, d, o = shortcut.backward(params, cache[1], dy, ctx)
         return dx + dx_shortcut, added(dparams, d), merge([observations, o])
 
     return Layer(init, forward, backward)
@@ -152,14 +173,11 @@ def multiplied(one: Layer, other: Layer) -> Layer:
     """
 
     def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
-        params, stats = one.init(key, shape)
-        p, s = other.init(key, shape)
-        return params | p, stats | s
+        return init_all([one, other], key, [shape, shape])
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
-        y, new_stats, one_cache, observations = one.forward(params, stats, x, ctx)
-        z, s, other_cache, o = other.forward(params, stats | new_stats, x, ctx)
-        return y * z, new_stats | s, (y, z, one_cache, other_cache), merge([observations, o])
+        (y, z), new_stats, caches, observations = forward_all([one, other], params, stats, [x, x], ctx)
+        return y * z, new_stats, (y, z, *caches), observations
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         y, z, one_cache, other_cache = cache
@@ -236,10 +254,7 @@ def in_precision(network: Layer, precision: Precision) -> Layer:
         dx, dparams, observations = network.backward(params, cache, dy, within(ctx, stats))
         return wide(dx) / precision.loss_scale, jax.tree.map(lambda d: d / precision.loss_scale, dparams), observations
 
-    def around(chain: Layer) -> Layer:
-        return in_precision(network.around(chain), precision)
-
-    return Layer(init, forward, backward, network.takes, network.parts, around)
+    return Layer(init, forward, backward, network.takes)
 
 
 def added(one: Params, other: Params) -> Params:

@@ -51,11 +51,11 @@ def _missing(n: int, k: int, stride: int) -> tuple[int, int]:
     return total // 2, total - total // 2
 
 
-def convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+def fast_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """x [N,H,W,I], kernel [k,l,I,O] -> y [N,h,w,O].
 
     >>> x, kernel = jnp.ones((2, 8, 8, 3)), jnp.ones((3, 3, 3, 5))
-    >>> jax.eval_shape(lambda: convolution(x, kernel, 2, ((0, 1), (0, 1)))).shape
+    >>> jax.eval_shape(lambda: fast_convolution(x, kernel, 2, ((0, 1), (0, 1)))).shape
     (2, 4, 4, 5)
     """
     if _by_products(x.shape[1:3], kernel.shape, stride, padding):
@@ -64,7 +64,7 @@ def convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) 
 
 
 def short_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """As `convolution`, in few instructions: for code that is compiled at every site and run at one."""
+    """As `fast_convolution`, in few instructions: for code that is compiled at every site and run at one."""
     if _few_positions(kernel.shape) and _exceeds(x.shape[1:3], kernel.shape):
         return _output_by_products(x, kernel, stride, padding)
     return lax.conv_general_dilated(x, kernel, (stride, stride), padding, dimension_numbers=LAYOUT)
@@ -96,7 +96,7 @@ def weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, 
     return dw.transpose(1, 2, 0, 3)
 
 
-def depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
+def fast_depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """x [N,H,W,C], kernel [k,l,C,1] -> y [N,h,w,C]."""
     if on_cpus():
         with isolated("false"):
@@ -105,7 +105,7 @@ def depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding:
 
 
 def short_depthwise_convolution(x: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
-    """As `depthwise_convolution`, in few instructions."""
+    """As `fast_depthwise_convolution`, in few instructions."""
     grouped, strides = kernel.swapaxes(2, 3), (stride, stride)  # [k,l,1,C]
     return lax.conv_general_dilated(
         x, grouped, strides, padding, dimension_numbers=LAYOUT, feature_group_count=x.shape[3]
@@ -119,7 +119,7 @@ def depthwise_input_gradient(
     top_bottom, left_right = _input_gradient_edges(dy, kernel, stride, padding, shape)
     between = (0, 0, stride - 1)
     dilated = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), between, between, (0, 0, 0)])
-    return depthwise_convolution(dilated, jnp.flip(kernel, (0, 1)), 1, (top_bottom, left_right))
+    return fast_depthwise_convolution(dilated, jnp.flip(kernel, (0, 1)), 1, (top_bottom, left_right))
 
 
 def depthwise_weight_gradient(x: jax.Array, dy: jax.Array, stride: int, padding: Padding, size: int) -> jax.Array:

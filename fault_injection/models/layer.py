@@ -1,25 +1,18 @@
 """The values that everything in `models` passes around: a layer, its context, its observations."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 
+from .arrays import Cache, Initial, Key, Params, Shape, Stats
 from .fault import Fault, Struck
 from .observe.dr_dna import Profile
 from .observe.reductions import reduced
 from .precision import wide
 from .precisions import Precision
-
-Shape = tuple[int, ...]
-Key = tuple[int, ...] | None  # integers such as the seed; None asks for shapes alone
-Initial = dict[str, dict[str, np.ndarray | jax.ShapeDtypeStruct]]
-Params = dict[str, dict[str, jax.Array]]
-Stats = dict[str, dict[str, jax.Array]]
-Cache = Any  # what a layer's forward pass keeps for its own backward pass; nobody else looks into it
 
 
 @struct.dataclass
@@ -194,9 +187,7 @@ class Layer(NamedTuple):
 
     `params` and `stats` are the two-level dicts of the entire network, from which a layer reads its
     own by name.  Activations have the workers of the device as leading axis, `[R, b, …]`.
-    `takes` is the dtype of the input, for which shapes are traced.  A chain names its `parts`; a layer that
-    computes a chain in another way, such as in other formats, has that chain's parts, and `around` does the same
-    to what stands in the chain's place.
+    `takes` is the dtype of the input, for which shapes are traced; `parts` are the layers of a chain.
 
     >>> from fault_injection.models.layers.activation import relu
     >>> layer, ctx = relu(), Context(jax.random.key(0), jnp.arange(1))
@@ -211,7 +202,6 @@ class Layer(NamedTuple):
     backward: Backward
     takes: str = "float32"
     parts: "tuple[Layer, ...]" = ()
-    around: "Callable[[Layer], Layer]" = lambda chain: chain
 
 
 def stateless(key: Key, shape: Shape) -> tuple[Initial, Initial]:

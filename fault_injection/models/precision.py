@@ -11,7 +11,7 @@ from jax import lax
 
 from .isolation import on_cpus
 
-MAXIMA = "maxima"  # the statistic that holds them, see `combinators.in_precision`
+MAXIMA = "maxima"  # name of the statistic that holds each operand's largest values
 # Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
 MANTISSA = {"tensorfloat32": 10, "bfloat16": 7}
 HISTORY = 16  # steps whose largest value gives the scale of an operand of 8 bits
@@ -34,7 +34,7 @@ def natively(a: jax.Array, b: jax.Array, held: str | None) -> bool:
     return held is not None and a.dtype == b.dtype == held and not on_cpus()
 
 
-def read(a: jax.Array, b: jax.Array, held: str | None) -> tuple[jax.Array, jax.Array]:
+def as_multiplied(a: jax.Array, b: jax.Array, held: str | None) -> tuple[jax.Array, jax.Array]:
     """The operands of a product as multipliers read them, in float32 at least.
 
     They are rounded to the matrix precision of JAX's configuration.  Devices without multipliers of
@@ -42,7 +42,7 @@ def read(a: jax.Array, b: jax.Array, held: str | None) -> tuple[jax.Array, jax.A
     operation with an operand of integers is a lookup: it multiplies nothing, and nothing is rounded.
 
     >>> with jax.default_matmul_precision("bfloat16"):
-    ...     read(jnp.float32(1.001), jnp.float32(3.14), None)[1].item()
+    ...     as_multiplied(jnp.float32(1.001), jnp.float32(3.14), None)[1].item()
     3.140625
     """
     if natively(a, b, held):
@@ -54,7 +54,7 @@ def read(a: jax.Array, b: jax.Array, held: str | None) -> tuple[jax.Array, jax.A
     return a, b
 
 
-def largest(a: jax.Array, b: jax.Array) -> jax.Array:
+def largest_values(a: jax.Array, b: jax.Array) -> jax.Array:
     """float32 [2], the largest absolute value of each; NaN where one is in it."""
     return jnp.stack([jnp.max(jnp.abs(wide(tensor))) for tensor in (a, b)])
 

@@ -11,8 +11,8 @@ class Precision:
       held: of activations, of their gradients, and of what an operation gives.
       forward, backward: what a product reads, where that is narrower: activations and parameters,
         and gradients.  Each operand is divided by a scale of its own, see `precision.scale`.
-      loss_scale: the loss is multiplied by this before the backward pass, and the gradients of parameters are
-        divided by it afterwards.
+      loss_scale: the loss is multiplied by this before the backward pass, and parameter gradients are divided by it
+        afterwards.
     """
 
     held: str

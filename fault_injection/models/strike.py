@@ -6,7 +6,7 @@ carried over into the fast result.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +21,15 @@ from .observe.dr_dna import SAMPLES, watched
 from .observe.reductions import reduced
 from .operations.lookup import SparseLookupGradWt
 from .operations.operation import Checkable, Operation, SparseGradient, Summed
-from .precision import largest, narrowed, natively, read, scale
+from .precision import as_multiplied, largest_values, narrowed, natively, scale
 from .precisions import Precision
 
 Multiply = Callable[[jax.Array, jax.Array], Any]
 
 
-@overload
-def perform(
-    operation: SparseLookupGradWt, site: str, a: jax.Array, b: jax.Array, ctx: Context
-) -> tuple[SparseGradient, Observations]: ...
-@overload
 def perform(
     operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
-) -> tuple[jax.Array, Observations]: ...
-def perform(
-    operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
-) -> tuple[Any, Observations]:
+) -> tuple[jax.Array, Observations]:
     """Run one operation for all workers of the device; the context's fault strikes it if it names this site.
 
     Args:
@@ -52,7 +44,7 @@ def perform(
       result of a layer of `ctx.profile` is sampled, and clamped if the profile says so.
 
     >>> ctx = Context(jax.random.key(0), jnp.arange(2), observe=frozenset({"operands"}))
-    >>> from fault_injection.models.operations.dense import Dense
+    >>> from fault_injection.models.operations.product import Dense
     >>> x, kernel = jnp.ones((2, 4, 3)), jnp.ones((3, 5))
     >>> y, seen = jax.eval_shape(lambda: perform(Dense(), "fc", x, kernel, ctx))
     >>> y.shape, seen.sites, seen.tensors["operands"]["fc"]["output"].shape
@@ -102,7 +94,7 @@ def _narrow(
     formats: tuple[str, str], a: jax.Array, b: jax.Array, history: jax.Array | None
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
     """Largest values of the operands, their scales after those of the last steps, and the operands rounded."""
-    now = largest(a, b)
+    now = largest_values(a, b)
     by = jnp.ones_like(now) if history is None else scale(history, formats)
     return now, by, narrowed(a, by[0], formats[0]), narrowed(b, by[1], formats[1])
 
@@ -190,7 +182,7 @@ def _rounded(multiply: Multiply, held: str | None, scales: jax.Array | None, a: 
         return multiply(a, b)
     if held is None and jnp.issubdtype(b.dtype, jnp.floating):
         held = b.dtype.name
-    result = multiply(*read(a, b, held))
+    result = multiply(*as_multiplied(a, b, held))
     if scales is not None:
         result = result * (scales[0] * scales[1])
     if held is None:

@@ -19,6 +19,11 @@ class Role(enum.StrEnum):
     OTHER = "other"
 
 
+# Moments of optimizers as Keras and Optax call them: means of gradients, sums of them, means of their squares; others.
+MEANS, SUMS, SQUARES = ("m", "mu"), ("trace",), ("v", "nu")
+OTHERS = ("nu_max", "sum_of_squares", "e_g", "e_x", "v_row", "v_col")
+
+
 class Leaf(NamedTuple):
     """A named array of a state, or a gradient.
 
@@ -32,9 +37,16 @@ class Leaf(NamedTuple):
     role: Role = Role.OTHER
     moment: str = ""
 
+    @property
+    def kind(self) -> str:
+        """The moment without its place in a chain of optimizers: `mu` of `0.mu`."""
+        return self.moment.rpartition(".")[2]
+
 
 def part_of(name: str) -> str:
-    """What a leaf belongs to, such as a part of the state: what precedes its layer; itself where it has no layer.
+    """The part of the state that holds a leaf: its name without layer and parameter.
+
+    A name of one or two parts is its own part.
 
     >>> part_of("opt_state/v/conv1/kernel"), part_of("params/fc/bias"), part_of("slopes")
     ('opt_state/v', 'params', 'slopes')

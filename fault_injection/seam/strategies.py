@@ -19,7 +19,7 @@ class Sum(enum.Enum):
     NONE = "each worker follows its own"
 
 
-class Start(enum.Enum):
+class StartRule(enum.Enum):
     """What a part of the state is at the start, of what several loaders have read."""
 
     OWN = "each worker has its own"
@@ -50,9 +50,9 @@ class Strategy:
     text: str
     copies: bool = False
     gradients: Sum = Sum.AT_ONCE
-    params: Start = Start.FIRST
-    stats: Start = Start.FIRST
-    opt_state: Start = Start.FIRST
+    params: StartRule = StartRule.FIRST
+    stats: StartRule = StartRule.FIRST
+    opt_state: StartRule = StartRule.FIRST
     sharded: frozenset[str] = frozenset()
     every: int = 0
     stages: int = 0
@@ -75,26 +75,28 @@ class Strategy:
         """Whether the workers' copies differ without a fault."""
         return self.gradients is Sum.NONE
 
-    def at_start(self, part: str) -> Start:
+    def at_start(self, part: str) -> StartRule:
         """What a part of the state, such as `params`, is at the start; what a step keeps of others is worker 0's."""
-        rule: Start = getattr(self, part, Start.FIRST)
+        rule: StartRule = getattr(self, part, StartRule.FIRST)
         return rule
 
 
 REPLICATED = Strategy("replicated")
-DDP = Strategy("ddp", copies=True, opt_state=Start.OWN)
-HOROVOD = Strategy("horovod", copies=True, gradients=Sum.RING, params=Start.OWN, stats=Start.OWN, opt_state=Start.OWN)
+DDP = Strategy("ddp", copies=True, opt_state=StartRule.OWN)
+HOROVOD = Strategy(
+    "horovod", copies=True, gradients=Sum.RING, params=StartRule.OWN, stats=StartRule.OWN, opt_state=StartRule.OWN
+)
 HOROVOD_BROADCAST = Strategy("horovod broadcast", copies=True, gradients=Sum.RING)
-ZERO = Strategy("zero", opt_state=Start.SHARE, sharded=frozenset({"opt_state"}))
+ZERO = Strategy("zero", opt_state=StartRule.SHARE, sharded=frozenset({"opt_state"}))
 ZERO_PARAMETERS = Strategy(
-    "zero parameters", params=Start.SHARE, opt_state=Start.SHARE, sharded=frozenset({"params", "opt_state"})
+    "zero parameters", params=StartRule.SHARE, opt_state=StartRule.SHARE, sharded=frozenset({"params", "opt_state"})
 )
 NAMED = {str(each): each for each in (REPLICATED, DDP, HOROVOD, HOROVOD_BROADCAST, ZERO, ZERO_PARAMETERS)}
 
 
 def local(every: int) -> Strategy:
     """Each worker takes its own steps; the copies are averaged after so many."""
-    own = Start.OWN
+    own = StartRule.OWN
     return Strategy(
         f"local {every}", copies=True, gradients=Sum.NONE, params=own, stats=own, opt_state=own, every=every
     )
@@ -102,7 +104,7 @@ def local(every: int) -> Strategy:
 
 def pipeline(stages: int) -> Strategy:
     """The layers are split into so many stages, through which each worker's batch passes."""
-    of = Start.STAGE
+    of = StartRule.STAGE
     return Strategy(f"pipeline {stages}", params=of, stats=of, opt_state=of, stages=stages)
 
 

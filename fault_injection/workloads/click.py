@@ -58,7 +58,6 @@ class ClickWorkload(ExplicitWorkload):
         return tuple(min(size, self.max_rows) for size in CLICK_LOGS[self.dataset].sizes)
 
     def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
-        """The recipe of its training."""
         from .click_recipe import click_recipe
 
         return click_recipe(self, data_dir)
@@ -78,7 +77,6 @@ class ClickWorkload(ExplicitWorkload):
 
     @property
     def details(self) -> str:
-        """How large it is."""
         return (
             f"{narrower(self.precision)}{len(self.tables)} tables of {sum(self.tables):,} rows × {self.dimension}, "
             f"layers of {format_option(self.bottom)} and {format_option(self.top)}, "

@@ -11,10 +11,8 @@ from ..data.clicks import ClickBatches
 from ..explicit.batch_source import OpenData
 from ..explicit.optimizers import keras_sgd
 from ..explicit.recipe import Recipe
-from ..models.combinators import in_precision
 from ..models.loss import binary_cross_entropy
 from ..models.networks.dlrm import dlrm
-from ..models.precisions import PRECISIONS
 from ..seam.measure import Measure
 
 TOLERANCE = 0.005  # half a point of accuracy; ours (docs/science.md, Outcomes)
@@ -30,14 +28,11 @@ def click_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         return OpenData(ClickBatches(clicks, w.seed, w.workers, w.batch_size), measure, clicks.sha256)
 
     return Recipe(
-        in_precision(dlrm(log.numbers, w.tables, w.dimension, w.bottom, w.top), PRECISIONS[w.precision]),
+        dlrm(log.numbers, w.tables, w.dimension, w.bottom, w.top),
         keras_sgd(w.learning_rate),
         jax.ShapeDtypeStruct((log.numbers + len(log.sizes),), np.int32),
         data,
-        workers=w.workers,
-        batch_size=w.batch_size,
-        steps_per_epoch=w.steps_per_epoch,
-        seed=w.seed,
+        **w.shared,
         head=binary_cross_entropy,
         tables=frozenset(f"emb_{k}/table" for k in range(len(log.sizes))),
     )

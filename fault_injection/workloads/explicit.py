@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from ..models.precisions import PRECISIONS
 from ..models.site import Site
 from ..seam.program import Program
 from ..seam.state_spec import StateSpec
@@ -48,13 +49,17 @@ class ExplicitWorkload(Workload):
           data_dir: where the dataset is; by default where its reader looks.
         """
 
+    @property
+    def shared(self) -> dict[str, Any]:
+        """What the recipes of all families take from a workload, by the names of their fields."""
+        same = {name: getattr(self, name) for name in ("workers", "batch_size", "steps_per_epoch", "seed")}
+        return same | {"strategy": self.rules, "precision": PRECISIONS[self.precision]}
+
     def sites(self) -> Mapping[str, Site]:
-        """The operations that a fault can strike, by name."""
         alike = self._alike()
         return described(alike, "sites") or _sites(alike)
 
     def leaves(self) -> Mapping[str, Site]:
-        """What a fault can strike beside operations, by name."""
         return described(self._alike(), "leaves") or super().leaves()
 
     def _alike(self) -> Self:
@@ -74,18 +79,16 @@ class ExplicitWorkload(Workload):
         data_dir: pathlib.Path | None = None,
         reductions: frozenset[str] = frozenset(),
     ) -> Program:
-        """What runs of this workload need; see `Workload.program`."""
         from ..explicit.program import explicit_program
 
         self.check_supported(supported)
         return explicit_program(self.recipe(data_dir), supported, devices, reductions)
 
     def contradiction(self) -> Contradiction | None:
-        """The first option that does not go with the others; None where all do."""
         if self.batch_size % self.workers:
             message = f"batch_size {self.batch_size} is not a multiple of the {self.workers} workers"
             return Contradiction("batch_size", message)
-        if not (stages := self.rules.stages) or stages <= (parts := len(self.recipe().network.parts)):
+        if not (stages := self.rules.stages) or stages <= (parts := len(self.recipe().chain.parts)):
             return None
         found = f"strategy {self.strategy}: the chain of {self.name} has {parts} parts"
         return Contradiction("strategy", f"{found}; expected at most as many stages")
@@ -96,12 +99,10 @@ class ExplicitWorkload(Workload):
 
     @property
     def label(self) -> str:
-        """Name of its folders."""
         return f"{self.name}-{self.dataset}"
 
     @property
     def title(self) -> str:
-        """What it is."""
         return f"{self.name} on {self.dataset}"
 
 

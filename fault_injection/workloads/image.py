@@ -68,11 +68,9 @@ class ImageWorkload(ExplicitWorkload):
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in each epoch."""
         return steps_per_epoch(DATASETS[self.dataset].train, self.batch_size)
 
     def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
-        """The recipe of its training."""
         from .image_recipe import image_recipe
 
         return image_recipe(self, data_dir)
@@ -107,7 +105,6 @@ class ImageWorkload(ExplicitWorkload):
         return self.changed(dataset="digits", width=8, blocks=blocks, batch_size=128, epochs=20)
 
     def contradiction(self) -> Contradiction | None:
-        """The first option that does not go with the others; None where all do."""
         most = PUBLISHED.get(self.name, self).blocks
         if len(self.blocks) != len(most) or any(map(operator.gt, self.blocks, most)):
             expected = f"{len(most)} counts, from 1 each to the published {format_option(most)}"
@@ -129,7 +126,6 @@ class ImageWorkload(ExplicitWorkload):
 
     @property
     def details(self) -> str:
-        """How large it is."""
         return (
             f"{narrower(self.precision)}{shared_out(self)}width {self.width}, "
             f"batches of {self.batch_size} on {self.workers} workers, "

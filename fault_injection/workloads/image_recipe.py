@@ -13,9 +13,7 @@ from ..data.images import SHAPE
 from ..explicit.batch_source import OpenData
 from ..explicit.optimizers import keras_adam, keras_sgd
 from ..explicit.recipe import Recipe
-from ..models.combinators import in_precision
 from ..models.networks import NETWORKS
-from ..models.precisions import PRECISIONS
 from ..seam.measure import Measure
 
 TOLERANCE = 0.02  # two points of accuracy; ours (docs/science.md, Outcomes)
@@ -33,13 +31,9 @@ def image_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
     network = NETWORKS[w.network](width=w.width, blocks=w.blocks, dropout_rate=w.dropout)
     schedule = optax.polynomial_schedule(w.learning_rate, w.end_learning_rate, power=1, transition_steps=w.decay_steps)
     return Recipe(
-        in_precision(network, PRECISIONS[w.precision]),
+        network,
         OPTIMIZERS[w.optimizer](schedule),
         jax.ShapeDtypeStruct(SHAPE, np.float32),
         data,
-        workers=w.workers,
-        batch_size=w.batch_size,
-        steps_per_epoch=w.steps_per_epoch,
-        seed=w.seed,
-        strategy=w.rules,
+        **w.shared,
     )

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ..any_step.training import Training
-from ..any_step.training_program import Started, started, training_program
+from ..any_step.training_program import TracedTraining, traced_training, training_program
 from ..machine.errors import InputError
 from ..machine.sources import closure
 from ..models.site import Site
@@ -27,7 +27,7 @@ class OwnTraining(Workload):
     REQUIRED: ClassVar[Mapping[str, Option]] = {"seed": Workload.REQUIRED["seed"]}
 
     @property
-    def started(self) -> Started:
+    def started(self) -> TracedTraining:
         """The training, with its initial state, traced once."""
         return _started(self.name, self.seed)
 
@@ -53,9 +53,9 @@ class OwnTraining(Workload):
         reductions: frozenset[str] = frozenset(),
     ) -> Program:
         self.check_supported(supported)
-        here = self.started
-        program = here.program.supporting(frozenset(here.program.sites) if supported is None else supported)
-        return training_program(here.training, here.state, program, reductions)
+        program = self.started.program
+        program = program.supporting(frozenset(program.sites) if supported is None else supported)
+        return training_program(dataclasses.replace(self.started, program=program), reductions)
 
     def sources(self) -> tuple[pathlib.Path, ...]:
         """The user's file, what it imports from its own folder, and what interprets its step."""
@@ -68,16 +68,12 @@ class OwnTraining(Workload):
 
 
 @functools.lru_cache(maxsize=4)
-def _started(name: str, seed: int) -> Started:
+def _started(name: str, seed: int) -> TracedTraining:
     make, path = own_function(name)
     try:
-        return started(_made(make, seed))
+        return traced_training(make(seed=seed) if "seed" in inspect.signature(make).parameters else make())
     except InputError as error:
         raise InputError(f"{name.rpartition(':')[2]}: {error}", path) from None
-
-
-def _made(make: Callable[..., Training], seed: int) -> Training:
-    return make(seed=seed) if "seed" in inspect.signature(make).parameters else make()
 
 
 def own_workload(name: str, make: Callable[..., Any], training: Training) -> OwnTraining:

@@ -58,7 +58,6 @@ class TextWorkload(ExplicitWorkload):
     }
 
     def recipe(self, data_dir: pathlib.Path | None = None) -> Any:
-        """The recipe of its training."""
         from .text_recipe import text_recipe
 
         return text_recipe(self, data_dir)
@@ -80,7 +79,6 @@ class TextWorkload(ExplicitWorkload):
         return "attention product" if site.layer.endswith(("_scores", "_mix")) else "projection"
 
     def contradiction(self) -> Contradiction | None:
-        """The first option that does not go with the others; None where all do."""
         if self.width % (2 * self.heads):
             expected = f"expected a multiple of {2 * self.heads}: heads of an even width, whose pairs are rotated"
             return Contradiction("width", f"width {self.width} with {self.heads} heads; {expected}")
@@ -98,7 +96,6 @@ class TextWorkload(ExplicitWorkload):
 
     @property
     def details(self) -> str:
-        """How large it is."""
         return (
             f"{narrower(self.precision)}{shared_out(self)}width {self.width}, {self.blocks} blocks, "
             f"batches of {self.batch_size} × {self.context} tokens on {self.workers} workers, "

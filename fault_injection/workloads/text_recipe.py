@@ -12,10 +12,8 @@ from ..data.tokens import TokenBatches
 from ..explicit.batch_source import OpenData
 from ..explicit.optimizers import clipped_adamw
 from ..explicit.recipe import Recipe
-from ..models.combinators import in_precision
 from ..models.loss import nats_per_token
 from ..models.networks.transformer import transformer
-from ..models.precisions import PRECISIONS
 from ..seam.measure import Measure
 
 TOLERANCE = 0.02  # nats per token; ours (docs/science.md, Outcomes)
@@ -33,16 +31,12 @@ def text_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
 
     network = transformer(w.vocabulary, w.width, w.blocks, w.heads, w.kv_heads, w.tied == "yes")
     return Recipe(
-        in_precision(network, PRECISIONS[w.precision]),
+        network,
         clipped_adamw(schedule(w.learning_rate, w.epochs * w.steps_per_epoch)),
         jax.ShapeDtypeStruct((w.context,), np.int32),
         data,
-        workers=w.workers,
-        batch_size=w.batch_size,
-        steps_per_epoch=w.steps_per_epoch,
-        seed=w.seed,
+        **w.shared,
         head=nats_per_token,
-        strategy=w.rules,
     )
 
 

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from ..arrays import Cache, Params, Stats
 from ..combinators import in_float32
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Stats, stateless
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, stateless
 
 
 def relu(scale: float = 1.0) -> Layer:

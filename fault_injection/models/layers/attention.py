@@ -5,8 +5,9 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 
-from ..combinators import added
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
+from ..combinators import added, forward_all, init_all
+from ..layer import BackwardResult, Context, ForwardResult, Layer, merge
 from ..operations.product import Product, ProductGradIn, ProductGradWt
 from ..precision import wide
 from ..strike import perform
@@ -38,29 +39,16 @@ def causal_attention(name: str, query: Layer, key: Layer, value: Layer) -> Layer
     branches = (query, key, value)
 
     def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
-        params: Initial = {}
-        stats: Initial = {}
-        for branch in branches:
-            p, s = branch.init(key, shape)
-            params, stats = params | p, stats | s
-        return params, stats
+        return init_all(branches, key, [shape] * 3)
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
-        new_stats: Stats = {}
-        tensors, caches, observations = [], [], []
-        for branch in branches:
-            tensor, s, cache, o = branch.forward(params, stats | new_stats, x, ctx)
-            new_stats |= s
-            tensors.append(tensor)
-            caches.append(cache)
-            observations.append(o)
-        q, k, v = tensors  # [R,b,H,T,D]
+        (q, k, v), new_stats, caches, at_branches = forward_all(branches, params, stats, [x] * 3, ctx)  # [R,b,H,T,D]
         transposed = k.mT  # [R,b,H,D,T]
         scores, at_scores = perform(Product(), f"{name}_scores", q, transposed, ctx)  # [R,b,H,T,T]
         weights = wide(scores) * q.shape[-1] ** -0.5
         p = _softmax(jnp.where(_seen(scores), weights, float(jnp.finfo(weights.dtype).min))).astype(v.dtype)
         mixed, at_mix = perform(Product(), f"{name}_mix", p, v, ctx)  # [R,b,H,T,D]
-        seen = merge([*observations, at_scores, at_mix])
+        seen = merge([at_branches, at_scores, at_mix])
         return joined_heads(mixed), new_stats, (q, transposed, v, p, caches), seen
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:

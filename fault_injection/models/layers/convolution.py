@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
+from ..layer import BackwardResult, Context, ForwardResult, Layer, merge
 from ..operations.convolution import (
     Convolution,
     ConvolutionGradIn,

@@ -4,8 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats, merge
-from ..operations.dense import Dense, DenseGradIn, DenseGradWt
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
+from ..layer import BackwardResult, Context, ForwardResult, Layer, merge
+from ..operations.product import Dense, DenseGradIn, DenseGradWt
 from ..strike import perform
 from .initial import filled, glorot_normal
 

@@ -5,7 +5,8 @@ import zlib
 import jax
 import jax.numpy as jnp
 
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Shape, Stats, stateless
+from ..arrays import Cache, Params, Shape, Stats
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, stateless
 
 
 def dropout(name: str, rate: float) -> Layer:

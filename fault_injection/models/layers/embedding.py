@@ -1,26 +1,17 @@
 """Embeddings: of tokens, with the head that shares the table, and of categories; their operations are sites."""
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from ..layer import (
-    BackwardResult,
-    Cache,
-    Context,
-    ForwardResult,
-    Initial,
-    Key,
-    Layer,
-    Observations,
-    Params,
-    Shape,
-    Stats,
-    merge,
-    observed,
-    stateless,
-)
-from ..operations.dense import Dense, DenseGradIn, DenseGradWt
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, merge, observed, stateless
 from ..operations.lookup import Lookup, LookupGradWt, SparseLookupGradWt
+from ..operations.operation import SparseGradient
+from ..operations.product import Dense, DenseGradIn, DenseGradWt
 from ..strike import perform
 from .initial import small_normal, uniform_by_rows
 
@@ -39,22 +30,8 @@ def embedding(name: str, vocabulary: int, features: int) -> Layer:
     >>> embed.forward(params, {}, jnp.zeros((1, 2, 4), "int32"), ctx)[0].shape
     (1, 2, 4, 3)
     """
-
-    def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
-        return {name: {"table": small_normal(key, name, (vocabulary, features))}}, {}
-
-    def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
-        y, observations = perform(Lookup(), name, x, params[name]["table"], ctx)
-        return y, {}, x, observations
-
-    def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
-        tokens = cache  # [R,b,…]
-        dtable, observations = perform(LookupGradWt(vocabulary), f"{name}_grad_wt", tokens, dy, ctx)
-        seen = merge([observations, observed(ctx, "gradients", name, dy)])
-        dtable = dtable.astype(params[name]["table"].dtype)
-        return jnp.full(tokens.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, seen
-
-    return Layer(init, forward, backward, "int32")
+    draw = functools.partial(small_normal, name=name, shape=(vocabulary, features))
+    return _embedding(name, draw, LookupGradWt(vocabulary))
 
 
 def sparse_embedding(name: str, categories: int, features: int) -> Layer:
@@ -74,9 +51,15 @@ def sparse_embedding(name: str, categories: int, features: int) -> Layer:
     >>> seen.rows["emb_0/table"].tolist(), dparams["emb_0"]["table"][:, 0].tolist()
     ([2, 4, 9], [1.0, 2.0, 0.0])
     """
+    draw = functools.partial(uniform_by_rows, name=name, shape=(categories, features))
+    return _embedding(name, draw, SparseLookupGradWt(categories))
+
+
+def _embedding(name: str, draw: Callable[[Key], Any], grad_wt: LookupGradWt) -> Layer:
+    """A layer whose one parameter is the table that is drawn."""
 
     def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
-        return {name: {"table": uniform_by_rows(key, name, (categories, features))}}, {}
+        return {name: {"table": draw(key)}}, {}
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         y, observations = perform(Lookup(), name, x, params[name]["table"], ctx)
@@ -84,11 +67,14 @@ def sparse_embedding(name: str, categories: int, features: int) -> Layer:
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         read = cache  # [R,b,…]
-        gradient, observations = perform(SparseLookupGradWt(categories), f"{name}_grad_wt", read, dy, ctx)
-        rows = Observations(rows={f"{name}/table": gradient.rows})
-        seen = merge([observations, observed(ctx, "gradients", name, dy), rows])
-        dtable = gradient.values.astype(params[name]["table"].dtype)
-        return jnp.full(read.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, seen
+        gradient: Any
+        gradient, observations = perform(grad_wt, f"{name}_grad_wt", read, dy, ctx)
+        seen = [observations, observed(ctx, "gradients", name, dy)]
+        if isinstance(gradient, SparseGradient):
+            seen.append(Observations(rows={f"{name}/table": gradient.rows}))
+            gradient = gradient.values
+        dtable = gradient.astype(params[name]["table"].dtype)
+        return jnp.full(read.shape, jnp.nan, dy.dtype), {name: {"table": dtable}}, merge(seen)
 
     return Layer(init, forward, backward, "int32")
 

@@ -4,20 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
 from ..combinators import in_float32
-from ..layer import (
-    BackwardResult,
-    Cache,
-    Context,
-    ForwardResult,
-    Initial,
-    Key,
-    Layer,
-    Observations,
-    Params,
-    Shape,
-    Stats,
-)
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations
 
 
 def skip_gain(name: str) -> Layer:

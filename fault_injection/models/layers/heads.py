@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Stats, stateless
+from ..arrays import Cache, Params, Stats
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, stateless
 
 
 def split_heads(heads: int) -> Layer:

@@ -6,7 +6,7 @@ import zlib
 import jax
 import numpy as np
 
-from ..layer import Key, Shape
+from ..arrays import Key, Shape
 
 DEVIATION_CUT_AT_2 = 0.87962566103423978  # of a standard normal truncated to [-2, 2]
 

@@ -7,20 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..layer import (
-    BackwardResult,
-    Cache,
-    Context,
-    ForwardResult,
-    Initial,
-    Key,
-    Layer,
-    Params,
-    Shape,
-    Stats,
-    merge,
-    stateless,
-)
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
+from ..combinators import forward_all, init_all
+from ..layer import BackwardResult, Context, ForwardResult, Layer, merge, stateless
 from ..operations.product import ProductGradIn, ProductGradWt, ProductOfRows
 from ..strike import perform
 
@@ -47,26 +36,14 @@ def columns(dense: int, bottom: Layer, tables: Sequence[Layer]) -> Layer:
     parts = [bottom, *tables]
 
     def init(key: Key, shape: Shape) -> tuple[Initial, Initial]:
-        params: Initial = {}
-        stats: Initial = {}
-        for part in parts:
-            p, s = part.init(key, (*shape[:-1], dense) if part is bottom else shape[:-1])
-            params, stats = params | p, stats | s
-        return params, stats
+        return init_all(parts, key, [(*shape[:-1], dense), *[shape[:-1]] * len(tables)])
 
     def forward(params: Params, stats: Stats, x: jax.Array, ctx: Context) -> ForwardResult:
         width = jax.tree.leaves(params)[0].dtype  # float32, but where a test computes in float64
         numbers = lax.bitcast_convert_type(x[..., :dense], jnp.float32).astype(width)
         inputs = [numbers, *(x[..., dense + k] for k in range(len(tables)))]
-        new_stats: Stats = {}
-        vectors, caches, observations = [], [], []
-        for part, column in zip(parts, inputs, strict=True):
-            vector, s, cache, o = part.forward(params, stats | new_stats, column, ctx)
-            new_stats |= s
-            vectors.append(vector)
-            caches.append(cache)
-            observations.append(o)
-        return jnp.stack(vectors, axis=-2), new_stats, (x.shape, caches), merge(observations)
+        vectors, new_stats, caches, observations = forward_all(parts, params, stats, inputs, ctx)
+        return jnp.stack(vectors, axis=-2), new_stats, (x.shape, caches), observations
 
     def backward(params: Params, cache: Cache, dy: jax.Array, ctx: Context) -> BackwardResult:
         shape, caches = cache

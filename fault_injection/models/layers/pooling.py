@@ -3,19 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from ..arrays import Cache, Params, Stats
 from ..combinators import in_float32
-from ..layer import (
-    BackwardResult,
-    Cache,
-    Context,
-    ForwardResult,
-    Layer,
-    Observations,
-    Params,
-    Stats,
-    observed,
-    stateless,
-)
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, observed, stateless
 
 
 def global_average(name: str, *, keep_map: bool = False) -> Layer:

@@ -4,21 +4,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
 from ..combinators import in_float32
-from ..layer import (
-    BackwardResult,
-    Cache,
-    Context,
-    ForwardResult,
-    Initial,
-    Key,
-    Layer,
-    Observations,
-    Params,
-    Shape,
-    Stats,
-    observed,
-)
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, observed
 from .initial import filled
 
 EPSILON = 1e-5  # Llama

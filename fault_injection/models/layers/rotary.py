@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..arrays import Cache, Params, Stats
 from ..combinators import in_float32
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Layer, Observations, Params, Stats, stateless
+from ..layer import BackwardResult, Context, ForwardResult, Layer, Observations, stateless
 
 THETA = 10_000.0
 

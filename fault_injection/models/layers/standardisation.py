@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..layer import BackwardResult, Cache, Context, ForwardResult, Initial, Key, Layer, Params, Shape, Stats
+from ..arrays import Cache, Initial, Key, Params, Shape, Stats
+from ..layer import BackwardResult, Context, ForwardResult, Layer
 from .convolution import convolution
 from .initial import fan_in_normal, filled
 

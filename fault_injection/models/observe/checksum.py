@@ -15,7 +15,7 @@ from flax import struct
 
 from ..isolation import fence, isolated
 from ..operations.operation import Checkable
-from ..precision import read
+from ..precision import as_multiplied
 
 DEVIATIONS = 8.0  # standard deviations of what many roundings add up to
 UNIT = 2.0**-24  # unit roundoff of float32
@@ -119,7 +119,7 @@ def ratio(tolerance: Tolerance, done: Performed) -> jax.Array:
 
     It is infinite where a result or a sum is not finite.
 
-    >>> from fault_injection.models.operations.dense import Dense
+    >>> from fault_injection.models.operations.product import Dense
     >>> a, b = jnp.ones((1, 2, 3)), jnp.ones((3, 4))
     >>> good, bad = (Performed(Dense(), a, b, None, jnp.full((1, 2, 4), c)) for c in (3.0, 3.001))
     >>> ratio(bound, good).item(), ratio(bound, bad).item() > 1
@@ -127,7 +127,7 @@ def ratio(tolerance: Tolerance, done: Performed) -> jax.Array:
     """
     # What the compiler makes of the step must not depend on who else reads its tensors.
     a, b, results = fence(done.a, done.b, done.result)
-    a, b = read(a, b, done.result.dtype.name)
+    a, b = as_multiplied(a, b, done.result.dtype.name)
     results = results.astype(a.dtype)
     if done.scales is not None:
         a = a * (done.scales[0] * done.scales[1])

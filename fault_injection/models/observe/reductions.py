@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from ..overwrite import by_bits
 from ..precision import wide
 from .checksum import Performed, bound, deviation, ratio
 
@@ -50,7 +51,7 @@ def _histogram(tensor: jax.Array) -> jax.Array:
 # and x⁴; `histogram` counts binary exponents, see `_histogram`.  A NaN makes all of them NaN but the histogram.
 OF_TENSORS = {
     "norm": Reduction(lambda tensor: jnp.sum(tensor * tensor), "sum", jnp.sqrt),
-    "largest": Reduction(lambda tensor: jnp.max(jnp.abs(tensor)), "max", lambda found: found),
+    "largest": Reduction(lambda tensor: by_bits(jnp.max, jnp.abs(tensor)), "max", lambda found: found),
     "moments": Reduction(_moments, "sum", lambda found: found[1:] / found[0]),
     "histogram": Reduction(_histogram, "sum", lambda found: found),
 }
@@ -96,8 +97,13 @@ def together(parts: dict[str, jax.Array], axis: str | None = None) -> dict[str, 
     """
     found = {}
     for name, part in parts.items():
-        reduction = REDUCTIONS[name.partition("/")[0]]
         if axis is not None:
-            part = (lax.psum if reduction.across == "sum" else lax.pmax)(part, axis)
-        found[name] = reduction.finish(part)
+            largest = partial(by_bits, partial(lax.pmax, axis_name=axis))
+            part = lax.psum(part, axis) if is_sum(name) else largest(part)
+        found[name] = REDUCTIONS[name.partition("/")[0]].finish(part)
     return found
+
+
+def is_sum(name: str) -> bool:
+    """Whether parts of the reduction `REDUCTION/KIND/NAME` are added up; else the largest of them counts."""
+    return REDUCTIONS[name.partition("/")[0]].across == "sum"

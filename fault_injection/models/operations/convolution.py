@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -11,27 +10,23 @@ from jax import lax
 from .. import formulations
 from ..fault import Operand
 from ..formulations import VALID
-from .operation import Operation
+from .operation import Checkable, Operation, Summed
 
 
 @dataclasses.dataclass(frozen=True)
-class Convolution:
+class Convolution(Operation, Checkable):
     """y = x * kernel. x [R,b,H,W,I], kernel [k,k,I,O] -> y [R,b,h,w,O], before any bias.
 
     >>> jax.eval_shape(Convolution(2).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((3, 3, 3, 5))).shape
     (1, 4, 4, 4, 5)
     """
 
-    gradient: ClassVar[Operand | None] = None
-    along: ClassVar[tuple[int, ...]] = (-1,)
-
     stride: int
 
-    fast = staticmethod(formulations.convolution)
+    fast = staticmethod(formulations.fast_convolution)
     short = staticmethod(formulations.short_convolution)
 
     def compute(self, x: jax.Array, kernel: jax.Array) -> jax.Array:
-        """y of all workers."""
         padding = formulations.same_padding(x.shape[2:4], kernel.shape[:2], self.stride)
         y = self.fast(x.reshape(-1, *x.shape[2:]), kernel, self.stride, padding)
         return y.reshape(*x.shape[:2], *y.shape[1:])
@@ -45,25 +40,17 @@ class Convolution:
         padding = formulations.same_padding(x.shape[1:3], kernel.shape[:2], self.stride)
         return self.short(x, kernel, self.stride, padding)
 
-    def added(self, x: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
-        """The kernel's output channels added up."""
-        return self, x, jnp.sum(kernel, -1, keepdims=True)
-
-    def terms(self, x: jax.Array, kernel: jax.Array) -> int:
-        """k·k·I."""
-        return math.prod(kernel.shape[:3])
-
 
 @dataclasses.dataclass(frozen=True)
-class ConvolutionGradIn:
+class ConvolutionGradIn(Operation, Checkable):
     """dx from dy and kernel. dy [R,b,h,w,O], kernel [k,k,I,O] -> dx [R,b,H,W,I].
 
     >>> jax.eval_shape(ConvolutionGradIn(2, (8, 8)).compute, jnp.ones((1, 4, 4, 4, 5)), jnp.ones((3, 3, 3, 5))).shape
     (1, 4, 8, 8, 3)
     """
 
-    gradient: ClassVar[Operand | None] = Operand.INPUT
-    along: ClassVar[tuple[int, ...]] = (-1,)
+    gradient = Operand.INPUT
+    columns = (-2,)
 
     stride: int
     size: tuple[int, int]  # H, W
@@ -72,7 +59,6 @@ class ConvolutionGradIn:
     short = staticmethod(formulations.short_convolution)
 
     def compute(self, dy: jax.Array, kernel: jax.Array) -> jax.Array:
-        """dx of all workers."""
         padding = formulations.same_padding(self.size, kernel.shape[:2], self.stride)
         shape = (dy.shape[0] * dy.shape[1], *self.size, kernel.shape[2])
         dx = self.fast(dy.reshape(-1, *dy.shape[2:]), kernel, self.stride, padding, shape)
@@ -92,25 +78,16 @@ class ConvolutionGradIn:
         """dx [b,H,W,I] of one worker."""
         return self.short(grad_y, rotated, 1, VALID)
 
-    def added(self, dy: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
-        """The kernel's input channels added up."""
-        return self, dy, jnp.sum(kernel, -2, keepdims=True)
-
-    def terms(self, dy: jax.Array, kernel: jax.Array) -> int:
-        """k·k·O; fewer with a stride."""
-        return math.prod(kernel.shape[:2]) * kernel.shape[3]
-
 
 @dataclasses.dataclass(frozen=True)
-class ConvolutionGradWt:
+class ConvolutionGradWt(Summed, Checkable):
     """dkernel, summed over the workers. x [R,b,H,W,I], dy [R,b,h,w,O] -> [k,k,I,O].
 
     >>> jax.eval_shape(ConvolutionGradWt(2, 3).compute, jnp.ones((1, 4, 8, 8, 3)), jnp.ones((1, 4, 4, 4, 5))).shape
     (3, 3, 3, 5)
     """
 
-    gradient: ClassVar[Operand | None] = Operand.WEIGHT
-    along: ClassVar[tuple[int, ...]] = (-1,)
+    gradient = Operand.WEIGHT
 
     stride: int
     kernel_size: int
@@ -118,7 +95,6 @@ class ConvolutionGradWt:
     fast = staticmethod(formulations.weight_gradient)
 
     def compute(self, x: jax.Array, dy: jax.Array) -> jax.Array:
-        """dkernel, summed over all workers."""
         k = self.kernel_size
         padding = formulations.same_padding(x.shape[2:4], (k, k), self.stride)
         x, dy = (t.reshape(-1, *t.shape[2:]) for t in (x, dy))
@@ -139,14 +115,6 @@ class ConvolutionGradWt:
         """[I,k,k,O] -> [k,k,I,O]."""
         return output.transpose(1, 2, 0, 3)
 
-    def added(self, x: jax.Array, dy: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
-        """The channels of dy added up."""
-        return self, x, jnp.sum(dy, -1, keepdims=True)
-
-    def terms(self, x: jax.Array, dy: jax.Array) -> int:
-        """R·b·h·w."""
-        return math.prod(dy.shape[:4])
-
 
 class Depthwise(Convolution):
     """y = x * kernel, channel by channel. x [R,b,H,W,C], kernel [k,k,C,1] -> y [R,b,h,w,C].
@@ -155,12 +123,12 @@ class Depthwise(Convolution):
     (1, 4, 4, 4, 3)
     """
 
-    along: ClassVar[tuple[int, ...]] = (1,)
+    along = (1,)
 
-    fast = staticmethod(formulations.depthwise_convolution)
+    fast = staticmethod(formulations.fast_depthwise_convolution)
     short = staticmethod(formulations.short_depthwise_convolution)
 
-    def added(self, x: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+    def added(self, x: jax.Array, kernel: jax.Array) -> tuple[Checkable, jax.Array, jax.Array]:
         """The images of a worker added up: a channel has no other output to be added to."""
         return self, jnp.sum(x, 1, keepdims=True), kernel
 
@@ -176,7 +144,7 @@ class DepthwiseGradIn(ConvolutionGradIn):
     (1, 4, 8, 8, 3)
     """
 
-    along: ClassVar[tuple[int, ...]] = (1,)
+    along = (1,)
 
     fast = staticmethod(formulations.depthwise_input_gradient)
     short = staticmethod(formulations.short_depthwise_convolution)
@@ -185,7 +153,7 @@ class DepthwiseGradIn(ConvolutionGradIn):
         """[k,k,C,1] as it is: each channel is its own input and output."""
         return kernel
 
-    def added(self, dy: jax.Array, kernel: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+    def added(self, dy: jax.Array, kernel: jax.Array) -> tuple[Checkable, jax.Array, jax.Array]:
         """The images of a worker added up."""
         return self, jnp.sum(dy, 1, keepdims=True), kernel
 
@@ -201,7 +169,7 @@ class DepthwiseGradWt(ConvolutionGradWt):
     (3, 3, 3, 1)
     """
 
-    along: ClassVar[tuple[int, ...]] = (0, 1)
+    along = (0, 1)
 
     fast = staticmethod(formulations.depthwise_weight_gradient)
 
@@ -218,15 +186,11 @@ class DepthwiseGradWt(ConvolutionGradWt):
         """[k,k,C,1] as it is."""
         return output
 
-    def added(self, x: jax.Array, dy: jax.Array) -> tuple[Operation, jax.Array, jax.Array]:
+    def added(self, x: jax.Array, dy: jax.Array) -> tuple[Checkable, jax.Array, jax.Array]:
         """What each dy meets in all kernel positions, added up, as if the kernel had one position."""
         k = self.kernel_size
         met = Depthwise(self.stride).compute(x, jnp.ones((k, k, x.shape[-1], 1), x.dtype))
         return DepthwiseGradWt(1, 1), met, dy
-
-    def terms(self, x: jax.Array, dy: jax.Array) -> int:
-        """R·b·h·w."""
-        return math.prod(dy.shape[:4])
 
 
 def _dilate(dy: jax.Array, stride: int, k: int) -> jax.Array:

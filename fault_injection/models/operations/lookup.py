@@ -1,17 +1,16 @@
 """Lookups of rows of a table, and their gradients."""
 
 import dataclasses
-from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from ..fault import Operand
-from .operation import SparseGradient
+from .operation import Operation, SparseGradient, Summed
 
 
 @dataclasses.dataclass(frozen=True)
-class Lookup:
+class Lookup(Operation):
     """y = table[tokens]. tokens [R,b,…] integers, table [V,C] -> y [R,b,…,C].
 
     A token outside the table, which only a fault makes, reads the row nearest to it.
@@ -20,11 +19,8 @@ class Lookup:
     [[[2.0], [2.0]]]
     """
 
-    gradient: ClassVar[Operand | None] = None
-
     def compute(self, tokens: jax.Array, table: jax.Array) -> jax.Array:
-        """y of all workers."""
-        return table[_rows(tokens, len(table))]
+        return self.product(tokens, table)
 
     def operands(self, tokens: jax.Array, table: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
         """tokens [b,…] of one worker; the table [V,C]."""
@@ -36,7 +32,7 @@ class Lookup:
 
 
 @dataclasses.dataclass(frozen=True)
-class LookupGradWt:
+class LookupGradWt(Summed):
     """dtable: each row is the sum of dy over the tokens that read it, of all workers.
 
     tokens [R,b,…] integers, dy [R,b,…,C] -> [V,C].
@@ -45,12 +41,11 @@ class LookupGradWt:
     [[0.0], [2.5]]
     """
 
-    gradient: ClassVar[Operand | None] = Operand.WEIGHT
+    gradient = Operand.WEIGHT
 
     vocabulary: int  # V
 
     def compute(self, tokens: jax.Array, dy: jax.Array) -> jax.Array:
-        """dtable, summed over all workers."""
         return self.product(tokens, dy)
 
     def operands(self, tokens: jax.Array, dy: jax.Array, r: jax.Array | int) -> tuple[jax.Array, jax.Array]:
@@ -61,10 +56,6 @@ class LookupGradWt:
         """dtable [V,C] of one worker."""
         zero = jnp.zeros((self.vocabulary, dy.shape[-1]), dy.dtype)
         return zero.at[_rows(tokens, self.vocabulary)].add(dy)
-
-    def from_published(self, output: jax.Array) -> jax.Array:
-        """[V,C] as it is."""
-        return output
 
 
 class SparseLookupGradWt(LookupGradWt):
