@@ -15,7 +15,7 @@ from ...models.fault import Fault, Struck, inactive_fault
 from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
 from ...runs.follow import Followed, follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
-from ...runs.outcome import MASKED, Outcome, Thresholds
+from ...runs.outcome import MASKED, Outcome, Thresholds, verdict_of
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, Observer, addresses, numbered
 from ...runs.witness import Witness
@@ -139,7 +139,7 @@ class Laboratory:
         return follow(self.golden.program, state, steps, faults, observers, keep, undo, plan.schedule.lasting)
 
     def judged(self, fault: Address) -> Callable[..., Outcome]:
-        """A function: the verdict on a run with this fault; see `judge`."""
+        """A function: the verdict on a run with this fault; see `verdict_of`."""
         program = self.golden.program
         return functools.partial(
             verdict_of,
