@@ -273,3 +273,12 @@ class Engine:
         x = jax.ShapeDtypeStruct((1, 1, *example.shape), example.dtype)
         seen = jax.eval_shape(forward, self.recipe.single, x)
         return {site: seen.tensors["activations"][site].size for site in seen.sites}
+
+    def evaluating(self) -> tuple[Any, Any]:
+        """The compiled `evaluate` and `infer` of all devices."""
+        layout, each = self.layout, self.layout.of_batch
+        said: Any = Inference(each, each, each, WHOLE, each, WHOLE)  # type: ignore[arg-type]
+        return (
+            jitted(layout.mapped(self.evaluate, (layout.of_state, each, each), WHOLE)),
+            jitted(layout.mapped(self.infer, (layout.of_state, each, each, WHOLE, WHOLE), said)),
+        )

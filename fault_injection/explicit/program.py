@@ -16,14 +16,14 @@ from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from ..seam.leaves import Batch
 from ..seam.measure import Evaluation
 from ..seam.program import Extras, ForwardPasses, Program
-from ..seam.report import Inference, StepReport
+from ..seam.report import StepReport
 from ..seam.trees import Array, leaf_names
 from . import sparse
 from .batch_source import read_alike
 from .engine import Engine
 from .gradient_scale import gradient_scale
 from .layout import Layout, layout_of
-from .mesh import WHOLE, jitted
+from .mesh import WHOLE
 from .optimizers import Invertible
 from .recipe import Recipe
 from .start import stages_of, starting
@@ -54,10 +54,7 @@ def explicit_program(
     plain, faulty = engine.stepping(False, donate_argnums=0), engine.stepping(True)
     data = functools.cache(lambda: read_alike(recipe.data))
     tests = functools.cache(lambda: [place_batch(batch) for batch in data().batches.test()])
-    each = layout.of_batch
-    said: Any = Inference(each, each, each, WHOLE, each, WHOLE)  # type: ignore[arg-type]
-    evaluated = jitted(layout.mapped(engine.evaluate, (layout.of_state, each, each), WHOLE))
-    inferred = jitted(layout.mapped(engine.infer, (layout.of_state, each, each, WHOLE, WHOLE), said))
+    evaluated, inferred = engine.evaluating()
     stages = stages_of(leaf_names(single), [params for _, params in layout.stages])
     joined = starting(layout.mesh, recipe.strategy, single, layout.specs, recipe.workers, stages)
 

@@ -13,6 +13,8 @@ import subprocess
 import sys
 from typing import Any
 
+import numpy as np
+
 from ..version import __version__
 from .errors import InputError, Untrustworthy
 from .termination import hold_back
@@ -156,7 +158,6 @@ def arithmetic(devices: int) -> dict[str, Any]:
     """
     import jax
     import jaxlib
-    import numpy as np
 
     kind = jax.devices()[0]
     return {

@@ -9,7 +9,7 @@ EVERY = 60.0  # seconds between two lines in a file
 LINE = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}, {rate_fmt}{postfix}]"
 
 
-class _Lines:
+class _LineByLine:
     """A file for `tqdm`: what it draws over each other on one line are lines of standard error."""
 
     def write(self, drawn: str) -> None:
@@ -28,4 +28,4 @@ def progress_bar(**options: Any) -> "tqdm[Any]":
     """
     if sys.stderr.isatty():
         return tqdm(**options)
-    return tqdm(**{**options, "file": _Lines(), "mininterval": EVERY, "maxinterval": EVERY, "bar_format": LINE})
+    return tqdm(**{**options, "file": _LineByLine(), "mininterval": EVERY, "maxinterval": EVERY, "bar_format": LINE})
