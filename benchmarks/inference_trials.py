@@ -32,10 +32,15 @@ def main():
     pairs.show_machine(machine)
     import jax
 
-    from fault_injection.questions.vulnerability.components import Component, fitting, grouped, parameters
+    from fault_injection.questions.vulnerability.components import (
+        Component,
+        names_of_components,
+        names_of_layers,
+        parameters,
+    )
     from fault_injection.questions.vulnerability.criteria import Wanted
     from fault_injection.questions.vulnerability.plan import Cell, Kind, PvfPlan
-    from fault_injection.questions.vulnerability.sampling import draw
+    from fault_injection.questions.vulnerability.sampling import draw_trial
     from fault_injection.questions.vulnerability.trials import Trials
     from fault_injection.workloads.registry import find_workload
 
@@ -50,11 +55,11 @@ def main():
     wanted, count = (Wanted("decision", 0.5), 8192) if options.workload == "dlrm" else (Wanted("class"), None)
     lab = Trials(workload, state, wanted, tests, count)
     names = parameters(workload)
-    groups = fitting([name.removeprefix("params/") for name in names], workload.components())
+    groups = names_of_components([name.removeprefix("params/") for name in names], workload.components())
     groups = {name: [f"params/{leaf}" for leaf in leaves] for name, leaves in groups.items()}
     amounts = FLIPS
     if options.workload == "resnet18":
-        groups, amounts = grouped(names), (1,)
+        groups, amounts = names_of_layers(names), (1,)
     loops = {"JAX": jax_loop(workload, state, tests, wanted, count)}
     evaluations = evaluate_loop(program, state)
     share = lab.count / sum(
@@ -68,7 +73,7 @@ def main():
         component = Component.of_parameters(name, workload, leaves)
         cells = [Cell(component, False, Kind("flips", float(amount)), options.trials) for amount in amounts]
         plan = PvfPlan(workload, 1, tuple(cells), tuple(range(32)), wanted, "float32", count, None, 0.95, 1)
-        faults = [draw(plan, cells[number % len(cells)], number) for number in range(options.trials)]
+        faults = [draw_trial(plan, cells[number % len(cells)], number) for number in range(options.trials)]
         contestants[f"ours, {name}"] = functools.partial(lab.judge, component, faults)
         ours = lab.judge(component, faults).wrong
         contestants[f"evaluate, {name}"] = functools.partial(evaluations, component, faults)

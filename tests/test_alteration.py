@@ -14,7 +14,7 @@ from command_line import said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fault_injection.checkpoints.alteration import Selection, draw
+from fault_injection.checkpoints.alteration import Selection, draw_alteration
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.log import Mapped, apply, read_log, write_log
 from fault_injection.machine.errors import InputError
@@ -40,7 +40,7 @@ def checkpoint(tmp_path_factory):
 
 
 def drawn(checkpoint, **wanted):
-    return draw(checkpoint, Selection(**wanted))
+    return draw_alteration(checkpoint, Selection(**wanted))
 
 
 def inverted(one):
@@ -153,7 +153,9 @@ def test_names_and_parts_choose_arrays(checkpoint):
 def test_equal_seeds_give_equal_alterations_in_every_format(tmp_path):
     found = []
     for kind in WRITERS:
-        one = draw(open_checkpoint(written(tmp_path, kind)), Selection(count=30, seed=7, names=("params/fc/kernel",)))
+        one = draw_alteration(
+            open_checkpoint(written(tmp_path, kind)), Selection(count=30, seed=7, names=("params/fc/kernel",))
+        )
         found.append([part.tolist() for part in one["params/fc/kernel"]])
     assert all(one == found[0] for one in found)
 

@@ -19,7 +19,7 @@ import pytest
 
 from fault_injection.campaign.dispatcher import JobLost
 from fault_injection.campaign.executors import Slot
-from fault_injection.campaign.task import Ready, Task, described
+from fault_injection.campaign.task import Ready, Task, environment_of
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
@@ -96,7 +96,7 @@ def folder(tmp_path_factory, laboratory, results):
         store.begin("a plan's key", PLAN, **known, measure=laboratory.golden.program.measure()._asdict())
         store.event("started")
         for one in results:
-            store.add(one, described(laboratory.golden), "a plan's key")
+            store.add(one, environment_of(laboratory.golden), "a plan's key")
     return folder
 
 
@@ -300,7 +300,7 @@ def test_a_run_is_not_projected_where_its_statistics_do_not_shrink_alike(laborat
 
 def test_a_result_is_kept_once(folder, laboratory, results):
     with Store(folder, write=True) as store:
-        store.add(dataclasses.replace(results[5], outcome=UNDECIDED), described(laboratory.golden), "a plan's key")
+        store.add(dataclasses.replace(results[5], outcome=UNDECIDED), environment_of(laboratory.golden), "a plan's key")
         assert store.done() == set(range(PLAN.experiments))
         row = dict(store.query("SELECT * FROM experiments WHERE number = 5")[0])
         assert not store.query("SELECT * FROM alterations")
@@ -539,7 +539,7 @@ def test_the_status_says_how_to_go_on(tmp_path, laboratory, results, capsys):
         assert "It has not begun" in capsys.readouterr().out
         store.begin("a plan's key", PLAN, conditions={}, jobs=1, plan_file="my.toml")
         for one in results[:5]:
-            store.add(one, described(laboratory.golden), "a plan's key")
+            store.add(one, environment_of(laboratory.golden), "a plan's key")
     last = told(capsys, "status", tmp_path / "out").splitlines()[-1]
     assert last.endswith(f"python -m fault_injection campaign my.toml --out {tmp_path / 'out'}")
     known = told_json(capsys, "status", tmp_path / "out")

@@ -15,7 +15,7 @@ from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand, inactive_fault, site_id
 from fault_injection.models.site import make_fault
 from fault_injection.questions.outcomes.plan_file import parse_plan
-from fault_injection.questions.outcomes.sampling import choose, draw
+from fault_injection.questions.outcomes.sampling import choose, draw_experiment
 from fault_injection.seam.beside import faulty_step
 from fault_injection.seam.checkpoint_faults import PARTS, checkpoint_sites
 from fault_injection.seam.stages import CHECKPOINT
@@ -154,7 +154,7 @@ FLIPS_1000 = 1
 
 def test_a_plan_draws_who_loads_what_alike_and_the_first_step():
     plan = parse_plan(PLAN)
-    drawn = [choose(plan, draw(plan, number)) for number in range(300)]
+    drawn = [choose(plan, draw_experiment(plan, number)) for number in range(300)]
     assert {choice.experiment.step for choice in drawn} == {0}
     assert {choice.experiment.worker for choice in drawn} == set(range(4))
     assert len(plan.sites) == 4  # three formats of the model, one of the optimizer

@@ -17,7 +17,7 @@ from flax import serialization
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fault_injection.checkpoints.alteration import Selection, draw
+from fault_injection.checkpoints.alteration import Selection, draw_alteration
 from fault_injection.checkpoints.checkpoint import Altered
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.npz import crc_of_flip
@@ -181,7 +181,7 @@ def survive(path, content, out, numbers):
         path.write_bytes(mutated(content, number))
         try:
             checkpoint = open_checkpoint(path)
-            altered = draw(checkpoint, Selection(count=1, seed=number))
+            altered = draw_alteration(checkpoint, Selection(count=1, seed=number))
             checkpoint.write(out, altered)
             out.unlink()
         except InputError as error:
@@ -210,7 +210,7 @@ def test_a_damaged_folder_gives_one_line(tmp_path, kind, count):
         path.write_bytes(mutated(content, number))
         try:
             checkpoint = open_checkpoint(folder)
-            altered = draw(checkpoint, Selection(share=1.0, seed=number))
+            altered = draw_alteration(checkpoint, Selection(share=1.0, seed=number))
             checkpoint.write(out, altered)
             shutil.rmtree(out)
         except InputError as error:

@@ -16,8 +16,8 @@ from fault_injection.detection.dr_dna import (
     load_profile,
     make_profile,
     make_training_profile,
-    places,
     profile_of,
+    sample_places,
     save_profile,
 )
 from fault_injection.detection.signals import SignalReader, reductions_of
@@ -130,7 +130,7 @@ def test_the_score_is_that_of_an_independent_implementation(name):
 @BOTH
 def test_samples_are_elements_of_the_activations_of_examples(name):
     workload, program, state, profile = trained(name)
-    bare = places(program, seed=0)
+    bare = sample_places(program, seed=0)
     np.testing.assert_array_equal(bare.positions, profile.positions)
     assert set(bare.layers) == {site.name for site in workload.sites().values() if site.stage == "forward"}
     assert bare.layers == tuple(site for site in workload.sites() if site in bare.layers)

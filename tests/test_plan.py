@@ -19,7 +19,7 @@ from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
 from fault_injection.questions.outcomes.plan import restore_plan, sample_size
 from fault_injection.questions.outcomes.plan_file import parse_plan, read_plan
-from fault_injection.questions.outcomes.sampling import choose, draw, injection_of
+from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
 
 PLAN = """\
 workload = "resnet18"
@@ -141,18 +141,20 @@ def test_an_experiment_depends_on_its_number_alone():
     plan = parse_plan(PLAN)
     longer = dataclasses.replace(plan, experiments=10**6)
     for number in (499, 3, 77):
-        again = choose(longer, draw(longer, number))
-        first = choose(plan, draw(plan, number))
+        again = choose(longer, draw_experiment(longer, number))
+        first = choose(plan, draw_experiment(plan, number))
         assert again.experiment == first.experiment
         for name, of_first in vars(first.bits).items():
             assert (getattr(again.bits, name) == of_first).all()
     other = dataclasses.replace(plan, seed=8)
-    assert any(draw(plan, number) != dataclasses.replace(draw(other, number)) for number in range(5))
+    assert any(
+        draw_experiment(plan, number) != dataclasses.replace(draw_experiment(other, number)) for number in range(5)
+    )
 
 
 def test_experiments_are_drawn_as_the_plan_says():
     plan = parse_plan(PLAN)
-    drawn = [draw(plan, number) for number in range(4000)]
+    drawn = [draw_experiment(plan, number) for number in range(4000)]
 
     def fits(values, names, weights):
         seen = [sum(value == name for value in values) for name in names]
@@ -172,7 +174,7 @@ def test_an_experiment_is_an_injection_before_anything_has_run():
     """The fault itself, bit by bit, though its old values are not known yet."""
     plan = parse_plan(PLAN)
     for number in range(40):
-        choice = choose(plan, draw(plan, number))
+        choice = choose(plan, draw_experiment(plan, number))
         injection = choice.injection(plan)
         assert injection == injection_of(plan, number)
         assert parse_injection(format_injection(injection)) == injection
@@ -201,7 +203,7 @@ def test_an_injection_file_in_the_place_of_a_plan_is_named():
 def test_one_inverted_bit_is_known():
     plan = parse_plan(PLAN)
     for number in range(40):
-        choice = choose(plan, draw(plan, number))
+        choice = choose(plan, draw_experiment(plan, number))
         flips = choice.experiment.model.name == "INPUT"
         assert (choice.one_bit in (30, 23)) if flips else choice.one_bit is None
         assert choice.experiment.operand == {"INPUT": Operand.INPUT, "RD": Operand.OUTPUT}.get(

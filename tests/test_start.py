@@ -13,7 +13,7 @@ from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import read_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.plan_file import read_plan
-from fault_injection.questions.outcomes.sampling import choose, draw, injection_of
+from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
 from fault_injection.questions.outcomes.store import NAME, Store
 
 PLAN = f"""\
@@ -46,7 +46,7 @@ def folder(tmp_path_factory):
 
 def test_each_file_is_an_experiment_of_each_epoch(folder):
     plan = read_plan(folder / "plan.toml")
-    chosen = [choose(plan, draw(plan, number)) for number in range(plan.experiments)]
+    chosen = [choose(plan, draw_experiment(plan, number)) for number in range(plan.experiments)]
     found = [(one.experiment.model.name, one.experiment.epoch, one.experiment.step) for one in chosen]
     assert sorted(found) == sorted((f"flips_{k}.json", epoch, 0) for k in range(3) for epoch in (1, 2))
     assert {one.site.name for one in chosen} == {"checkpoint/state/float32/1"}

@@ -15,7 +15,7 @@ from fault_injection.questions.outcomes.conditions import Conditions, Seen
 from fault_injection.questions.outcomes.early_verdict import Envelope
 from fault_injection.questions.outcomes.experiment import _of_norms
 from fault_injection.questions.outcomes.plan_file import parse_plan
-from fault_injection.questions.outcomes.sampling import choose, draw, injection_of
+from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.replay_run import replay
 from fault_injection.seam.leaves import Role
@@ -64,7 +64,7 @@ def test_running_statistics_of_norms_are_no_scales_of_formats():
 def test_leaves_are_drawn_by_their_size_and_elements_uniformly():
     plan = parse_plan(PLAN)
     sizes = {name: int(np.prod(site.shapes[0])) for name, site in plan.targets.items()}
-    drawn = [choose(plan, draw(plan, number)) for number in range(1000)]
+    drawn = [choose(plan, draw_experiment(plan, number)) for number in range(1000)]
     largest = max(sizes, key=sizes.get)
     share = sizes[largest] / sum(sizes.values())
     found = np.mean([choice.site.name == largest for choice in drawn])

@@ -267,7 +267,7 @@ def instrument(
     left_to_compiler = program.meshes and not any(map(is_explicit, program.meshes))
     if left_to_compiler and any(not site.axes for site in program.all_sites.values()):
         program = _laid_out(program, leaves)
-    return chosen(program, sites)
+    return supporting_patterns(program, sites)
 
 
 def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
@@ -336,7 +336,7 @@ def _site(name: str, role: str, product: FoundProduct) -> StepSite:
     )
 
 
-def chosen(program: Instrumented, sites: str | Sequence[str]) -> Instrumented:
+def supporting_patterns(program: Instrumented, sites: str | Sequence[str]) -> Instrumented:
     """The same step, of which sites that fit patterns can be struck; raises InputError where a pattern fits none."""
     if sites == ALL:
         return program

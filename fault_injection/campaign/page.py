@@ -95,10 +95,10 @@ def element(name: str, /, *children: str, **attributes: str) -> Markup:
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
     if name in ("img", "meta"):
         return Markup(f"<{name}{given}>")
-    return Markup(f"<{name}{given}>{joined(children)}</{name}>")
+    return Markup(f"<{name}{given}>{joined_markup(children)}</{name}>")
 
 
-def joined(children: Iterable[str], between: str = "") -> Markup:
+def joined_markup(children: Iterable[str], between: str = "") -> Markup:
     """Children one after the other: markup as it is, text escaped."""
     return Markup(between.join(child if isinstance(child, Markup) else html.escape(child) for child in children))
 
@@ -174,14 +174,14 @@ def page(
         element("title", title),
         element("style", Markup(STYLE)),
     )
-    whole = element("html", Markup("\n"), head, Markup("\n"), element("body", joined(body, "\n")), lang="en")
+    whole = element("html", Markup("\n"), head, Markup("\n"), element("body", joined_markup(body, "\n")), lang="en")
     return f"<!doctype html>\n{whole}\n"
 
 
 def _section(section: Section, more: Sequence[Markup] = ()) -> Markup:
     parts = [_part(part) for part in section.parts]
     text = [element("p", paragraph) for paragraph in section.text]
-    return element("section", joined([element("h2", section.title), *text, *parts, *more], "\n"), id=section.key)
+    return element("section", joined_markup([element("h2", section.title), *text, *parts, *more], "\n"), id=section.key)
 
 
 def _part(part: Part) -> Markup:
@@ -191,18 +191,18 @@ def _part(part: Part) -> Markup:
         case Picture():
             return _figure(part)
         case Commands():
-            return joined([element("p", part.caption), element("pre", "\n".join(part.lines))])
+            return joined_markup([element("p", part.caption), element("pre", "\n".join(part.lines))])
 
 
 def _query(name: str, sql: str) -> Markup:
-    return joined([element("h3", element("code", name), id=f"query-{name}"), element("pre", sql)])
+    return joined_markup([element("h3", element("code", name), id=f"query-{name}"), element("pre", sql)])
 
 
 def _caption(part: Table | Picture) -> Markup:
     if not part.query:
         return Markup(html.escape(part.caption))
     link = element("a", "query", href=f"#query-{part.query}")
-    return joined([part.caption, " (", link, ")"])
+    return joined_markup([part.caption, " (", link, ")"])
 
 
 def _figure(picture: Picture) -> Markup:
@@ -225,7 +225,7 @@ def _table(table: Table) -> Markup:
         element("caption", _caption(table)),
         element("thead", head),
         Markup("\n"),
-        element("tbody", joined(rows, "\n")),
+        element("tbody", joined_markup(rows, "\n")),
     )
     scrolled = element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=table.caption)
     if len(rows) <= LONG:

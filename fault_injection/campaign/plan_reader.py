@@ -46,7 +46,7 @@ class Reader:
         """A table, empty where there is none."""
         value = document.get(key, {})
         if not isinstance(value, dict):
-            raise self.wrong(key, f"{shown(value)}; expected a table, [{key}]")
+            raise self.wrong(key, f"{shown_value(value)}; expected a table, [{key}]")
         return value
 
     @staticmethod
@@ -57,7 +57,7 @@ class Reader:
         """A whole number."""
         value = self._get(table, key, default)
         if value is not default and (type(value) is not int or not low <= value <= high):
-            raise self.wrong(key, f"{shown(value)}; expected a whole number from {low} to {high}")
+            raise self.wrong(key, f"{shown_value(value)}; expected a whole number from {low} to {high}")
         return value
 
     def number(self, table: Mapping[str, Any], key: str, default: float | None, low: float, high: float) -> Any:
@@ -65,7 +65,7 @@ class Reader:
         value = self._get(table, key, default)
         is_number = type(value) in (int, float) and low <= value <= high
         if value is not default and (not is_number or str(value) == "-0.0"):
-            raise self.wrong(key, f"{shown(value)}; expected a number from {low} to {high}")
+            raise self.wrong(key, f"{shown_value(value)}; expected a number from {low} to {high}")
         return value
 
     def one_of(self, table: Mapping[str, Any], key: str, default: str | None, names: Collection[str]) -> str:
@@ -73,7 +73,7 @@ class Reader:
         value = self._get(table, key, default)
         if not isinstance(value, str) or value not in names:
             near = did_you_mean(value, names) if isinstance(value, str) else f"; expected one of {', '.join(names)}"
-            raise self.wrong(key, f"{shown(value)} is unknown{near}")
+            raise self.wrong(key, f"{shown_value(value)} is unknown{near}")
         return value
 
     def list_of(
@@ -84,11 +84,11 @@ class Reader:
         if value is default is not None:
             return default
         if not isinstance(value, list) or not value or any(type(item) is not kind for item in value):
-            raise self.wrong(key, f"{shown(value)}; expected a list of {expected}")
+            raise self.wrong(key, f"{shown_value(value)}; expected a list of {expected}")
         return value
 
 
-def shown(value: Any) -> str:
+def shown_value(value: Any) -> str:
     """A value of a document as a message repeats it; one too deep or too long to print by what it is."""
     try:
         return f"{value!r}"[:SHOWN]
@@ -98,7 +98,7 @@ def shown(value: Any) -> str:
 
 def as_text(value: Any) -> str:
     """A value as a row of an injection file would have it, for its kind to read."""
-    return value if isinstance(value, str) else shown(value)
+    return value if isinstance(value, str) else shown_value(value)
 
 
 def read_document(text: str, path: object) -> tuple[dict[str, Any], Reader]:

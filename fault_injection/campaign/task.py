@@ -71,7 +71,7 @@ def require_alike(golden: Golden, key: str) -> None:
         raise InputError(f"the golden run was made where bits are others than on {platform.node()}: {differs}")
 
 
-def described(golden: Golden) -> dict[str, Any]:
+def environment_of(golden: Golden) -> dict[str, Any]:
     """The environment of a result: arithmetic, libraries, host."""
     return {**golden.determined_by["arithmetic"], **_here()}
 

@@ -127,7 +127,7 @@ def number_of(arrays: dict[str, Described], wanted: Selection, rng: np.random.Ge
     return count
 
 
-def draw(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Altered]:
+def draw_alteration(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Altered]:
     """Draw alterations: elements without repetition, and bits; the same for equal seeds and arrays.
 
     Every set of elements is as likely as any other, unless tensors are drawn.  Where an alteration is not allowed,

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Selection, chosen, draw
+from ..checkpoints.alteration import PARTS, Selection, chosen, draw_alteration
 from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..checkpoints.log import apply, read_log, read_mapping, write_log
@@ -91,7 +91,11 @@ def run(options: argparse.Namespace) -> None:
         wanted = Selection(**{name: getattr(options, name) for name in DRAWING})
         if wanted.count is wanted.share is wanted.probability is None:
             wanted = dataclasses.replace(wanted, count=1)
-        altered, asked, notes = draw(checkpoint, wanted), dataclasses.asdict(wanted), _population(checkpoint, wanted)
+        altered, asked, notes = (
+            draw_alteration(checkpoint, wanted),
+            dataclasses.asdict(wanted),
+            _population(checkpoint, wanted),
+        )
     if not options.check:
         assert out is not None
         if options.log is not None:  # first, so that nothing is altered without a log

@@ -9,7 +9,7 @@ from ..questions.outcomes import jobs
 from ..questions.outcomes.driver import campaign
 from ..questions.outcomes.plan import Plan
 from ..questions.outcomes.plan_file import read_plan
-from ..questions.outcomes.sampling import draw
+from ..questions.outcomes.sampling import draw_experiment
 from ..questions.outcomes.standing import standing
 from .arguments import tell, tell_json
 from .estimates import golden_needed
@@ -83,7 +83,7 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
 def _drawn(plan: Plan) -> dict[str, int]:
     """How many experiments each fault model gets: drawn, or of a large plan what is expected."""
     if plan.experiments <= DRAWN:
-        counts = collections.Counter(draw(plan, number).model.name for number in range(plan.experiments))
+        counts = collections.Counter(draw_experiment(plan, number).model.name for number in range(plan.experiments))
         return {model.name: counts[model.name] for model in plan.models}
     total = sum(model.weight for model in plan.models)
     return {model.name: round(plan.experiments * model.weight / total) for model in plan.models}

@@ -8,7 +8,7 @@ from ..runs.golden_run import Golden
 from ..seam.workload import Workload, format_option
 
 
-def shown(workload: Workload) -> str:
+def workload_text(workload: Workload) -> str:
     """A workload with all its fields, for people to read."""
     options = workload.options()
     unsaid = {name for name in ("learning_rate", "strategy") if name not in options}  # in a user's own code

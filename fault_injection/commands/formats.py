@@ -14,7 +14,7 @@ from ..machine.files import write_json
 from ..machine.processes import from_leader
 from ..models.bits import ALL_ONES
 from ..models.precisions import PRECISIONS
-from ..runs.records import columns
+from ..runs.records import run_columns
 from ..runs.replay_files import struck_values, write_replay
 from ..runs.replay_run import Replay, golden_for, replay
 from .arguments import aligned, json_option, machine_options, tell, tell_json
@@ -106,7 +106,7 @@ def _write(out: pathlib.Path, injection: Injection, rows: list[dict[str, Any]], 
     for name, result in replays.items():
         program = result.source.program
         measure = program.measure()
-        tables = [columns(run, program, measure.name) for run in (result.golden, result.faulty)]
+        tables = [run_columns(run, program, measure.name) for run in (result.golden, result.faulty)]
         panels[f"{name}: {result.outcome.outcome}"] = (tables[0], tables[1])
     at = injection.epoch + injection.step / injection.steps_per_epoch
     title = f"{injection.workload.title}: one fault in {len(panels)} number formats"

@@ -10,7 +10,7 @@ from ..machine.processes import from_leader, say
 from ..runs.golden_run import Golden, final_metrics, noise_floor
 from ..runs.outcome import Thresholds
 from .arguments import epoch_list, json_option, machine_options, natural, positive, tell, tell_json
-from .estimates import shown
+from .estimates import workload_text
 from .workload_arguments import chosen_workload, workload_options
 
 
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     workload = chosen_workload(options, embedded=getattr(options, "dataset", None) in (None, "digits"))
     if saved is not None and saved > workload.epochs:
         raise InputError(f"--save {saved}: the run has {workload.epochs} epochs")
-    say(shown(workload))
+    say(workload_text(workload))
     golden = Golden(workload, workload.program(data_dir=options.data_dir), options.cache, options.keep_epochs)
     for made in (golden, *map(golden.twin_run, range(1, options.twins + 1))):
         say(f"{made.folder}: up to {made.disk_bytes(workload.epochs) / 1e6:.0f} MB")

@@ -36,9 +36,9 @@ def run(options: argparse.Namespace) -> None:
         tell(plan.sentence())
     out, executors = driving(options)
     results = run_trials(task, out, executors(), str(options.plan))
-    from ..questions.vulnerability.page import write_page  # Matplotlib is slow to import
+    from ..questions.vulnerability.page import write_vulnerability_page  # Matplotlib is slow to import
 
-    page = write_page(results)
+    page = write_vulnerability_page(results)
     if options.json:
         rates = {cell.name: results.rate(cell) for cell in plan.cells}
         stated = {

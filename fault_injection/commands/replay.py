@@ -25,7 +25,7 @@ from ..runs.replay_files import write_replay
 from ..runs.replay_run import golden_for, last_step, replay
 from ..runs.steps import numbered
 from .arguments import json_option, machine_options, natural, setting_pairs, tell, tell_json
-from .estimates import golden_needed, shown, time_needed
+from .estimates import golden_needed, time_needed, workload_text
 from .out_folder import DEFAULT, check_out, default_out
 
 CHECKPOINTS = ("own", "upstream")  # where a golden run may start: initial weights, or a published checkpoint
@@ -162,7 +162,7 @@ def _check(injection: Injection, golden: Golden, options: argparse.Namespace) ->
         )
         return
     tell(injection.sentence())
-    tell(f"Workload: {shown(w)}")
+    tell(f"Workload: {workload_text(w)}")
     for line in golden_needed(golden, epochs, options.data_dir):
         tell(line)
     tell(f"Then replays {steps} steps from the start of epoch {injection.epoch}, at most.")

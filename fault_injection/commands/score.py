@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> None:
     if not finished(out, plan):  # else what is watched is compared with what was judged
         campaign(task, out, executors(), str(options.plan))
     watch_campaign(task, out, executors())
-    from ..questions.scoreboard.page import write_page  # Matplotlib is slow to import
+    from ..questions.scoreboard.page import write_scoreboard_page  # Matplotlib is slow to import
 
-    page = write_page(out)
+    page = write_scoreboard_page(out)
     if options.json:
         tell_json({"score": str(page), **read_board(out).as_dict()})
         return

@@ -36,7 +36,7 @@ class Recorded:
         self.state = state
 
 
-class _Reader(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Recorded:
         if f"{module}.{name}" not in KNOWN:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no batch of images needs; nothing was run")
@@ -51,7 +51,7 @@ def read_pickle(content: bytes) -> dict[bytes, Any]:
         something that belongs to no array.
     """
     try:
-        value = _Reader(io.BytesIO(content), encoding="bytes").load()
+        value = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     except Exception as error:  # damage can surface anywhere in the reader
         raise ValueError(f"the pickle cannot be read: {error or type(error).__name__}") from None
     if not isinstance(value, dict):

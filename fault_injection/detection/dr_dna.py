@@ -70,7 +70,7 @@ class DrDna(Detector):
         return next((layer for layer, _ in self.limits if layer in named), None)
 
 
-def places(program: Program, seed: int = 0) -> Profile:
+def sample_places(program: Program, seed: int = 0) -> Profile:
     """Where a profile samples: each place is drawn once, by seed and name of the layer.
 
     A layer with fewer than `PLACES` elements has all of them, some repeatedly.
@@ -99,7 +99,7 @@ def make_profile(program: Program, state: State, batches: Iterable[Batch], seed:
       InputError: an activation is not finite, fewer than `FEWEST` examples are left, or the
         program has no activations to watch.
     """
-    bare = places(program, seed)
+    bare = sample_places(program, seed)
     watching = program.forward_passes().watching(bare)
     found, largest = [], []
     for batch in batches:
@@ -128,7 +128,7 @@ def make_training_profile(program: Program, state: State, steps: Iterable[Addres
     Raises:
       InputError: as `make_profile`.
     """
-    bare = places(program, seed)
+    bare = sample_places(program, seed)
     kept = _Sampled(bare)
     follow(program.forward_passes().watching(bare), state, steps, observers=[kept])
     return profile_of(bare, kept.samples, kept.largest)

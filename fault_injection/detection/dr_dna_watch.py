@@ -12,7 +12,7 @@ from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
 from .detector import Alarm, AnyDetector, told
-from .dr_dna import MARGIN, DrDna, largest_of, places, profile_of, samples_of
+from .dr_dna import MARGIN, DrDna, largest_of, profile_of, sample_places, samples_of
 from .watch import Watcher
 
 
@@ -57,7 +57,7 @@ class DrDnaWatch(Watcher):
 
     def __init__(self, program: Program, detector: DrDnaSettings, *more: Any, **named: Any) -> None:
         super().__init__(program, detector, *more, **named)
-        self._bare, self._margin = places(program, detector.seed), detector.margin
+        self._bare, self._margin = sample_places(program, detector.seed), detector.margin
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
         known: Remembered = self.memory or Remembered()

@@ -8,7 +8,7 @@ from ..seam.leaves import State
 from ..seam.program import Program
 from .checksum import Checksum, VarianceChecksum
 from .detector import AnyDetector, Memory
-from .dr_dna import places
+from .dr_dna import sample_places
 from .dr_dna_watch import DrDnaSettings, DrDnaWatch
 from .history_bound import history_bound
 from .re_execution import ReExecution, ReExecutionSettings
@@ -67,7 +67,7 @@ def of_one_device(program: Program, environment: Mapping[str, str]) -> tuple[str
 def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:
     """The program whose steps also report the activations that some of the detectors look at."""
     seeds = [each.seed for each in detectors if isinstance(each, DrDnaSettings)]
-    return program.forward_passes().watching(places(program, seeds[0])) if seeds else program
+    return program.forward_passes().watching(sample_places(program, seeds[0])) if seeds else program
 
 
 WATCHERS: dict[type, Callable[..., Watcher]] = {

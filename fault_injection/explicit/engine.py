@@ -195,7 +195,7 @@ class Engine:
         for name, gradient in zip(leaf_names(grads), jax.tree.leaves(grads), strict=True):
             found |= together(reduced(self.reductions, "parameter_gradients", name, gradient), of_all)
         if WHOLE_GRADIENTS in self.reductions:
-            tables = sparse.whole(grads, state.params, rows)
+            tables = sparse.whole_tables(grads, state.params, rows)
             found |= {f"{WHOLE_GRADIENTS}/{name}": table for name, table in tables.items()}
         return found
 

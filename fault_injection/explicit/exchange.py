@@ -20,7 +20,7 @@ from ..models.overwrite import bits, overwritten
 from ..models.site import Site, TensorSpec
 from ..seam.stages import EXCHANGED, GRADIENT, UPDATE, WORKER_GRADIENT
 from ..seam.trees import leaf_names
-from .sparse import parameter, replaced
+from .sparse import parameter, with_parameter
 
 
 def exchanged_sites(params: Any, tables: Iterable[str] = (), stages: Iterable[str] = EXCHANGED) -> dict[str, Site]:
@@ -92,7 +92,7 @@ class Striker:
             mine, others = fence(*(parts if axis is None else lax.psum(parts, axis)))
             changed = self._overwritten(name, mine)
             differs = bits(changed) != bits(mine)
-            total = replaced(total, path, jnp.where(differs, others + changed, parameter(total, path)))
+            total = with_parameter(total, path, jnp.where(differs, others + changed, parameter(total, path)))
         return total
 
     def of_copies(self, grads: Params, workers: jax.Array, axis: str | None) -> Params:
@@ -110,13 +110,13 @@ class Striker:
             mine = fence(mine if axis is None else lax.psum(mine, axis))  # all devices tell of the same numbers
             changed = self._overwritten(name, mine)
             differs = jnp.any(here) & (bits(changed) != bits(mine))
-            grads = replaced(grads, path, each.at[r].set(jnp.where(differs, changed, each[r])))
+            grads = with_parameter(grads, path, each.at[r].set(jnp.where(differs, changed, each[r])))
         return grads
 
     def of_sum(self, total: Params) -> Params:
         """Gradients summed over all workers, with the fault in them."""
         for path, name in self._names(GRADIENT).items():
-            total = replaced(total, path, self._overwritten(name, parameter(total, path)))
+            total = with_parameter(total, path, self._overwritten(name, parameter(total, path)))
         return total
 
     def of_update(self, params: Params, before: Params, updates: Callable[[], Params]) -> Params:
@@ -133,7 +133,7 @@ class Striker:
             changed, old = self._overwritten(name, update), parameter(before, path)
             differs = bits(changed) != bits(update)
             struck = jnp.where(differs, old + changed.astype(old.dtype), parameter(params, path))
-            params = replaced(params, path, struck)
+            params = with_parameter(params, path, struck)
         return params
 
     def _names(self, stage: str) -> dict[str, str]:

@@ -89,7 +89,7 @@ def joined(
             every = [lax.all_gather(part, axis, tiled=True) for part in found]
             found = coalesced(every[0], every[1], len(parameter(params, name)))
         rows[name] = found.rows
-        grads = replaced(grads, name, found.values)
+        grads = with_parameter(grads, name, found.values)
     # In the parameters' order, in which they are named.
     return {layer: grads[layer] for layer in params}, rows
 
@@ -97,7 +97,7 @@ def joined(
 def read(params: Params, rows: Rows) -> Params:
     """The parameters with, of each table, those rows alone; 0 for none."""
     for name, chosen in rows.items():
-        params = replaced(params, name, parameter(params, name).at[chosen].get(mode="fill", fill_value=0))
+        params = with_parameter(params, name, parameter(params, name).at[chosen].get(mode="fill", fill_value=0))
     return params
 
 
@@ -119,7 +119,7 @@ def written(
     for name, chosen in rows.items():
         table, old, new = (parameter(tree, name) for tree in (params, before, after))
         flags: dict[str, Any] = {"mode": "drop", "unique_indices": True}
-        after = replaced(after, name, table.at[chosen].set(new, **flags))
+        after = with_parameter(after, name, table.at[chosen].set(new, **flags))
         total = tables[name]["digest"] + _moved(chosen, old, new, len(table))
         largest = by_bits(jnp.maximum, tables[name]["largest"], magnitude([new])[0])
         kept[name] = {"digest": total, "largest": largest}
@@ -127,7 +127,7 @@ def written(
     return after, kept, known
 
 
-def whole(grads: Params, params: Params, rows: Rows) -> dict[str, jax.Array]:
+def whole_tables(grads: Params, params: Params, rows: Rows) -> dict[str, jax.Array]:
     """The gradients of whole tables, by name: for those who ask, since it takes as long as a table is large."""
     return {
         name: jnp.zeros_like(parameter(params, name)).at[chosen].set(parameter(grads, name), mode="drop")
@@ -150,7 +150,7 @@ def parameter(tree: Mapping[str, Any], name: str) -> Any:
     return tree[layer][leaf]
 
 
-def replaced(tree: Params, name: str, value: jax.Array) -> Params:
+def with_parameter(tree: Params, name: str, value: jax.Array) -> Params:
     """The parameters with another array of that name."""
     layer, leaf = name.split("/")
     return tree | {layer: tree.get(layer, {}) | {leaf: value}}

@@ -119,7 +119,7 @@ class Recorder(Observer):
         return Run(self._before.first, (*self._before.epochs, *self._epochs, *begun), ended)
 
 
-def columns(run: Run, program: Program, metric: str) -> dict[str, np.ndarray]:
+def run_columns(run: Run, program: Program, metric: str) -> dict[str, np.ndarray]:
     """A run as named columns: `steps/…` with one row per step, `epochs/…` with one row per epoch.
 
     The metric's columns have its name.  `largest_<what>` are largest absolute values in the

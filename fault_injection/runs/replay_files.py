@@ -15,7 +15,7 @@ from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
 from ..models.fault import Struck
-from .records import columns
+from .records import run_columns
 from .replay_run import Replay
 from .steps import Address
 from .witness import left_out
@@ -43,10 +43,10 @@ def write_replay(
 
     program, injection = replay.source.program, replay.injection
     measure = program.measure()
-    tables = {run: columns(getattr(replay, run), program, measure.name) for run in ("golden", "faulty")}
+    tables = {run: run_columns(getattr(replay, run), program, measure.name) for run in ("golden", "faulty")}
     title, faulty = f"{name}: {replay.outcome.outcome}", {"faulty": tables["faulty"]}
     if recovered is not None:
-        tables["recovered"] = faulty["recovered"] = columns(recovered.faulty, program, measure.name)
+        tables["recovered"] = faulty["recovered"] = run_columns(recovered.faulty, program, measure.name)
         title += f"; recovered: {recovered.outcome.outcome}"
     outcome: dict[str, Any] = dataclasses.asdict(replay.outcome)
     outcome["largest_from_the_faulty_step_on"] = {run: _watched(table, injection) for run, table in tables.items()}

@@ -18,7 +18,7 @@ from ..models.site import Site, TensorSpec
 from .leaves import Role, State
 from .program import Program
 from .stages import CHECKPOINT
-from .state_faults import Placed, located, placed_leaves
+from .state_faults import Placed, located_in_leaves, placed_leaves
 from .state_spec import StateSpec
 from .trees import fetched
 
@@ -70,7 +70,7 @@ def saved_leaves(state: StateSpec, part: str = "state") -> list[Placed]:
 def elements_of(state: StateSpec, site: str, index: np.ndarray) -> list[tuple[str, int]]:
     """Which elements a fault strikes of a checkpoint: of each the array's name and the row-major position in it."""
     leaves = _targets(state)[site].leaves
-    return [(leaves[k].leaf.name, int(at)) for k, at in zip(*located(leaves, index), strict=True)]
+    return [(leaves[k].leaf.name, int(at)) for k, at in zip(*located_in_leaves(leaves, index), strict=True)]
 
 
 def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Struck] | None:
@@ -118,7 +118,10 @@ def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck
     listed = fault.index >= 0
 
     def places(index: np.ndarray) -> list[tuple[int, int]]:
-        return [(target.leaves[k].number, at) for k, at in zip(*located(target.leaves, index[listed]), strict=True)]
+        return [
+            (target.leaves[k].number, at)
+            for k, at in zip(*located_in_leaves(target.leaves, index[listed]), strict=True)
+        ]
 
     def words(index: np.ndarray) -> np.ndarray:
         each = [np.asarray(leaves[number]).reshape(-1)[at] for number, at in places(index)]

@@ -77,7 +77,7 @@ class Placed(NamedTuple):
         return math.prod(self.shape)
 
 
-def located(leaves: Sequence[Placed], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def located_in_leaves(leaves: Sequence[Placed], index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Of positions that count through all elements of leaves: in which leaf they are, and where in it, int64 both."""
     begins = np.cumsum([0, *(leaf.size for leaf in leaves)])
     which = np.searchsorted(begins, index, side="right") - 1
@@ -107,7 +107,7 @@ def _targets(state: StateSpec) -> dict[str, list[Placed]]:
 
 def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Struck:
     """Strike leaves in place, of which a position of the fault counts through all elements."""
-    (which, index), (of_source, source) = (located(struck, at) for at in (fault.index, fault.source))
+    (which, index), (of_source, source) = (located_in_leaves(struck, at) for at in (fault.index, fault.source))
     keep, flip = np.array(fault.keep), np.array(fault.flip)
     for k in np.flatnonzero((fault.index >= 0) & (which != of_source)):  # a copy from another leaf
         word = _word(leaves[struck[of_source[k]].number], source[k])

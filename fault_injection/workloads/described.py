@@ -25,7 +25,7 @@ from ..models.fault import Operand
 from ..models.site import Site, TensorSpec
 from ..seam.workload import Workload
 
-CHILD = "import jax; from fault_injection.workloads.described import tell; tell()"
+CHILD = "import jax; from fault_injection.workloads.described import tell_description; tell_description()"
 ROOMS = ("data", "explicit", "models", "seam", "workloads")  # that sites can depend on
 
 Described = Mapping[str, Mapping[str, Site]]
@@ -62,7 +62,7 @@ def _code() -> str:
     return found.hexdigest()
 
 
-def tell() -> None:
+def tell_description() -> None:
     """Trace the workload that is read from the standard input, and write its sites and leaves."""
     workload: Workload = pickle.load(sys.stdin.buffer)
     parts = {"sites": workload.sites(), "leaves": workload.leaves()}

@@ -17,7 +17,7 @@ from ...runs.dependencies import content_hash
 from . import jobs
 from .plan import Plan
 from .result import Result
-from .sampling import Experiment, draw
+from .sampling import Experiment, draw_experiment
 from .standing import LOCK, outcome_lines, outcome_rates
 from .store import Store
 from .walks import work_by_epochs
@@ -74,7 +74,7 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
     golden: Ready = dispatcher.call("the golden run", jobs.make_golden)
     store.begin(golden.key, plan, **golden.about, plan_file=plan_file, jobs=sum(slot.jobs() for slot in slots))
     before = store.done()
-    missing = [draw(plan, number) for number in range(plan.experiments) if number not in before]
+    missing = [draw_experiment(plan, number) for number in range(plan.experiments) if number not in before]
 
     def lines(seconds: float) -> list[str]:
         outcomes = outcome_rates(store, plan)

@@ -29,7 +29,7 @@ from .early_verdict import Early, EarlyVerdict, Envelope
 from .plan import Plan
 from .projection import Projection
 from .result import END, HORIZON, Alteration, Result
-from .sampling import Choice, choose, draw
+from .sampling import Choice, choose, draw_experiment
 from .walk import Walk
 
 
@@ -160,7 +160,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
       FaultNotApplied: the step's observations contradict the fault.
     """
     begun = time.perf_counter()
-    choice = choose(lab.plan, draw(lab.plan, number))
+    choice = choose(lab.plan, draw_experiment(lab.plan, number))
     setting_up = lab.control(choice.at, choice.fault)
     course = _follow(lab, choice)
     judged = lab.judged(choice.at)

@@ -5,7 +5,7 @@ import functools
 import time
 from typing import Any
 
-from ...campaign.task import Ready, Task, described, require_alike
+from ...campaign.task import Ready, Task, environment_of, require_alike
 from ...machine.processes import say
 from ...runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
 from ...runs.golden_run import Golden, kept_epochs
@@ -73,7 +73,7 @@ def walk(task: Task[Plan], golden_key: str, epoch: int, steps: tuple[int, ...]) 
 def experiment(task: Task[Plan], golden_key: str, number: int) -> tuple[Result, dict[str, Any]]:
     """One experiment to its verdict, and where it was made."""
     lab = alike(task, golden_key)
-    return run_experiment(lab, number), described(lab.golden)
+    return run_experiment(lab, number), environment_of(lab.golden)
 
 
 def alike(task: Task[Plan], golden_key: str) -> Laboratory:

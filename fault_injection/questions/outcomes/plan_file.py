@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...campaign.plan_reader import LONGEST, Reader, as_text, read_document, shown
+from ...campaign.plan_reader import LONGEST, Reader, as_text, read_document, shown_value
 from ...faults.fault_models import FAULT_MODELS, FLIPS, PUBLISHED_MODELS, VALUES, read_histogram
 from ...faults.injection import STAGES, too_large
 from ...faults.number_formats import Format, format_of
@@ -158,7 +158,7 @@ def _epochs(table: Mapping[str, Any], key: str, workload: Workload, read: Reader
     epochs = read.list_of(table, key, list(range(workload.epochs)), int, "epochs, counted from 0")
     for epoch in epochs:
         if not 0 <= epoch < workload.epochs:
-            found = f"{shown(epoch)} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}"
+            found = f"{shown_value(epoch)} is not among the {workload.epochs} epochs, 0 to {workload.epochs - 1}"
             raise read.wrong(key, found)
     if len(set(epochs)) < len(epochs):
         raise read.wrong(key, "an epoch is listed twice")
@@ -215,11 +215,11 @@ def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> t
         read.keys(entry, ("weight", "values", "bits", "histogram"), f"{key}.")
         weight = entry.get("weight", 1)
         if type(weight) not in (int, float) or not 0 < weight < 1e6:
-            raise read.wrong(key, f"weight {shown(weight)}; expected a positive number")
+            raise read.wrong(key, f"weight {shown_value(weight)}; expected a positive number")
         values = entry.get("values", FAULT_MODELS[name].values)
         if not isinstance(values, str) or values not in VALUES:
             near = did_you_mean(values, VALUES) if isinstance(values, str) else f"; expected one of {', '.join(VALUES)}"
-            raise read.wrong(key, f"values {shown(values)} are unknown{near}")
+            raise read.wrong(key, f"values {shown_value(values)} are unknown{near}")
         struck = {format_of(site.operands[FAULT_MODELS[name].operand].dtype) for site in sites}
         narrowest = min(struck, key=lambda format: format.width)
         models.append(Model(name, float(weight), values, _value_options(entry, values, narrowest, key, read)))
@@ -247,6 +247,6 @@ def _value_options(
         expected = f"bits of a {narrowest.name}, from 0 (the lowest) to {width - 1}"
         bits = read.list_of(entry, f"{key}.bits", None, int, expected)
         if not all(0 <= bit < width for bit in bits) or len(set(bits)) < len(bits):
-            raise read.wrong(key, f"bits {shown(bits)}; expected distinct {expected}")
+            raise read.wrong(key, f"bits {shown_value(bits)}; expected distinct {expected}")
         return (("bits", tuple(bits)),)
     return ()

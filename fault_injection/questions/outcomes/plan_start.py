@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...campaign.plan_reader import LONGEST, Reader, shown
+from ...campaign.plan_reader import LONGEST, Reader, shown_value
 from ...checkpoints.flips import AlteredBits, flips_between, flips_of_log, loader_counts, restart_site
 from ...checkpoints.formats import open_checkpoint
 from ...checkpoints.log import read_mapping
@@ -40,7 +40,7 @@ def read_start(start: Mapping[str, Any], workload: Workload, read: Reader) -> tu
     counts = read.list_of(start, "start.loaders", [1], int, "how many load the altered checkpoint, such as [1, 4]")
     possible = loader_counts(workload)
     if len(set(counts)) < len(counts) or not set(counts) <= set(possible):
-        raise read.wrong("start.loaders", f"{shown(counts)}; expected distinct counts of {shown(possible)}")
+        raise read.wrong("start.loaders", f"{shown_value(counts)}; expected distinct counts of {shown_value(possible)}")
     path, flips = next(iter(found.items()))
     sites = tuple(restart_site(workload, flips.format, count, path) for count in counts)
     return tuple(_model(path.name, flips.bits) for path, flips in found.items()), sites
@@ -71,7 +71,7 @@ def _folder(read: Reader) -> pathlib.Path:
 def _file(start: Mapping[str, Any], key: str, read: Reader) -> pathlib.Path:
     name = start[key.rpartition(".")[2]]
     if not isinstance(name, str):
-        raise read.wrong(key, f"{shown(name)}; expected the name of a file")
+        raise read.wrong(key, f"{shown_value(name)}; expected the name of a file")
     return _folder(read) / name
 
 

@@ -48,7 +48,7 @@ class Experiment:
         return self.model.operand
 
 
-def draw(plan: Plan, number: int) -> Experiment:
+def draw_experiment(plan: Plan, number: int) -> Experiment:
     """Experiment `number`: epoch, step, worker and site each uniform, the model by its weight.
 
     Of leaves every element is as likely as any other, so one is drawn by its size; and no worker is
@@ -156,4 +156,4 @@ def injection_of(plan: Plan, number: int) -> Injection:
     """
     if not 0 <= number < plan.experiments:
         raise InputError(f"experiment {number} is not of this campaign; expected 0 to {plan.experiments - 1}")
-    return choose(plan, draw(plan, number)).injection(plan)
+    return choose(plan, draw_experiment(plan, number)).injection(plan)

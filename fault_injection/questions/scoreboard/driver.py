@@ -13,7 +13,7 @@ from ...machine.files import only_writer
 from ...runs.dependencies import content_hash
 from ...runs.outcome import MASKED, UNDECIDED
 from ..outcomes import jobs
-from ..outcomes.sampling import Experiment, draw
+from ..outcomes.sampling import Experiment, draw_experiment
 from ..outcomes.standing import LOCK
 from ..outcomes.store import Store
 from ..outcomes.walks import work_by_epochs
@@ -65,7 +65,7 @@ def _run(task: tasks.ScoreTask, store: ScoreStore, judged: dict[int, Any], dispa
     masked = [number for number, row in judged.items() if row["outcome"] == MASKED]
     others = [number for number, row in judged.items() if row["outcome"] not in (MASKED, UNDECIDED)]
     wanted, done = [*masked[: task.settings.masked], *others], store.done()
-    missing = [draw(task.plan, number) for number in wanted if number not in done]
+    missing = [draw_experiment(task.plan, number) for number in wanted if number not in done]
 
     def keep(e: Experiment, value: tuple[dict[str, Any], dict[str, Any]]) -> None:
         found, environment = value
@@ -78,9 +78,9 @@ def _run(task: tasks.ScoreTask, store: ScoreStore, judged: dict[int, Any], dispa
         return [f"{len(store.done())} of {len(wanted)} experiments watched, {runs} fault-free runs"]
 
     # A recovery goes back one step further.
-    work_by_epochs(dispatcher, golden, missing, tasks.experiment, keep, lines, back=1)
+    work_by_epochs(dispatcher, golden, missing, tasks.watch_experiment, keep, lines, back=1)
     if store.get("cost", "all") is None:  # what the detectors cost is measured when nothing else runs
-        cost = dispatcher.call("the measurement of costs", tasks.cost, golden.golden_key, PAIRS)
+        cost = dispatcher.call("the measurement of costs", tasks.detector_costs, golden.golden_key, PAIRS)
         store.put("cost", "all", cost)
 
 

@@ -34,7 +34,7 @@ PUBLISHED: Sequence[tuple[str, str, str, str]] = (
 )
 
 
-def write_page(folder: pathlib.Path) -> pathlib.Path:
+def write_scoreboard_page(folder: pathlib.Path) -> pathlib.Path:
     """Write `score.html`, `score.json` and the figures of a scoreboard to its folder.
 
     Raises:

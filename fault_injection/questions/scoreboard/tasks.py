@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...campaign.task import Task, described
+from ...campaign.task import Task, environment_of
 from ...detection.detector import STOP, WARN, AnyDetector, Memory
 from ...detection.recovery import RECOVERIES, needed, undoing
 from ...detection.registry import telling, watcher
@@ -28,7 +28,7 @@ from ...seam.report import StepReport
 from ..outcomes import jobs
 from ..outcomes.experiment import Laboratory
 from ..outcomes.plan import Plan
-from ..outcomes.sampling import Choice, choose, draw
+from ..outcomes.sampling import Choice, choose, draw_experiment
 from .settings import Settings, chosen_detectors
 
 # Numbers that excesses are compared with, where a threshold is swept; 1 is the detector's own.
@@ -129,7 +129,7 @@ def _alarms_of(watchers: Mapping[str, Watcher]) -> dict[str, Any]:
     return found
 
 
-def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def watch_experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Watch one experiment with all detectors, and recover it with each that stops it.
 
     Returns:
@@ -140,7 +140,7 @@ def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dict[str,
     """
     bench = _bench(task, golden_key)
     lab, settings = bench.lab, task.settings
-    choice = choose(task.plan, draw(task.plan, number))
+    choice = choose(task.plan, draw_experiment(task.plan, number))
     at, program = choice.at, lab.golden.program
     state = lab.state_before(at.epoch, at.step)
     watchers = {name: bench.watcher(name, at, state) for name in bench.detectors}
@@ -165,7 +165,7 @@ def experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dict[str,
                 for name, seen in found["seen"].items()
                 if seen["stop"] is not None and name in settings.recovering
             }
-    return found, described(lab.golden)
+    return found, environment_of(lab.golden)
 
 
 def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str
     }
 
 
-def cost(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, Any]:
+def detector_costs(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, Any]:
     """What each detector adds to a step: time in turns with the plain step, and memory.
 
     Args:
