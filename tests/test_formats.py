@@ -30,7 +30,7 @@ from fault_injection.models.layer import Context
 from fault_injection.models.loss import cross_entropy, nats_per_token
 from fault_injection.models.observe.reductions import CHOICES, LOWEST, reduced, together
 from fault_injection.models.operations.product import Dense, DenseGradIn, DenseGradWt
-from fault_injection.models.precision import HISTORY, scale, remembered
+from fault_injection.models.precision import HISTORY, remembered, scale
 from fault_injection.models.precisions import PRECISIONS
 from fault_injection.models.site import make_fault
 from fault_injection.models.strike import perform
