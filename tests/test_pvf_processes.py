@@ -24,7 +24,7 @@ layers = false
 [wrong]
 criterion = "decision"
 """
-KILLS, BATCHES = 10, 30
+KILLS, BATCHES = 5, 30
 
 
 def start(folder, cache, repository, jobs="2"):

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def followed(repository, tmp_path_factory):
     """A copy of the project in which every step was done, and what its commands printed."""
     project = tmp_path_factory.mktemp("project")
-    for name in ("models", "fault_injection", "tests/float64.py", "reproduce_injections.py"):
+    for name in ("fault_injection", "tests/float64.py", "reproduce_injections.py"):
         copy = shutil.copytree if (repository / name).is_dir() else shutil.copy
         (project / name).parent.mkdir(exist_ok=True)
         copy(repository / name, project / name)
