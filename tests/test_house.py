@@ -223,7 +223,7 @@ def other_top_levels(tree):
     """What pyproject.toml beside the tree would install outside of the package."""
     settings = tomllib.loads((tree.parent / "pyproject.toml").read_text())["tool"]["setuptools"]
     found = settings.get("packages", {}).get("find", {})
-    folders = [path.name for path in tree.parent.iterdir() if path.is_dir()]
+    folders = [path.name for path in tree.parent.iterdir() if path.is_dir() and path.name.isidentifier()]
     kept = {name for pattern in found.get("include", ["*"]) for name in fnmatch.filter(folders, pattern)}
     return (kept | set(settings.get("py-modules", []))) - {PACKAGE}
 
