@@ -32,7 +32,7 @@ def work_by_epochs(
       keep: takes in an experiment and what the function returned.
       lines: what the terminal shows, given the seconds so far.
       walked: told the epoch of each walk, the steps that it computed, and seconds.
-      back: so many steps before the faulty one an experiment may begin.
+      back: number of steps before the faulty one at which an experiment may begin at the earliest.
     """
     ordered = sorted(experiments, key=lambda e: (e.epoch, e.step, e.number))
     epochs = {epoch: list(group) for epoch, group in itertools.groupby(ordered, key=lambda e: e.epoch)}
