@@ -1,5 +1,7 @@
 """What a fault does to a tensor, and to the operation that reads it."""
 
+# Above 400 lines: the laws of one function, each on the same operations.
+
 import dataclasses
 import functools
 

@@ -243,6 +243,10 @@ def test_the_house_keeps(rule, repository):
     assert not debt - found, "no longer true: take it out of DEBT"
 
 
+def test_a_long_file_of_tests_says_why(repository):
+    assert not long_files(repository / "tests")
+
+
 def test_what_may_import_otherwise_still_does(repository):
     assert by_computed_name(repository / PACKAGE) == set(COMPUTED)
     assert under_type_checking(repository / PACKAGE) <= set(TYPING) | DEBT.get("under_type_checking", set())

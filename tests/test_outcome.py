@@ -3,6 +3,8 @@
 At an edge all numbers are binary fractions, so that no rounding decides.
 """
 
+# Above 400 lines: the rules of one function, each on both sides of its threshold.
+
 import dataclasses
 import json
 import pathlib

@@ -1,5 +1,7 @@
 """The report of a campaign: a strict page whose sentences and numbers are those of the store, whatever is in it."""
 
+# Above 400 lines: one page, whose sentences are compared with the same small stores.
+
 import base64
 import dataclasses
 import html
