@@ -80,3 +80,40 @@ def test_what_a_process_without_jax_reads_is_what_tracing_finds(repository, name
         assert done.returncode == 0, done.stderr
         assert pickle.loads(done.stdout) == traced
     assert len(kept) == 1
+
+
+OWN = """
+import dataclasses
+from fault_injection.workloads.image import ImageWorkload
+
+
+class Narrow(ImageWorkload):
+    def recipe(self, data_dir=None):
+        return dataclasses.replace(self, width={width}).as_it_is(data_dir)
+
+    as_it_is = ImageWorkload.recipe
+
+
+def workload():
+    return Narrow(name="narrow", dataset="digits", batch_size=128, workers=8, blocks=(1, 1, 1, 1))
+"""
+SHAPE = """
+import sys
+from fault_injection.models.fault import Operand
+from fault_injection.workloads.own_file import own_function
+make, _ = own_function(sys.argv[1])
+print(make().sites()["conv1"].shapes[Operand.WEIGHT])
+"""
+
+
+def test_what_was_found_of_a_users_class_is_not_believed_after_an_edit(repository, tmp_path):
+    """The file imports no JAX before it is asked for a recipe, so nothing else makes the process trace."""
+    environment = {**os.environ, "PYTHONPATH": str(repository), "FAULT_INJECTION_CACHE": str(tmp_path / "cache")}
+    found = []
+    for width in (4, 6):
+        (tmp_path / "mine.py").write_text(OWN.format(width=width))
+        words = [sys.executable, "-c", SHAPE, f"{tmp_path / 'mine.py'}:workload"]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        found.append(done.stdout.strip())
+    assert found == ["(7, 7, 3, 4)", "(7, 7, 3, 6)"]

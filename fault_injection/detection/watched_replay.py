@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..faults.injection import Injection
@@ -41,7 +41,6 @@ def watched_replay(
     golden: Golden,
     detector: AnyDetector,
     recovery: str | None = None,
-    finish: Callable[[Watched], object] = lambda result: None,
 ) -> Watched:
     """Replay an injection with a detector beside it and, where it stops the run, once more with a recovery.
 
@@ -51,7 +50,6 @@ def watched_replay(
     Args:
       golden: by a program that reports what the detector watches, and the recovery needs.
       recovery: key of `RECOVERIES`.
-      finish: called with the result, such as to write it.
 
     Raises:
       As `replay`.
@@ -72,7 +70,6 @@ def watched_replay(
         undo = undoing(recovery, program)
         recovered = replay(injection, golden, watching=[again], keep=back.steps, undo=undo)
         result = dataclasses.replace(result, recovered=recovered, recovering=again)
-    finish(result)
     return result
 
 

@@ -201,16 +201,14 @@ def describe() -> dict[str, Any]:
     }
 
 
-def commit(file: pathlib.Path = pathlib.Path(__file__)) -> str | None:
+def commit() -> str | None:
     """The commit of the checkout that holds this code, with `-dirty` where tracked files differ from it.
 
-    Args:
-      file: of the code.
-
     Returns:
-      None where git does not track the file: an installed package lies in no checkout, even where a repository of
+      None where git does not track this file: an installed package lies in no checkout, even where a repository of
       its user surrounds it.
     """
+    file = pathlib.Path(__file__)
     git = ["git", "-C", str(file.parent)]
 
     def said(*command: str) -> str:
