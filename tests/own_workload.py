@@ -62,9 +62,6 @@ class Series(Workload):
     def program(self, supported=None, devices=None, data_dir=None, reductions=frozenset()) -> Program:
         raise NotImplementedError("injection files run nothing")
 
-    def sources(self) -> tuple[pathlib.Path, ...]:
-        return (pathlib.Path(__file__),)
-
 
 def series() -> Series:
     """The workload as injection files name it."""

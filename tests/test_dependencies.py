@@ -155,3 +155,17 @@ def test_a_workload_of_ones_own_depends_on_its_file_wherever_that_is(tmp_path):
         assert workload.sources() == (path,)
         found.append(dependencies.source_of_bits(workload))
     assert found[0] == found[1] != found[2]
+
+
+def test_a_class_of_ones_own_depends_on_what_its_file_imports_from_beside_it(tmp_path):
+    toy = (ROOT / "tests" / "toy.py").read_text()
+    found = []
+    for number in (1, 2):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "toy.py").write_text(f"{toy}\nimport beside\n")
+        (folder / "beside.py").write_text(f"NUMBER = {number}\n")
+        workload = find_workload(f"{folder / 'toy.py'}:linear")
+        assert workload.sources() == (folder / "beside.py", folder / "toy.py")
+        found.append(dependencies.source_of_bits(workload))
+    assert found[0] != found[1]

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -47,9 +46,6 @@ class Linear(Workload):
         forward = Site("fc", "fc", "forward", tensors((BATCH, FEATURES), (FEATURES, 1), (BATCH, 1)))
         backward = Site("fc_grad_wt", "fc", "backward", tensors((FEATURES, BATCH), (BATCH, 1), (FEATURES, 1)))
         return {"fc": forward, "fc_grad_wt": backward}
-
-    def sources(self):
-        return (pathlib.Path(__file__),)
 
     def batch(self, *address):
         random = np.random.default_rng([self.seed, *address])

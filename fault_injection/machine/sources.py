@@ -54,6 +54,13 @@ def closure(
     return sorted(found)
 
 
+def with_own_folder(file: pathlib.Path) -> tuple[pathlib.Path, ...]:
+    """A file and, where it is a user's, what it imports from its own folder; this package is searched by `closure`."""
+    if file.is_relative_to(ROOT / "fault_injection"):
+        return (file,)
+    return tuple(closure([file], ["."], file.parent))
+
+
 def source_hash(paths: Iterable[pathlib.Path], checkout: pathlib.Path = ROOT) -> str:
     """Hash of the code in files, comments and docstrings left out.
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self
 
 from ..machine.reading import Kind, number, one_of, whole
+from ..machine.sources import with_own_folder
 from ..machine.user_files import module_named
 from ..models.precisions import PRECISIONS
 from ..models.site import Site
@@ -175,8 +176,11 @@ class Workload(abc.ABC):
         """
 
     def sources(self) -> tuple[pathlib.Path, ...]:
-        """Files whose code, with what they import, determines the bits of this workload's runs: that of its class."""
-        return (pathlib.Path(inspect.getfile(type(self))),)
+        """Files whose code, with what they import, determines the bits of this workload's runs.
+
+        These are that of its class and, of a user's class, what that imports from its own folder.
+        """
+        return with_own_folder(pathlib.Path(inspect.getfile(type(self))).resolve())
 
     def identity(self) -> dict[str, Any]:
         """What determines the bits of its runs, by name.

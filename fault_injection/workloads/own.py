@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ..any_step.training import Training
 from ..any_step.training_program import TracedTraining, traced_training, training_program
 from ..machine.errors import InputError
-from ..machine.sources import closure
+from ..machine.sources import with_own_folder
 from ..models.site import Site
 from ..seam.program import Program
 from ..seam.workload import Option, Workload
@@ -60,7 +60,7 @@ class OwnTraining(Workload):
     def sources(self) -> tuple[pathlib.Path, ...]:
         """The user's file, what it imports from its own folder, and what interprets its step."""
         file = pathlib.Path(self.name.rpartition(":")[0]).resolve()
-        return (*closure([file], ["."], file.parent), *super().sources())
+        return (*with_own_folder(file), *super().sources())
 
     def identity(self) -> dict[str, Any]:
         # The file is known by what is in it, so that a folder can be moved.
