@@ -22,4 +22,5 @@ def import_extra(module: str, extra: str, what: str, path: pathlib.Path | None =
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise InputError(f"{what} need {module} ({error}): pip install -e '.[{extra}]'", path) from None
+        how = f"pip install 'fault-injection[{extra}]', in a checkout: pip install -e '.[{extra}]'"
+        raise InputError(f"{what} need {module} ({error}): {how}", path) from None
