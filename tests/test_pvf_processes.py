@@ -19,12 +19,12 @@ steps_per_epoch = 20
 bottom = ["bot_*"]
 [faults]
 flips = [4]
-trials = 7680
+trials = 5120
 layers = false
 [wrong]
 criterion = "decision"
 """
-KILLS, BATCHES = 5, 30
+KILLS, BATCHES = 4, 20
 
 
 def start(folder, cache, repository, jobs="2"):
@@ -58,7 +58,7 @@ def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository):
             drivers += 1
             process = start(disturbed, cache, repository)
     assert process.wait(600) == 0, (disturbed / "log").read_text()
-    assert batches(disturbed) == expected and drivers >= 4
+    assert batches(disturbed) == expected and drivers >= 2
     assert (disturbed / "out" / "rates.json").exists()
 
 
