@@ -10,7 +10,7 @@ from ..machine.processes import say
 from ..runs.follow import follow
 from ..runs.golden_run import Golden, Repeats
 from ..runs.replay_run import Replay, complete_golden, last_step, replay
-from ..runs.steps import Address, Back, addresses, numbered
+from ..runs.steps import Address, addresses, numbered
 from .detector import STOP, AnyDetector, Memory
 from .recovery import RECOVERIES, undoing
 from .registry import watcher
@@ -58,16 +58,11 @@ def watched_replay(
     complete_golden(golden, last_step(injection).epoch + 1)
     memory = memory_before(golden, detector, injection.epoch)
 
-    def beside(recovery: Back | None = None) -> Watcher:
-        kept = golden.fetch_state_before(injection.epoch) if detector.executes_again else None
-        return watcher(program, detector, memory, recovery, kept)
-
-    watch = beside()
+    watch = watcher(program, detector, memory)
     result = Watched(replay(injection, golden, watching=[watch]), watch)
     if recovery is not None and any(alarm.level == STOP for alarm in watch.alarms):
-        back = RECOVERIES[recovery]
-        again = beside(back)
-        undo = undoing(recovery, program)
+        back, undo = RECOVERIES[recovery], undoing(recovery, program)
+        again = watcher(program, detector, memory, back)
         recovered = replay(injection, golden, watching=[again], keep=back.steps, undo=undo)
         result = dataclasses.replace(result, recovered=recovered, recovering=again)
     return result
