@@ -9,6 +9,7 @@ The claims are in percent of the plain step, or of the plain pass.
 """
 
 import dataclasses
+import functools
 import itertools
 import os
 import time
@@ -21,6 +22,7 @@ import pairs
 from fault_injection.detection.dr_dna import make_profile
 from fault_injection.detection.registry import beside_a_run, watcher
 from fault_injection.detection.signals import reductions_of
+from fault_injection.runs.follow import again
 from fault_injection.runs.steps import Address
 
 BOUNDS = {"history_bound": 0.1, "asd": 1.0, "gradient_norm": 1.0}  # percent of time
@@ -41,6 +43,8 @@ def stepping(program, each, watching=None, spent=None):
     batches = [program.batch(0, step) for step in range(program.steps_per_epoch)]
     state = program.place(program.init())
     steps = itertools.cycle(range(len(batches)))
+    if watching is not None:
+        watching.starts(Address(0, 0), state, functools.partial(again, program, {}))
 
     def run():
         nonlocal state
@@ -51,7 +55,7 @@ def stepping(program, each, watching=None, spent=None):
             report = jax.device_get(report)
             if watching is not None:
                 started = time.perf_counter()
-                watching.look(at, state, report)
+                watching.after_step(at, state, report)
                 looking += time.perf_counter() - started
         if spent is not None:
             spent.append(looking)

@@ -30,14 +30,14 @@ from fault_injection.machine.files import only_writer
 from fault_injection.questions.outcomes import jobs
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule, Seen
 from fault_injection.questions.outcomes.driver import campaign
-from fault_injection.questions.outcomes.experiment import EXACT, Laboratory, run_experiment
+from fault_injection.questions.outcomes.experiment import Laboratory, run_experiment
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.projection import Projection
 from fault_injection.questions.outcomes.result import HORIZON
 from fault_injection.questions.outcomes.sampling import injection_of
 from fault_injection.questions.outcomes.store import NAME, VERSION, Store
 from fault_injection.questions.outcomes.tables import TABLES
-from fault_injection.runs.exits import FirstNonFinite
+from fault_injection.runs.exits import EXACT, FirstNonFinite
 from fault_injection.runs.follow import follow
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED

@@ -66,14 +66,54 @@ def test_shares_latencies_and_false_alarms_are_counts():
     assert board.slower("a") is None and board.larger("a") is None
 
 
+LOSSES = np.float32([1.5, 1.4, 1.3, 1.2, 1.1])
+
+
+def judged(steps, **ended):
+    """A row of a campaign, of so many steps."""
+    curve = np.stack([LOSSES[:steps], np.zeros(steps, np.float32)], 1)
+    row = dict.fromkeys(("audit_outcome", "first_nonfinite", "exactly_masked_after"))
+    return row | {"old_bits": 1, "new_bits": 2, "exit": "end", "curve": curve.tobytes(), "recorded": steps} | ended
+
+
+EARLY = {"exit": "conditions"}
+AUDITED = {**EARLY, "audit_outcome": MASKED}
+MASKED_AFTER = {"exit": "exact", "exactly_masked_after": 1}
+
+
+@pytest.mark.parametrize(
+    ("row", "right"),
+    [
+        (judged(5), {4}),  # to the end: as long as the window, whatever was judged
+        (judged(3), ()),  # a curve that is too short
+        (judged(2, **MASKED_AFTER), {2}),
+        (judged(5, **MASKED_AFTER), {2}),  # noted, and followed on
+        (judged(2, exit="non-finite", first_nonfinite=1), {2, 3, 4}),  # watched beyond it
+        (judged(2, **EARLY), {3, 4}),  # nobody judged what came later
+        (judged(5, **AUDITED), {4}),
+        (judged(2, **AUDITED), ()),
+    ],
+)
+def test_a_run_is_watched_for_as_long_as_its_verdict_lets_it_go_on(row, right):
+    """A window of three steps after the fault: any other number of losses is another run's."""
+    found = set()
+    for steps in range(1, 6):
+        try:
+            require_same(3, {"old": 1, "new": 2, "loss": LOSSES[:steps].tolist()}, row, whole=4)
+            found.add(steps)
+        except Untrustworthy:
+            pass
+    assert found == set(right)
+
+
 def test_a_watched_run_that_is_not_the_judged_one_is_not_scored():
     curve = np.float32([[1.5, 0.0], [np.nan, 0.0]])
-    row = {"old_bits": 1, "new_bits": 2, "curve": curve.tobytes(), "recorded": 2}
+    row = judged(2, curve=curve.tobytes())
     value = {"old": 1, "new": 2, "loss": [1.5, "NaN"]}
-    require_same(3, value, row)
-    for wrong in ({"new": 3}, {"loss": [1.5000001, "NaN"]}):
+    require_same(3, value, row, whole=2)
+    for wrong in ({"new": 3}, {"old": 3}, {"loss": [1.5000001, "NaN"]}, {"loss": [1.5, 1.5]}):
         with pytest.raises(Untrustworthy, match="experiment 3"):
-            require_same(3, value | wrong, row)
+            require_same(3, value | wrong, row, whole=2)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import math
 from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ..runs.steps import Address
@@ -37,26 +36,32 @@ class ReExecutionSettings(AnyDetector):
 class ReExecution(Watcher):
     """Executes every n-th step again, and raises an alarm where the digests differ.
 
-    The second execution has no fault: what struck the first was transient, or it was another device.
+    The second execution has what lasts of a fault, so that a permanent one strikes both alike and is not seen.
 
     Args:
-      again: the program that executes the second time, such as one on another device; by default the same.
+      again: a program that executes the second time, without a fault, such as one on another device.
     """
 
     detector: ReExecutionSettings
 
     def __init__(self, *watcher: Any, again: Program | None = None, **named: Any) -> None:
         super().__init__(*watcher, **named)
-        self._again = again or self.program
+        self._other = again
+
+    def due(self, number: int) -> bool:
+        return (number + 1) % self.detector.every == 0
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
-        number, every = self.number(at), self.detector.every
-        found: list[Alarm] = []
-        if (number + 1) % every == 0 and self._kept is not None:
-            again = self._again
-            start = self._kept if again is self.program else again.place(jax.device_get(self._kept))
-            _, second = again.step(start, again.batch(*at), *at)
-            differ = np.flatnonzero(report.digest != jax.device_get(second.digest)).tolist()
-            found = differing(number, [self.program.state.leaves[i].name for i in differ])
-        self._kept = jax.tree.map(jnp.copy, state) if (number + 2) % every == 0 else None
+        number = self.number(at)
+        if not self.due(number):
+            return [], 0.0
+        second = self._again(at, self._kept) if self._other is None else self._elsewhere(self._other, at)
+        differ = np.flatnonzero(report.digest != second.digest).tolist()
+        found = differing(number, [self.program.state.leaves[i].name for i in differ])
         return found, math.inf if found else 0.0
+
+    def _elsewhere(self, other: Program, at: Address) -> StepReport:
+        """What another program says of the step."""
+        start = other.place(jax.device_get(self._kept))
+        report: StepReport = jax.device_get(other.step(start, other.batch(*at), *at)[1])
+        return report

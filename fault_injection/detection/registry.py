@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 
 from ..machine.errors import InputError, did_you_mean
 from ..runs.steps import Back
-from ..seam.leaves import State
 from ..seam.program import Program
 from .checksum import Checksum, VarianceChecksum
 from .detector import AnyDetector, Memory
@@ -82,11 +81,10 @@ def watcher(
     detector: AnyDetector,
     memory: Memory = None,
     recovery: Back | None = None,
-    kept: State = None,
 ) -> Watcher:
     """What watches the steps of a program with a detector.
 
     Args:
-      memory, recovery, kept: see `Watcher`.
+      memory, recovery: see `Watcher`.
     """
-    return WATCHERS.get(type(detector), Watch)(program, detector, memory, recovery, kept)
+    return WATCHERS.get(type(detector), Watch)(program, detector, memory, recovery)

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..runs.steps import Address, Back, Observer, numbered
+from ..runs.steps import Address, Again, Back, Observer, numbered
 from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
@@ -46,8 +46,9 @@ class Watcher(Observer, abc.ABC):
       memory: to go on with.
       recovery: what is done at an alarm that stops; None does nothing.  A step that is executed
         again is not undone again: an alarm that repeats is no transient fault.
-      kept: a copy of the state before the next step, for detectors that execute steps again.
     """
+
+    _again: Again  # the engine gives it before the first step
 
     def __init__(
         self,
@@ -55,9 +56,9 @@ class Watcher(Observer, abc.ABC):
         detector: AnyDetector,
         memory: Memory = None,
         recovery: Back | None = None,
-        kept: State = None,
     ) -> None:
-        self.program, self.detector, self._recovery, self._kept = program, detector, recovery, kept
+        self.program, self.detector, self._recovery = program, detector, recovery
+        self._kept: State = None  # a copy of the state before the next step, where that is due
         self._before: collections.deque[tuple[Address, Memory]] = collections.deque(
             maxlen=recovery.steps if recovery else 0
         )
@@ -71,16 +72,28 @@ class Watcher(Observer, abc.ABC):
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
         """The alarms of a step and its largest excess; keeps in `memory` what the next step needs."""
 
+    def due(self, number: int) -> bool:
+        """Whether the step of this number may be executed again, so that the state before it is kept."""
+        return self.detector.executes_again
+
+    def _keep(self, number: int, state: State) -> None:
+        self._kept = jax.tree.map(jnp.copy, state) if self.due(number) else None
+
+    def starts(self, at: Address, state: State, again: Again) -> None:
+        self._again = again
+        self._keep(self.number(at), state)
+
     def after_step(self, at: Address, state: State, report: StepReport) -> Back | None:
         before = self.memory
         found, peak = self.look(at, state, report)
+        self._keep(self.number(at) + 1, state)
         self._before.append((at, before))
         self.alarms += found
         self.peak.append(peak)
         stops = any(alarm.level == STOP for alarm in found)
         if self._recovery is None or not stops or (self._tried is not None and at <= self._tried):
             return None
-        self._tried, self._kept = at, None  # the state after this step is none that the run goes on from
+        self._tried = at
         if not self._recovery.again:  # what it saw has not happened
             self.actions.append(Undone(at, at, False))
             self.memory = before
@@ -99,9 +112,9 @@ class Watcher(Observer, abc.ABC):
 class Watch(Watcher):
     """Runs a detector beside a run, on the steps' reports and nothing else.
 
-    The alarms of one that executes again are confirmed: the step is executed again, and a value that comes again is
-    no alarm.  A step repeats its bits, so that such a value is rounding, or the state was wrong before the step.
-    Where no state was kept, as at the first step without one, the alarms stand.
+    The alarms of one that executes again are confirmed: the step is executed again, with what lasts of a fault, and a
+    value that comes again is no alarm.  A step repeats its bits, so that such a value is rounding or a permanent
+    fault, or the state was wrong before the step.
     """
 
     detector: Detector
@@ -116,11 +129,8 @@ class Watch(Watcher):
         with np.errstate(all="ignore"):
             self.memory, alarms = self.detector.update(memory, values)
         found, peak = told(self.number(at), names, values, alarms), float(np.max(alarms.excess, initial=0.0))
-        if self.detector.executes_again:
-            if found and self._kept is not None:
-                _, second = self.program.step(self._kept, self.program.batch(*at), *at)
-                again = self._reader.named(jax.device_get(second))
-                found = [alarm for alarm in found if confirmed(alarm.value, again[alarm.tensor])]
-                peak = peak if found else 0.0
-            self._kept = jax.tree.map(jnp.copy, state)
+        if found and self.detector.executes_again:
+            second = self._reader.named(self._again(at, self._kept))
+            found = [alarm for alarm in found if confirmed(alarm.value, second[alarm.tensor])]
+            peak = peak if found else 0.0
         return found, peak

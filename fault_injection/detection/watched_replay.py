@@ -10,7 +10,8 @@ from ..machine.processes import say
 from ..runs.follow import follow
 from ..runs.golden_run import Golden, Repeats
 from ..runs.replay_run import Replay, complete_golden, last_step, replay
-from ..runs.steps import Address, Back, addresses, numbered
+from ..runs.steps import Address, addresses, numbered
+from ..seam.stages import CHECKPOINT
 from .detector import STOP, AnyDetector, Memory
 from .recovery import RECOVERIES, undoing
 from .registry import watcher
@@ -58,16 +59,11 @@ def watched_replay(
     complete_golden(golden, last_step(injection).epoch + 1)
     memory = memory_before(golden, detector, injection.epoch)
 
-    def beside(recovery: Back | None = None) -> Watcher:
-        kept = golden.fetch_state_before(injection.epoch) if detector.executes_again else None
-        return watcher(program, detector, memory, recovery, kept)
-
-    watch = beside()
+    watch = watcher(program, detector, memory)
     result = Watched(replay(injection, golden, watching=[watch]), watch)
     if recovery is not None and any(alarm.level == STOP for alarm in watch.alarms):
-        back = RECOVERIES[recovery]
-        again = beside(back)
-        undo = undoing(recovery, program)
+        back, undo = RECOVERIES[recovery], undoing(recovery, program)
+        again = watcher(program, detector, memory, back)
         recovered = replay(injection, golden, watching=[again], keep=back.steps, undo=undo)
         result = dataclasses.replace(result, recovered=recovered, recovering=again)
     return result
@@ -115,14 +111,13 @@ def detection_summary(watched: Watched, detector: str, recovery: str | None) -> 
         "recovery": recovery,
     }
     if watched.recovered is not None and watched.recovering is not None:
-        found["actions"] = [
-            {
-                "at": list(a.step),
-                "steps_undone": numbered(a.step, steps_per_epoch) - numbered(a.first, steps_per_epoch) + 1,
-                "executed_again": a.again,
-            }
-            for a in watched.recovering.actions
-        ]
+        load = (injection.epoch, injection.step) if injection.stage == CHECKPOINT else None
+        found["actions"] = []
+        for a in watched.recovering.actions:
+            undone = numbered(a.step, steps_per_epoch) - numbered(a.first, steps_per_epoch) + 1
+            stopped = recovery is not None and undone < RECOVERIES[recovery].steps and a.first == load
+            known = {"at": list(a.step), "steps_undone": undone, "executed_again": a.again}
+            found["actions"].append({**known, "stopped_at_the_load": stopped})
         found["after_recovery"] = dataclasses.asdict(watched.recovered.outcome)
     return found
 
@@ -141,5 +136,7 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
         undone = sum(action["steps_undone"] for action in found["actions"])
         outcome = found["after_recovery"]
         what = f"{len(found['actions'])} action(s), {undone} step(s) undone"
+        if any(action["stopped_at_the_load"] for action in found["actions"]):
+            what += ", none before the load of the checkpoint"
         told.append(f"{found['recovery']}: {what}; then {outcome['outcome']}: {outcome['rule']}")
     return told

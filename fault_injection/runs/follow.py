@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from ..machine.termination import heed
-from ..models.fault import Fault
-from ..seam.beside import faulty_step
-from ..seam.leaves import State
+from ..models.fault import Fault, Struck
+from ..seam.beside import faulty_step, load_site_ids, loaded
+from ..seam.leaves import Batch, State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.report import StepReport
@@ -54,13 +54,15 @@ def follow(
         buffers; after a first step with a fault it can still be used.
       steps: addresses in the order of the training.
       faults: what strikes at which step.  A fault that lasts stands at several.
-      lasting: whether a step that is executed again is struck again.  What was transient is over.
+      lasting: whether a step that is taken again is struck again.  What was transient is over.
       observers: see `Observer`.
-      keep: how many steps can be undone.  The states before them are copied, because a step
-        consumes the buffers of its state.
+      keep: how many steps can be undone, back to the first or to the last load of a checkpoint.  The states before
+        them are copied, because a step consumes the buffers of its state.
       undo: gives the state before a step from the one after it and its report.  No state is copied then.
     """
-    faults, spent, ended = dict(faults or {}), 0.0, None
+    faults, spent, ended, fresh = dict(faults or {}), 0.0, None, True
+    loads = load_site_ids(program.state) if faults else frozenset()
+    taken_again = functools.partial(again, program, faults if lasting else {})
     kept: collections.deque[tuple[Address, State, StepReport]] = collections.deque(maxlen=keep)
     upcoming = iter(steps)
     at = next(upcoming, None)
@@ -68,13 +70,16 @@ def follow(
     while at is not None and ended is None:
         heed()
         begun = time.perf_counter()
+        fault, struck = faults.get(at), None
+        if fault is not None and int(fault.site) in loads:  # a job begins: what was before is another's
+            state, struck = loaded(program, state, faults.pop(at))
+            kept.clear()
+            fault, fresh = None, True
+        for observer in observers if fresh else ():
+            observer.starts(at, state, taken_again)
         copy = jax.tree.map(jnp.copy, state) if keep and undo is None else None
-        fault = faults.get(at)
-        if fault is None:
-            state, report = program.step(state, batch, *at)
-        else:
-            state, report = faulty_step(program, state, batch, *at, fault)
-        here, at = at, next(upcoming, None)
+        state, report = _step(program, state, batch, at, fault, struck)
+        here, at, fresh = at, next(upcoming, None), False
         batch = None if at is None else program.batch(*at)  # prepared while the device computes
         report = jax.device_get(report)
         kept.append((here, copy, report))
@@ -82,7 +87,7 @@ def follow(
         asked = _first(observer.after_step(here, state, report) for observer in observers)
         ended = asked if isinstance(asked, str) else None
         if isinstance(asked, Back):
-            undone = [kept.pop() for _ in range(min(asked.steps, len(kept)))]
+            undone, fresh = [kept.pop() for _ in range(min(asked.steps, len(kept)))], True
             for first, before, told in undone:  # the newest first
                 state = before if undo is None else undo(state, told)
                 if not lasting:
@@ -99,6 +104,22 @@ def follow(
             ended = _first(observer.after_epoch(here.epoch, state, evaluate) for observer in observers)
             spent += evaluate.seconds
     return Followed(state, ended, spent)
+
+
+def _step(
+    program: Program, state: State, batch: Batch, at: Address, fault: Fault | None, struck: Struck | None = None
+) -> tuple[State, StepReport]:
+    """A step with or without a fault; `struck` is what one did as the state was loaded."""
+    if fault is not None:
+        return faulty_step(program, state, batch, *at, fault)
+    state, report = program.step(state, batch, *at)
+    return state, report if struck is None else report._replace(struck=struck)
+
+
+def again(program: Program, lasting: Mapping[Address, Fault], at: Address, state: State) -> StepReport:
+    """What a step says when it is taken again, with what lasts."""
+    report: StepReport = jax.device_get(_step(program, state, program.batch(*at), at, lasting.get(at))[1])
+    return report
 
 
 Reason = TypeVar("Reason")

@@ -15,22 +15,22 @@ import jax.numpy as jnp
 from ..faults.injection import Injection
 from ..faults.injection_file import format_injection
 from ..machine.processes import from_leader, say
-from ..models.fault import Fault, Struck, inactive_fault
+from ..models.fault import Struck, inactive_fault
 from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport
 from ..seam.stages import BESIDE
+from .course import Course
 from .dependencies import REPLAY, content_hash, source_of_verdicts
-from .exits import EXACT, ExactlyMasked, FirstNonFinite
+from .exits import EXACT
 from .follow import follow
 from .golden_run import Golden, ImportedState, Repeats, kept_epochs, noise_floor
-from .outcome import Outcome, Thresholds, verdict_of
+from .outcome import Outcome
 from .progress import Progress
 from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of
 from .run_store import RunStore
 from .steps import Address, Observer, addresses, horizon_or_end, numbered
 from .unfinished import Keeper, Unfinished, read_unfinished
-from .witness import Witness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,14 +112,10 @@ def _faulty_run(
     undo: Callable[[State, StepReport], State] | None,
 ) -> tuple[Outcome, Run, Struck]:
     """The run with the fault: its verdict, its record, and what the fault did."""
-    program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
-    struck_at, last = Address(injection.epoch, injection.step), last_step(injection)
-    measure, record = program.measure(), functools.cache(golden.fetch_record)
-
-    def since(at: Address) -> int:
-        return numbered(at, steps_per_epoch) - numbered(struck_at, steps_per_epoch)
-
-    with Progress("replay", since(last) + injection.step + 1, measure.name, record) as progress:
+    program, struck_at, last = golden.program, Address(injection.epoch, injection.step), last_step(injection)
+    steps_per_epoch, record = program.steps_per_epoch, functools.cache(golden.fetch_record)
+    steps = numbered(last, steps_per_epoch) - numbered(Address(injection.epoch, 0), steps_per_epoch) + 1
+    with Progress("replay", steps, program.measure().name, record) as progress:
         # 1. Up to the fault as the golden run, with its control; or what an interrupted replay has left.
         kept = None if watching else from_leader(lambda: read_unfinished(store, injection))
         if kept is None:
@@ -128,38 +124,27 @@ def _faulty_run(
             start = _going_on(injection, golden, store, kept)
 
         # 2. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
-        faults, recorder = strikes(injection), start.recorder
-        nonfinite = FirstNonFinite(since, injection.nonfinite)
-        witness = Witness(injection.site, injection.fault(), struck_at, kept.struck if kept else None)
-        masked = ExactlyMasked(
-            since,
-            record,
-            lambda at: start.control if at == struck_at else golden.fetch_state_after(at),
-            last_strike=since(max(faults)),
+        course = Course(
+            golden,
+            injection.site,
+            injection.fault(),
+            struck_at,
+            injection.schedule,
+            injection.nonfinite,
+            record=record,
+            golden_after=lambda at: start.control if at == struck_at else golden.fetch_state_after(at),
+            noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
+            recorder=start.recorder,
+            struck=kept.struck if kept else None,
         )
-        keeper = [] if watching else [Keeper(store, recorder, witness)]
-        observers = [progress, recorder, witness, *watching, nonfinite, masked, *keeper]
-        steps = addresses(start.at, last, steps_per_epoch)
-        ended = follow(program, start.state, steps, faults, observers, keep, undo, injection.schedule.lasting).ended
-    faulty = recorder.run
-    if ended == EXACT:
+        keeper = [] if watching else [Keeper(store, course.recorder, course.witness)]
+        course.take(start.state, start.at, last, watching, before=[progress], after=keeper, keep=keep, undo=undo)
+    faulty = course.recorder.run
+    if course.ended == EXACT:
         faulty = _continued(faulty, record, last, steps_per_epoch)
 
     # 3. The verdict.
-    outcome = verdict_of(
-        faulty,
-        record,
-        struck_at,
-        measure,
-        watched=program.state.watched,
-        finished=last == last_step(dataclasses.replace(injection, horizon=None)),
-        first_nonfinite=nonfinite.first,
-        exactly_masked_after=masked.after,
-        noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
-        thresholds=Thresholds(nonfinite=injection.nonfinite),
-    )
-    assert witness.struck is not None  # the faulty step was taken
-    return outcome, faulty, witness.struck
+    return course.verdict(finished=last == course.end, run=faulty), faulty, course.struck
 
 
 class _From(NamedTuple):
@@ -248,14 +233,6 @@ def last_step(injection: Injection) -> Address:
     """The last step to run: the horizon's, or the training's."""
     w, fault = injection.workload, Address(injection.epoch, injection.step)
     return horizon_or_end(w.epochs, w.steps_per_epoch, fault, injection.horizon)
-
-
-def strikes(injection: Injection) -> dict[Address, Fault]:
-    """The fault at all steps that its schedule has it strike, as far as the run goes."""
-    fault, schedule, seed = injection.fault(), injection.schedule, injection.workload.seed
-    first, steps_per_epoch = Address(injection.epoch, injection.step), injection.steps_per_epoch
-    later = enumerate(addresses(first, last_step(injection), steps_per_epoch))
-    return {at: fault for after, at in later if schedule.strikes(after, seed)}
 
 
 def complete_golden(golden: Golden, epochs: int) -> None:

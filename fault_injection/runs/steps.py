@@ -7,6 +7,8 @@ from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport
 
+Again = Callable[["Address", State], StepReport]  # takes a step again; see `Observer.starts`
+
 
 class Address(NamedTuple):
     """A step of a training, both numbers counted from 0."""
@@ -32,6 +34,16 @@ class Observer:
 
     An observer keeps its own memory and changes nothing else.  The methods here do nothing.
     """
+
+    def starts(self, at: Address, state: State, again: Again) -> None:
+        """Before each step that does not follow on the one before: the first, and after a load or steps undone.
+
+        Args:
+          at: the step.
+          state: the state before it, which the step consumes.
+          again: takes a step again on the same device, with what lasts of the fault, from a copy of the state
+            before the step, which it consumes.  Returns what the step says of itself, on the host.
+        """
 
     def after_step(self, at: Address, state: State, report: StepReport) -> "str | Back | None":
         """After each step.

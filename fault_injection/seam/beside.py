@@ -3,7 +3,7 @@
 So they cost neither a program with fault support nor time in any other step.
 """
 
-from ..models.fault import Fault
+from ..models.fault import Fault, Struck, site_id
 from ..models.site import Site
 from .checkpoint_faults import checkpoint_sites, restarted
 from .leaves import Batch, State
@@ -16,6 +16,18 @@ from .state_spec import StateSpec
 def sites_beside(state: StateSpec) -> dict[str, Site]:
     """What a fault can strike beside the step, by name."""
     return {**state_sites(state), **checkpoint_sites(state)}
+
+
+def load_site_ids(state: StateSpec) -> frozenset[int]:
+    """The ids of the sites that a fault strikes as a checkpoint is loaded: a job begins with that step."""
+    return frozenset(map(site_id, checkpoint_sites(state)))
+
+
+def loaded(program: Program, state: State, fault: Fault) -> tuple[State, Struck]:
+    """The state that was saved, as the run has it after it has loaded a checkpoint with this fault."""
+    found = restarted(program, state, fault)
+    assert found is not None  # it strikes one of `load_site_ids`
+    return program.restated(found[0]), found[1]
 
 
 def faulty_step(

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,17 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...models.fault import Fault, Struck, inactive_fault
-from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
-from ...runs.follow import Followed, follow
+from ...runs.course import Course
+from ...runs.follow import follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
-from ...runs.outcome import MASKED, Outcome, Thresholds, verdict_of
+from ...runs.outcome import MASKED, Outcome
 from ...runs.records import Recorder, Run, rows_of
-from ...runs.steps import Address, Observer, addresses, numbered
-from ...runs.witness import Witness
+from ...runs.steps import Address, addresses, numbered
 from ...seam.checkpoint_faults import elements_of
 from ...seam.leaves import Role, State
 from ...seam.program import Program
-from ...seam.report import StepReport
 from ...seam.stages import BESIDE, CHECKPOINT, STATE
 from .conditions import CONDITIONS, Conditions, Rule, Seen
 from .early_verdict import Early, EarlyVerdict, Envelope
@@ -33,24 +31,19 @@ from .sampling import Choice, choose, draw_experiment
 from .walk import Walk
 
 
-class Course(NamedTuple):
+class Trail(NamedTuple):
     """The faulty run of one experiment, as far as it was followed.
 
     Attributes:
-      run: what was recorded, from the start of the fault's epoch on.
-      struck: what the fault did.
+      course: the run, and what has looked at it.
       ended: what ended it.
-      first_nonfinite, exactly_masked_after: steps after the faulty one, or None.
       early: the early verdict that its first steps allow, whether or not it ended there.
       seen: what its first steps have shown.
       seconds: spent in its steps and evaluations.
     """
 
-    run: Run
-    struck: Struck
+    course: Course
     ended: str
-    first_nonfinite: int | None
-    exactly_masked_after: int | None
     early: Early | None
     seen: Seen
     seconds: float
@@ -99,7 +92,7 @@ class Laboratory:
             return 0.0
         begun = time.perf_counter()
         for faults in ({at: inactive_fault(size, site)}, {}):
-            start = _copy(self.state_before(at.epoch, at.step))
+            start = copied(self.state_before(at.epoch, at.step))
             follow(self.golden.program, start, [at], faults, [Repeats(self.golden)])
         self._controlled.add((size, int(site or 0)))
         return time.perf_counter() - begun
@@ -108,47 +101,25 @@ class Laboratory:
         """The golden state after a step that is not before the fault, from the state kept after the fault's step."""
         program = self.golden.program
         steps_per_epoch = program.steps_per_epoch
-        state = _copy(self.state_before(fault.epoch, fault.step + 1))
+        state = copied(self.state_before(fault.epoch, fault.step + 1))
         following = Address(*divmod(numbered(fault, steps_per_epoch) + 1, steps_per_epoch))
         return follow(program, state, addresses(following, at, steps_per_epoch)).state
 
-    def since(self, fault: Address) -> Callable[[Address], int]:
-        """A function: the number of steps from a fault to an address."""
-        steps_per_epoch = self.plan.steps_per_epoch
-        return lambda at: numbered(at, steps_per_epoch) - numbered(fault, steps_per_epoch)
-
-    def masked(self, choice: Choice, ends: bool = True) -> ExactlyMasked:
-        """What sees that a run with this fault is the golden one again, and can end it there; see `ExactlyMasked`."""
-        since, golden_after = self.since(choice.at), functools.partial(self.golden_after, choice.at)
-        return ExactlyMasked(since, self.record, golden_after, ends, last_strike=since(max(choice.faults(self.plan))))
-
-    def follow(
-        self,
-        choice: Choice,
-        begin: Address,
-        last: Address,
-        observers: Sequence[Observer],
-        keep: int = 0,
-        undo: Callable[[State, StepReport], State] | None = None,
-    ) -> Followed:
-        """The run with this fault, at all steps that it strikes, from the golden state before a step; see `follow`."""
-        plan, state = self.plan, self.state_before(begin.epoch, begin.step)
-        if begin != choice.at:  # a step without a fault consumes its state
-            state = _copy(state)
-        steps, faults = addresses(begin, last, plan.steps_per_epoch), choice.faults(plan)
-        return follow(self.golden.program, state, steps, faults, observers, keep, undo, plan.schedule.lasting)
-
-    def judged(self, fault: Address) -> Callable[..., Outcome]:
-        """A function: the verdict on a run with this fault; see `verdict_of`."""
-        program = self.golden.program
-        return functools.partial(
-            verdict_of,
-            golden=self.record,
-            fault=fault,
-            measure=program.measure(),
-            watched=program.state.watched,
+    def course(self, choice: Choice, begin: Address, masked_ends: bool = True) -> Course:
+        """The run with this fault, to be taken from the step `begin` of the fault's epoch on."""
+        at, before = choice.at, rows_of(self.record(begin.epoch), begin.step)  # those of the golden run
+        return Course(
+            self.golden,
+            choice.site,
+            choice.fault,
+            at,
+            self.plan.schedule,
+            self.plan.nonfinite,
+            record=self.record,
+            golden_after=functools.partial(self.golden_after, at),
             noise=self.noise,
-            thresholds=Thresholds(nonfinite=self.plan.nonfinite),
+            recorder=Recorder(Run(begin.epoch, (), 0), before),
+            masked_ends=masked_ends,
         )
 
 
@@ -162,25 +133,19 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     begun = time.perf_counter()
     choice = choose(lab.plan, draw_experiment(lab.plan, number))
     setting_up = lab.control(choice.at, choice.fault)
-    course = _follow(lab, choice)
-    judged = lab.judged(choice.at)
-    verdict = judged(
-        course.run,
-        finished=course.ended == END,
-        first_nonfinite=course.first_nonfinite,
-        exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,
-    )
-    early = None if course.early is None else _early_verdict(lab, course.early, course.seen, judged)
+    trail = _follow(lab, choice)
+    verdict = trail.course.verdict(finished=trail.ended == END)
+    early = None if trail.early is None else _early_verdict(lab, trail.early, trail.seen, trail.course.judged)
     seconds = time.perf_counter() - begun
-    return _result(lab, choice, course, verdict, early, seconds, setting_up)
+    return _result(lab, choice, trail, verdict, early, seconds, setting_up)
 
 
-def _follow(lab: Laboratory, choice: Choice) -> Course:
+def _follow(lab: Laboratory, choice: Choice) -> Trail:
     """The faulty step and those after it, until the plan's exit mode has a verdict."""
     plan, golden, at = lab.plan, lab.golden, choice.at
-    program, steps_per_epoch = golden.program, golden.program.steps_per_epoch
     last, end = plan.last_step(at), plan.end
-    since = lab.since(at)
+    course = lab.course(choice, at, masked_ends=plan.exit != "full")
+    since, recorder = course.since, course.recorder
 
     def reached(rule: Rule) -> tuple[Run, int | None] | None:
         reach = end if plan.golden_epochs == plan.workload.epochs else last
@@ -190,35 +155,20 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
         e, near = choice.experiment, lab.conditions.near(rule, seen)
         return plan.exit == "conditions" and not e.audited and not (near and e.audited_near)
 
-    # From the start of the fault's epoch: before the fault this run is the golden one.
-    recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
-    witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
-    masked = lab.masked(choice, ends=plan.exit != "full")
-    of_statistics = choice.site.stage == STATE and _of_norms(program, choice.site.name)
+    of_statistics = choice.site.stage == STATE and _of_norms(golden.program, choice.site.name)
     golden_after = functools.partial(lab.golden_after, at)
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
     verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, reached, ends, of_statistics)
-    observers = [recorder, witness, nonfinite, masked, projection, verdict]
+    looking = [projection, verdict]
 
-    followed = lab.follow(choice, at, last, observers)
+    followed = course.take(lab.state_before(at.epoch, at.step), at, last, after=looking)
     seconds = followed.seconds
     if followed.ended is None and last < end and verdict.given and plan.exit == "conditions":
         # An audit goes on to the end, whatever the horizon.
-        following = Address(*divmod(numbered(last, steps_per_epoch) + 1, steps_per_epoch))
-        steps = addresses(following, end, steps_per_epoch)
-        followed, last = follow(program, followed.state, steps, observers=observers), end
+        followed, last = course.take(followed.state, course.later(since(last) + 1), end, after=looking), end
         seconds += followed.seconds
-    assert witness.struck is not None  # the faulty step was taken
-    return Course(
-        run=recorder.run,
-        struck=witness.struck,
-        ended=followed.ended or (END if last == end else HORIZON),
-        first_nonfinite=nonfinite.first,
-        exactly_masked_after=masked.after,
-        early=verdict.given,
-        seen=verdict.seen,
-        seconds=seconds,
-    )
+    ended = followed.ended or (END if last == end else HORIZON)
+    return Trail(course, ended, verdict.given, verdict.seen, seconds)
 
 
 def _of_norms(program: Program, target: str) -> bool:
@@ -245,24 +195,26 @@ def _early_verdict(lab: Laboratory, early: Early, seen: Seen, judged: Callable[.
 def _result(
     lab: Laboratory,
     choice: Choice,
-    course: Course,
+    trail: Trail,
     verdict: Outcome,
     early: Outcome | None,
     seconds: float,
     setting_up: float,
 ) -> Result:
-    e, struck = choice.experiment, course.struck
-    curve = np.stack([course.run.column(name)[e.step :] for name in ("loss", "metric")], axis=1).astype(np.float32)
-    outcome, rule, ended, steps = verdict.outcome, verdict.rule, course.ended, len(curve)
+    e, course, struck = choice.experiment, trail.course, trail.course.struck
+    curve = np.stack([course.recorder.run.column(name)[e.step :] for name in ("loss", "metric")], axis=1).astype(
+        np.float32
+    )
+    outcome, rule, ended, steps = verdict.outcome, verdict.rule, trail.ended, len(curve)
     audit_outcome, audit_rule, audit_steps = None, None, 0
-    if lab.plan.exit == "conditions" and early is not None and course.early is not None:
+    if lab.plan.exit == "conditions" and early is not None and trail.early is not None:
         if ended == CONDITIONS:
             verdict = early
         else:  # audited: what it would have said stands, and beside it what it came to
             audit_outcome, audit_rule = outcome, rule
-            audit_steps = steps - course.early.after - 1
+            audit_steps = steps - trail.early.after - 1
         outcome, rule, ended = early.outcome, early.rule, CONDITIONS
-        steps = course.early.after + 1
+        steps = trail.early.after + 1
     worse, leaf = verdict.worse or {}, verdict.first_nonfinite_state
     return Result(
         number=e.number,
@@ -288,21 +240,21 @@ def _result(
         first_nonfinite=verdict.first_nonfinite,
         nonfinite_leaf=None if leaf is None else str(leaf["leaf"]),
         nonfinite_leaf_after=None if leaf is None else int(leaf["steps"]),
-        exactly_masked_after=course.exactly_masked_after,
-        early_rule=None if course.early is None else str(course.early.rule),
-        early_after=None if course.early is None else course.early.after,
+        exactly_masked_after=course.masked.after,
+        early_rule=None if trail.early is None else str(trail.early.rule),
+        early_after=None if trail.early is None else trail.early.after,
         early_outcome=None if early is None else early.outcome,
-        near=int(course.early is not None and lab.conditions.near(course.early.rule, course.seen)),
-        history_excess=course.seen.history,
-        variance_excess=course.seen.variance,
-        loss_gap=course.seen.loss_gap,
+        near=int(trail.early is not None and lab.conditions.near(trail.early.rule, trail.seen)),
+        history_excess=trail.seen.history,
+        variance_excess=trail.seen.variance,
+        loss_gap=trail.seen.loss_gap,
         worse_train=worse.get("train"),
         worse_test=worse.get("test"),
         audit_outcome=audit_outcome,
         audit_rule=audit_rule,
         audit_steps=audit_steps,
         seconds=seconds,
-        outside_seconds=seconds - course.seconds - setting_up,
+        outside_seconds=seconds - trail.seconds - setting_up,
         setup_seconds=setting_up,
         curve=curve.tobytes(),
         alterations=_alterations(lab, choice, struck),
@@ -318,6 +270,6 @@ def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alter
     return tuple(Alteration(*place, before, after) for place, before, after in words)
 
 
-def _copy(state: State) -> State:
+def copied(state: State) -> State:
     """The same on the device, for steps to consume."""
     return jax.tree.map(jnp.copy, state)

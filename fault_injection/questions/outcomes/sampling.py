@@ -8,12 +8,11 @@ import numpy as np
 
 from ...faults.injection import ALL, Injection
 from ...faults.number_formats import format_of
-from ...faults.schedule import ONCE
 from ...machine.errors import InputError
 from ...models.bits import ALL_ONES, NewBits
 from ...models.fault import Fault, Operand
 from ...models.site import Site, make_fault
-from ...runs.steps import Address, addresses
+from ...runs.steps import Address
 from ...seam.stages import CHECKPOINT
 from .plan import Model, Plan
 
@@ -105,13 +104,6 @@ class Choice:
         """The fault as the compiled step takes it."""
         e = self.experiment
         return make_fault(self.site, e.operand, e.worker, **vars(self.bits))
-
-    def faults(self, plan: Plan) -> dict[Address, Fault]:
-        """The fault at all steps that the plan's schedule has it strike, as far as a run may be followed."""
-        if plan.schedule == ONCE:
-            return {self.at: self.fault}
-        later = enumerate(addresses(self.at, plan.end, plan.steps_per_epoch))
-        return {at: self.fault for after, at in later if plan.schedule.strikes(after, plan.workload.seed)}
 
     @property
     def one_bit(self) -> int | None:

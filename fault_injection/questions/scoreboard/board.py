@@ -11,17 +11,20 @@ import numpy as np
 from ...campaign.rates import Rate, wilson
 from ...machine.errors import InputError, Untrustworthy
 from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
+from ...runs.steps import Address
+from ..outcomes.conditions import CONDITIONS
 from ..outcomes.report.facts import decode
 from ..outcomes.report.queries import VERDICT
 from ..outcomes.store import Store
 from .store import EXPERIMENT, ScoreStore
-from .tasks import SWEPT
+from .tasks import SWEPT, watched_steps
 
 NONFINITE, LATENT = (IMMEDIATE, SHORT_TERM), (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
 MILLION = 1_000_000
 VERDICTS = (
-    f"SELECT number, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, variance_excess, "
-    "steps + audit_steps AS recorded, curve FROM experiments"
+    f"SELECT number, epoch, step, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, variance_excess, "
+    "exit, audit_outcome, first_nonfinite, exactly_masked_after, steps + audit_steps AS recorded, curve "
+    "FROM experiments"
 )
 
 
@@ -33,7 +36,7 @@ class ScoredExperiment:
       number, model, outcome: of the experiment.
       large: whether it met the necessary condition of a latent outcome: history or running variance
         beyond twice the golden run's largest.
-      found: see `tasks.experiment`.
+      found: see `tasks.watched`.
     """
 
     number: int
@@ -172,13 +175,13 @@ def read_board(folder: pathlib.Path) -> Board:
         found = {int(name): value for name, value in store.all(EXPERIMENT)}
         fault_free = dict(store.all("fault_free"))
         cost = store.get("cost", "all") or {}
-    margin = 2.0
+    margin, window = 2.0, int(settings["window"])
     seen = []
     for number, value in sorted(found.items()):
         row = verdicts.get(number)
         if row is None:
             continue
-        require_same(number, value, row)
+        require_same(number, value, row, watched_steps(plan, window, Address(row["epoch"], row["step"])))
         large = not (row["history_excess"] <= margin and row["variance_excess"] <= margin)  # NaN is large
         seen.append(ScoredExperiment(number, row["model"], row["outcome"], large, value))
     decided = [one for one in seen if one.outcome != UNDECIDED]
@@ -194,18 +197,19 @@ def read_board(folder: pathlib.Path) -> Board:
         len(seen) - len(decided),
         fault_free,
         cost,
-        int(settings["window"]),
+        window,
         plan.confidence,
     )
 
 
-def require_same(number: int, value: Mapping[str, Any], row: Any) -> None:
+def require_same(number: int, value: Mapping[str, Any], row: Any, whole: int) -> None:
     """See that what was watched is the run that was judged: the same bits struck, the same losses, bit by bit.
 
     Args:
       number: of the experiment.
-      value: what `tasks.experiment` found.
+      value: what `tasks.watched` found.
       row: one of `VERDICTS`.
+      whole: see `watched_steps`.
 
     Raises:
       Untrustworthy: it is not.
@@ -213,8 +217,23 @@ def require_same(number: int, value: Mapping[str, Any], row: Any) -> None:
     judged = decode(row["curve"], row["recorded"])[:, 0]
     watched = np.array([float(x) for x in value["loss"]], np.float32)
     steps = min(len(judged), len(watched))
-    if (value["old"], value["new"]) != (row["old_bits"], row["new_bits"]) or not np.array_equal(
-        judged[:steps], watched[:steps], equal_nan=True
-    ):
+    bits = (value["old"], value["new"]) == (row["old_bits"], row["new_bits"])
+    alike = np.array_equal(judged[:steps], watched[:steps], equal_nan=True)
+    if not (bits and alike and _as_long(len(watched), whole, row)):
         what = f"experiment {number}: what the detectors watched is not the run that was judged"
         raise Untrustworthy(f"{what}; made by other code or on another machine? Choose another --out")
+
+
+def _as_long(watched: int, whole: int, row: Any) -> bool:
+    """Whether a run was watched for as many steps as one with this verdict is.
+
+    Both end where they are exactly masked.  The judged run alone ends at a value that is not finite, and at an early
+    verdict that is not audited; after it, the watched run may be exactly masked at any step.
+    """
+    judged, masked = row["recorded"], row["exactly_masked_after"]
+    if masked is not None:
+        return bool(watched == min(masked + 1, whole) <= judged)
+    nonfinite = row["first_nonfinite"] is not None
+    if judged < whole and (nonfinite or (row["exit"] == CONDITIONS and row["audit_outcome"] is None)):
+        return bool(judged + (not nonfinite) <= watched <= whole)
+    return bool(watched == whole <= judged)

@@ -12,6 +12,7 @@ from ...campaign.task import Ready
 from ...machine.files import only_writer
 from ...runs.dependencies import content_hash
 from ...runs.outcome import MASKED, UNDECIDED
+from ...runs.steps import Address
 from ..outcomes import jobs
 from ..outcomes.sampling import Experiment, draw_experiment
 from ..outcomes.standing import LOCK
@@ -69,7 +70,8 @@ def _run(task: tasks.ScoreTask, store: ScoreStore, judged: dict[int, Any], dispa
 
     def keep(e: Experiment, value: tuple[dict[str, Any], dict[str, Any]]) -> None:
         found, environment = value
-        require_same(e.number, found, judged[e.number])
+        whole = tasks.watched_steps(task.plan, task.settings.window, Address(e.epoch, e.step))
+        require_same(e.number, found, judged[e.number], whole)
         store.put(EXPERIMENT, str(e.number), found)
         store.put("about", "environment", environment)
 

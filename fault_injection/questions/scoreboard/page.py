@@ -255,8 +255,8 @@ def _recoveries(board: Board) -> Section:
         if rows:
             parts.append(Table("experiments", f"{recovery}: what came of the runs in which it acted.", rows))
     text = [
-        "Each run is one experiment with one detector, to its own verdict. A fault strikes once: a step that is "
-        "executed again has none. Golden again means that the state is bit-identical to the golden run's."
+        "Each run is one experiment with one detector, to its own verdict. A step that is executed again is struck "
+        "again by a permanent fault alone. Golden again means that the state is bit-identical to the golden run's."
     ]
     return Section("recovery", "Recovery", text, parts)
 

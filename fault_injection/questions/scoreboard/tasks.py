@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from ...campaign.task import Task, environment_of
@@ -16,17 +15,14 @@ from ...detection.recovery import RECOVERIES, needed, undoing
 from ...detection.registry import telling, watcher
 from ...detection.signals import reductions_of
 from ...detection.watch import Watcher
-from ...runs.exits import FirstNonFinite
-from ...runs.follow import follow
+from ...runs.follow import again, follow
 from ...runs.golden_run import Repeats, nudged
-from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, Back, Observer, addresses, numbered
-from ...runs.witness import Witness
 from ...seam.leaves import State
 from ...seam.program import Program
 from ...seam.report import StepReport
 from ..outcomes import jobs
-from ..outcomes.experiment import Laboratory
+from ..outcomes.experiment import Laboratory, copied
 from ..outcomes.plan import Plan
 from ..outcomes.sampling import Choice, choose, draw_experiment
 from .settings import Settings, chosen_detectors
@@ -75,24 +71,26 @@ class Bench:
     detectors: dict[str, AnyDetector]
     memories: dict[str, list[Memory]]
 
-    def watcher(self, name: str, at: Address, state: State, recovery: Back | None = None) -> Watcher:
-        """A watcher that has seen the golden run up to a step, whose state before is given."""
+    def watcher(self, name: str, at: Address, recovery: Back | None = None) -> Watcher:
+        """A watcher that has seen the golden run up to a step."""
         program, detector = self.lab.golden.program, self.detectors[name]
-        number = numbered(at, program.steps_per_epoch)
-        kept = jax.tree.map(jnp.copy, state) if detector.executes_again else None
-        memory = self.memories[name][number] if detector.remembers else None
-        return watcher(program, detector, memory, recovery, kept)
+        memory = self.memories[name][numbered(at, program.steps_per_epoch)] if detector.remembers else None
+        return watcher(program, detector, memory, recovery)
 
 
 @functools.lru_cache(maxsize=1)
 def _bench(task: ScoreTask, golden_key: str) -> Bench:
     lab = jobs.alike(task, golden_key)
-    detectors = chosen_detectors(task.settings, lab.golden.program)
+    return bench_of(lab, chosen_detectors(task.settings, lab.golden.program))
+
+
+def bench_of(lab: Laboratory, detectors: dict[str, AnyDetector]) -> Bench:
+    """What detectors remember, after they have watched the golden run; the laboratory's program tells them."""
     lab.golden = dataclasses.replace(lab.golden, program=telling(lab.golden.program, detectors.values()))
     golden, program = lab.golden, lab.golden.program
     watching = {name: watcher(program, detector) for name, detector in detectors.items() if detector.remembers}
     memories = _Memories(watching)
-    last = Address(task.plan.golden_epochs - 1, program.steps_per_epoch - 1)
+    last = Address(lab.plan.golden_epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(0, 0), last, program.steps_per_epoch)
     follow(program, golden.fetch_state_before(0), steps, observers=[Repeats(golden), *watching.values(), memories])
     return Bench(lab, detectors, memories.before)
@@ -139,22 +137,23 @@ def watch_experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dic
       And where it was made.
     """
     bench = _bench(task, golden_key)
-    lab, settings = bench.lab, task.settings
-    choice = choose(task.plan, draw_experiment(task.plan, number))
-    at, program = choice.at, lab.golden.program
-    state = lab.state_before(at.epoch, at.step)
-    watchers = {name: bench.watcher(name, at, state) for name in bench.detectors}
-    recorder, witness = Recorder(Run(at.epoch, (), 0)), Witness(choice.site, choice.fault, at)
-    struck_at = numbered(at, program.steps_per_epoch)
-    until = min(struck_at + settings.window, numbered(task.plan.last_step(at), program.steps_per_epoch))
-    last = Address(*divmod(until, program.steps_per_epoch))
-    lab.follow(choice, at, last, [recorder, witness, *watchers.values(), lab.masked(choice)])
-    struck = witness.struck
-    assert struck is not None  # the faulty step was taken
+    return watched(bench, task.settings, number), environment_of(bench.lab.golden)
+
+
+def watched(bench: Bench, settings: Settings, number: int) -> dict[str, Any]:
+    """What was found of one experiment, see `watch_experiment`."""
+    lab, plan = bench.lab, bench.lab.plan
+    choice = choose(plan, draw_experiment(plan, number))
+    at = choice.at
+    watchers = {name: bench.watcher(name, at) for name in bench.detectors}
+    course = lab.course(choice, at)
+    last = course.later(watched_steps(plan, settings.window, at) - 1)
+    course.take(lab.state_before(at.epoch, at.step), at, last, list(watchers.values()), past_nonfinite=True)
+    struck_at = numbered(at, plan.steps_per_epoch)
     found: dict[str, Any] = {
-        "old": int(struck.old[0]),
-        "new": int(struck.new[0]),
-        "loss": [float(x) for x in recorder.run.column("loss")],
+        "old": int(course.struck.old[0]),
+        "new": int(course.struck.new[0]),
+        "loss": [float(x) for x in course.recorder.run.column("loss")[at.step :]],
         "seen": {name: _seen(watcher, struck_at) for name, watcher in watchers.items()},
         "recovered": {},
     }
@@ -165,7 +164,12 @@ def watch_experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dic
                 for name, seen in found["seen"].items()
                 if seen["stop"] is not None and name in settings.recovering
             }
-    return found, environment_of(lab.golden)
+    return found
+
+
+def watched_steps(plan: Plan, window: int, fault: Address) -> int:
+    """How many steps of an experiment are watched, the faulty one included, unless it is exactly masked before."""
+    return min(window + 1, plan.followed(*fault))
 
 
 def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
@@ -181,28 +185,18 @@ def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
 
 def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str, Any]:
     """The experiment with one detector and one recovery, to its verdict."""
-    lab, at = bench.lab, choice.at
-    plan, program, back = lab.plan, lab.golden.program, RECOVERIES[recovery]
+    lab, at, back = bench.lab, choice.at, RECOVERIES[recovery]
     begun = time.perf_counter()
-    begin = Address(at.epoch, max(0, at.step - back.steps + 1))
-    state = lab.state_before(begin.epoch, begin.step)
-    watching = bench.watcher(name, begin, state, back)
-    recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), begin.step))
-    masked, nonfinite = lab.masked(choice), FirstNonFinite(lab.since(at), plan.nonfinite)
-    last = plan.last_step(at)
-    observers = [recorder, watching, nonfinite, masked]
-    followed = lab.follow(choice, begin, last, observers, back.steps, undoing(recovery, program))
-    verdict = lab.judged(at)(
-        recorder.run,
-        finished=followed.ended is None and last == plan.end,
-        first_nonfinite=nonfinite.first,
-        exactly_masked_after=masked.after,
-    )
+    begin, last = Address(at.epoch, max(0, at.step - back.steps + 1)), lab.plan.last_step(at)
+    watching, course = bench.watcher(name, begin, back), lab.course(choice, begin)
+    state = copied(lab.state_before(begin.epoch, begin.step))
+    undo = undoing(recovery, lab.golden.program)
+    course.take(state, begin, last, [watching], keep=back.steps, undo=undo)
     return {
         "actions": len(watching.actions),
-        "undone": sum(lab.since(a.first)(a.step) + 1 for a in watching.actions),
-        "golden_after": masked.after,
-        "outcome": verdict.outcome,
+        "undone": sum(course.since(a.step) - course.since(a.first) + 1 for a in watching.actions),
+        "golden_after": course.masked.after,
+        "outcome": course.verdict(finished=last == course.end).outcome,
         "seconds": round(time.perf_counter() - begun, 3),
     }
 
@@ -247,9 +241,10 @@ def _in_turns(plain: Program, watching: Watcher, pairs: int, each: int = 5) -> S
             states[which], report = program.step(states[which], program.batch(*at), *at)
             report = jax.device_get(report)
             if which:
-                watching.look(at, states[which], report)
+                watching.after_step(at, states[which], report)
         return time.perf_counter() - begun
 
+    watching.starts(Address(0, 0), states[1], functools.partial(again, watched, {}))
     run(0), run(1)
     ratios = []
     for i in range(pairs):
