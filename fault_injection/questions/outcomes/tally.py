@@ -127,7 +127,7 @@ class Tally:
             del known[UNDECIDED]
         found, total = _of(self.counts, wanted), self.decided if decided else self.total
         if not settled.early:
-            return wilson(found, total, confidence)
+            return wilson(found, total, confidence)._replace(audits=self._audits)
         ours = _of(known, wanted)
         early = [verdicts.early(wanted) for verdicts in settled.early.values()]
         return self._rated(found, total, two_phase(ours, known.total() - ours, early, confidence))
@@ -145,6 +145,10 @@ class Tally:
         """The share of the decided experiments that was not masked."""
         return self.rate([name for name in self.counts if name not in (MASKED, UNDECIDED)], confidence, decided=True)
 
+    @property
+    def _audits(self) -> int:
+        return sum(verdicts.ends.total() for verdicts in self.early.values())
+
     def _rated(self, found: int, total: int, estimate: Estimate) -> Rate:
         """A rate that says what it rests on."""
         early = self.early.values()
@@ -156,7 +160,7 @@ class Tally:
             estimate.low,
             estimate.high,
             guesses=sum(without_end),
-            audits=sum(verdicts.ends.total() for verdicts in early),
+            audits=self._audits,
             unaudited=sum(n for n, verdicts in zip(without_end, early, strict=True) if not verdicts.ends),
         )
 
@@ -196,7 +200,8 @@ def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float)
     pooled = whole.settled()
     wanted = [name for name in whole.counts if name not in (MASKED, UNDECIDED)]
     if not pooled.early:
-        return stratified([(_of(t.counts, wanted), t.decided, weight) for t, weight in parts], confidence)
+        known_ends = [(_of(tally.counts, wanted), tally.decided, weight) for tally, weight in parts]
+        return stratified(known_ends, confidence)._replace(audits=whole._audits)
     scale = sum(weight for _, weight in parts)
     shares = {kind: verdicts.early(wanted).share for kind, verdicts in pooled.early.items()}
     known, early, cells = 0.0, dict.fromkeys(pooled.early, 0.0), []
