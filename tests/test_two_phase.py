@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fault_injection.campaign.rates import wilson
-from fault_injection.campaign.two_phase import Early, two_phase
+from fault_injection.campaign.two_phase import Guesses, two_phase
 from fault_injection.questions.outcomes.audits import EARLY, WIDER, expected, share_to_audit
 from fault_injection.questions.outcomes.plan_file import parse_plan
-from fault_injection.questions.outcomes.tally import Kind, Tally, Verdicts, tally_of, weighted_not_masked
+from fault_injection.questions.outcomes.tally import GuessKind, Tally, Verdicts, tally_of, weighted_not_masked
 from fault_injection.runs.outcome import LOW_TEST, MASKED, SLOW, UNDECIDED
 
 counts = st.integers(0, 400)
@@ -22,14 +22,14 @@ counts = st.integers(0, 400)
 def kinds(draw):
     audited, rest, open = draw(counts), draw(counts), draw(st.integers(0, 3))
     total = audited + rest + open
-    return Early(total, draw(st.integers(0, total)), audited, draw(st.integers(0, audited)), open)
+    return Guesses(total, draw(st.integers(0, total)), audited, draw(st.integers(0, audited)), open)
 
 
 @given(counts, counts, st.lists(kinds(), min_size=1, max_size=3).filter(lambda early: sum(one.total for one in early)))
 def test_the_rate_of_an_outcome_and_that_of_all_others_are_one(found, others, early):
     rate = two_phase(found, others, early)
     assert 0 <= rate.low <= rate.share <= rate.high <= 1
-    mirrored = [Early(e.total, e.total - e.saying, e.audited, e.audited - e.found, e.open) for e in early]
+    mirrored = [Guesses(e.total, e.total - e.saying, e.audited, e.audited - e.found, e.open) for e in early]
     other = two_phase(others, found, mirrored)
     assert other.share == pytest.approx(1 - rate.share)
     # Each end is a quantile of draws, which are not the same ones.
@@ -39,7 +39,7 @@ def test_the_rate_of_an_outcome_and_that_of_all_others_are_one(found, others, ea
 
 def test_more_audits_make_an_interval_narrower_and_no_audit_leaves_everything_open():
     widths = [
-        rate.high - rate.low for m in (0, 10, 100, 1000) for rate in [two_phase(300, 300, [Early(1800, 0, m, 0)])]
+        rate.high - rate.low for m in (0, 10, 100, 1000) for rate in [two_phase(300, 300, [Guesses(1800, 0, m, 0)])]
     ]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] > 0.75
@@ -48,7 +48,7 @@ def test_more_audits_make_an_interval_narrower_and_no_audit_leaves_everything_op
 
 
 def test_an_audit_without_an_end_may_have_had_either():
-    known, open = (two_phase(0, 100, [Early(100, 0, 20, 0, n)]) for n in (0, 10))
+    known, open = (two_phase(0, 100, [Guesses(100, 0, 20, 0, n)]) for n in (0, 10))
     assert open.share == known.share == 0 and open.high > known.high + 0.1
 
 
@@ -75,7 +75,7 @@ def test_shares_of_all_outcomes_add_up_to_one_and_are_what_audits_say():
         *(row(6, LOW_TEST), row(4, UNDECIDED), row(10, UNDECIDED, "horizon")),
     ]
     tally = tally_of(rows, PLAN)
-    assert tally.early.keys() == {Kind(False, True), Kind(False, False)}
+    assert tally.early.keys() == {GuessKind(False, True), GuessKind(False, False)}
     assert tally.counts == {MASKED: 85, SLOW: 15, LOW_TEST: 6, UNDECIDED: 14}
     shares = tally.shares()
     assert sum(shares.values()) == pytest.approx(1)
@@ -91,11 +91,11 @@ def test_shares_of_all_outcomes_add_up_to_one_and_are_what_audits_say():
 
 def test_verdicts_near_a_threshold_are_a_kind_of_their_own_where_audits_tell_them_apart():
     rows = [row(50), row(5, ended=MASKED), row(4, near=1, ended=MASKED)]
-    assert tally_of(rows, PLAN).early.keys() == {Kind(False, True)}
+    assert tally_of(rows, PLAN).early.keys() == {GuessKind(False, True)}
     apart = parse_plan('workload = "resnet18"\n[faults]\nexperiments = 9\n[run]\naudit = 0.1\naudit_near = 1\n')
     assert (apart.audit, apart.audit_near) == (0.1, 1)
     found = tally_of(rows, apart)
-    assert found.early.keys() == {Kind(False, True), Kind(True, True)}
+    assert found.early.keys() == {GuessKind(False, True), GuessKind(True, True)}
     assert found.settled().known == {MASKED: 4}
 
 
@@ -105,7 +105,7 @@ def test_weights_of_parts_hold_with_guesses_too():
     exact = weighted_not_masked(full, 0.95)
     assert exact.share == pytest.approx(0.225)
     masked = Verdicts(collections.Counter({MASKED: 80}), ends=collections.Counter({MASKED: 20}))
-    guessed = [full[0], (Tally(early={Kind(False, True): masked}), 3.0)]
+    guessed = [full[0], (Tally(early={GuessKind(False, True): masked}), 3.0)]
     rate = weighted_not_masked(guessed, 0.95)
     assert rate.share == pytest.approx(0.225) and rate.found == exact.found
     assert rate.low == pytest.approx(exact.low, abs=0.01) and exact.high + 0.03 < rate.high < 0.5
@@ -145,7 +145,7 @@ class Population:
 
 def estimated(numbers: np.ndarray):
     (bad, known), early = numbers[:2], numbers[2:].reshape(3, -1).T
-    return two_phase(bad, known, [Early(total, 0, m, j) for total, m, j in early])
+    return two_phase(bad, known, [Guesses(total, 0, m, j) for total, m, j in early])
 
 
 def coverage(population: Population, campaigns: int, experiments: int, audit: float, until: float | None) -> float:

@@ -30,7 +30,7 @@ TAIL = 400  # draws beyond each end of an interval: its probability is met withi
 MOST = 1_000_000  # draws, whatever the confidence
 
 
-class Early(NamedTuple):
+class Guesses(NamedTuple):
     """Early verdicts of one kind, any of which was audited with the same probability.
 
     Attributes:
@@ -63,13 +63,13 @@ class Estimate(NamedTuple):
     high: float
 
 
-def two_phase(found: float, others: float, early: Sequence[Early], confidence: float = 0.95) -> Estimate:
+def two_phase(found: float, others: float, early: Sequence[Guesses], confidence: float = 0.95) -> Estimate:
     """The share of an outcome, where early verdicts are guesses.
 
-    >>> audited = two_phase(300, 300, [Early(1800, 0, 150, 0)])
+    >>> audited = two_phase(300, 300, [Guesses(1800, 0, 150, 0)])
     >>> f"{audited.share:.3f} [{audited.low:.2f}, {audited.high:.2f}]"
     '0.125 [0.11, 0.15]'
-    >>> none = two_phase(300, 300, [Early(1800, 0, 0, 0)])
+    >>> none = two_phase(300, 300, [Guesses(1800, 0, 0, 0)])
     >>> f"{none.share:.3f} [{none.low:.2f}, {none.high:.2f}]"
     '0.125 [0.11, 0.89]'
 

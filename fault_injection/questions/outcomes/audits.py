@@ -10,7 +10,7 @@ import math
 from typing import NamedTuple
 
 from ...campaign.rates import score_interval
-from ...campaign.two_phase import Early, two_phase
+from ...campaign.two_phase import Guesses, two_phase
 
 # What is assumed of a campaign, as the reference campaign has it (results/README.md).
 EARLY = 0.75  # share of experiments with an early verdict, which says Masked
@@ -40,7 +40,7 @@ def expected(experiments: int, audits: float, confidence: float) -> Widths:
     early = EARLY * experiments
     bad = BAD * (experiments - early)
     low, high = score_interval(bad / experiments, experiments, confidence)
-    found = two_phase(bad, experiments - early - bad, [Early(early, 0, round(audits), 0)], confidence)
+    found = two_phase(bad, experiments - early - bad, [Guesses(early, 0, round(audits), 0)], confidence)
     return Widths(audits, found.high - found.low, high - low)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from ...campaign.rates import Rate, equivalent_sample, stratified, wilson
-from ...campaign.two_phase import Early, Estimate, two_phase
+from ...campaign.two_phase import Estimate, Guesses, two_phase
 from ...runs.outcome import MASKED, OUTCOMES, UNDECIDED
 from .conditions import CONDITIONS
 from .plan import Plan
@@ -21,7 +21,7 @@ from .plan import Plan
 Counts = collections.Counter[str]  # experiments by outcome
 
 
-class Kind(NamedTuple):
+class GuessKind(NamedTuple):
     """A kind of early verdicts, all audited with one probability.
 
     Attributes:
@@ -62,12 +62,12 @@ class Verdicts:
         """All of them by the outcome that is best known."""
         return self.guessed + self.open + self.ends
 
-    def early(self, wanted: Collection[str], scale: float | None = None) -> Early:
+    def early(self, wanted: Collection[str], scale: float | None = None) -> Guesses:
         """What they say of some outcomes; `scale` is how many they count as."""
         counts = self.counts
         total = counts.total()
         times = 1.0 if scale is None else scale / total
-        return Early(
+        return Guesses(
             times * total, times * _of(counts, wanted), self.ends.total(), _of(self.ends, wanted), self.open.total()
         )
 
@@ -82,7 +82,7 @@ class Tally:
     """
 
     known: Counts = dataclasses.field(default_factory=collections.Counter)
-    early: dict[Kind, Verdicts] = dataclasses.field(default_factory=dict)
+    early: dict[GuessKind, Verdicts] = dataclasses.field(default_factory=dict)
 
     def __add__(self, other: "Tally") -> "Tally":
         kinds = {**self.early, **other.early}
@@ -105,7 +105,7 @@ class Tally:
         """How many have a verdict other than undecided."""
         return self.total - self.counts[UNDECIDED]
 
-    def settled(self, leave: Collection[Kind] = ()) -> "Tally":
+    def settled(self, leave: Collection[GuessKind] = ()) -> "Tally":
         """The same, where kinds whose experiments were all followed to a known end are no guesses any more.
 
         Args:
@@ -168,13 +168,13 @@ class Tally:
 def tally_of(rows: Iterable[sqlite3.Row], plan: Plan) -> Tally:
     """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, ended, n."""
     known: Counts = collections.Counter()
-    early: dict[Kind, Verdicts] = {}
+    early: dict[GuessKind, Verdicts] = {}
     for row in rows:
         outcome, ended, n = row["outcome"], row["ended"], row["n"]
         if row["exit"] != CONDITIONS or outcome == UNDECIDED:
             known[outcome] += n
             continue
-        kind = Kind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED)
+        kind = GuessKind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED)
         if ended is None:
             one = Verdicts(guessed=collections.Counter({outcome: n}))
         elif ended == UNDECIDED:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ....campaign.rates import Rate
 from ....runs.outcome import MASKED, UNDECIDED
 from ..conditions import CONDITIONS
-from ..tally import Kind, Tally
+from ..tally import GuessKind, Tally
 from .facts import Facts, Group
 
 # What a rate may depend on.
@@ -68,9 +68,9 @@ def audit(facts: Facts) -> list[Audited]:
     if facts.plan.exit == CONDITIONS:
         kinds = facts.tally.early.items()
         return [Audited(str(kind), v.counts.total(), v.ends.total(), v.changed) for kind, v in kinds]
-    found: dict[Kind, list[int]] = {}
+    found: dict[GuessKind, list[int]] = {}
     for row in facts.rows("audit"):
-        numbers = found.setdefault(Kind(bool(row["near"]), row["early_outcome"] == MASKED), [0, 0, 0])
+        numbers = found.setdefault(GuessKind(bool(row["near"]), row["early_outcome"] == MASKED), [0, 0, 0])
         known = row["verdict"] not in (None, UNDECIDED)
         for i, counted in enumerate((True, known, known and row["verdict"] != row["early_outcome"])):
             numbers[i] += row["n"] if counted else 0
