@@ -1,17 +1,26 @@
 """Rates that rest on early verdicts: their intervals contain the rate of the whole campaign as often as they say."""
 
 import collections
+import csv
+import dataclasses
 import itertools
+import json
+import shutil
 
+import campaign_stores
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fault_injection.campaign.rates import wilson
+from fault_injection.campaign.page import percent
+from fault_injection.campaign.rates import Rate, wilson
 from fault_injection.campaign.two_phase import Guesses, two_phase
+from fault_injection.commands.main import main
+from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.audits import EARLY, WIDER, expected, share_to_audit
 from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.store import Store
 from fault_injection.questions.outcomes.tally import GuessKind, Tally, Verdicts, tally_of, weighted_not_masked
 from fault_injection.runs.outcome import LOW_TEST, MASKED, SLOW, UNDECIDED
 
@@ -126,6 +135,53 @@ def test_audits_grow_as_the_square_root_of_the_experiments():
     few, many = (share_to_audit(n, 0.95) * n for n in (2400, 240_000))
     assert many / few == pytest.approx(10, rel=0.1)
     assert 140 <= EARLY * few <= 160
+
+
+@pytest.fixture
+def audited(tmp_path):
+    """A campaign's folder: of 40 experiments every sixth is bad, every fifth early verdict was audited; one differs."""
+
+    def changes(number):
+        return {} if number % 6 == 0 or number % 5 else {"audit_outcome": SLOW if number == 5 else MASKED}
+
+    return campaign_stores.fill(tmp_path / "audited", campaign_stores.toy_plan(), changes)
+
+
+def test_every_command_and_page_says_the_same_rates(audited, tmp_path, capsys):
+    def told(*command):
+        assert main([*map(str, command)]) == 0
+        return capsys.readouterr().out
+
+    stated = json.loads(told("status", audited, "--json"))
+    rate = Rate(**stated["not_masked"])
+    assert (rate.found, rate.total, rate.guesses, rate.audits, rate.unaudited) == (8, 40, 27, 6, 0)
+    assert rate.share == pytest.approx((7 + 33 / 6) / 40) and rate.low < 7 / 40 < rate.share < 0.5 < rate.high
+    assert stated["outcomes"][MASKED]["share"] == pytest.approx(1 - rate.share)
+    assert json.loads(told("report", audited, "--json"))["not_masked"] == stated["not_masked"]
+    shown = percent(rate)
+    assert shown in told("status", audited)
+    told("export", audited, "--out", tmp_path)
+    with (tmp_path / "rates.csv").open() as file:
+        rows = {row.pop("outcome"): row for row in csv.DictReader(file)}
+    assert rows.keys() == stated["outcomes"].keys() | {"not masked, of the decided"}
+    for outcome, known in stated["outcomes"].items():
+        assert rows[outcome] == {name: str(value) for name, value in known.items()}
+    other = tmp_path / "other"
+    shutil.copytree(audited, other)
+    told("report", audited, other, "--out", tmp_path / "compared")
+    assert (tmp_path / "compared" / "comparison.html").read_text().count(f"not masked {shown}") == 2
+    assert f'<td class="number">{shown}</td>' in (audited / "report.html").read_text()  # the group of its one stage
+    assert "6 of these to the end, and 1 changed" in (audited / "report.html").read_text()
+
+
+def test_a_campaign_that_grows_keeps_the_share_of_audits_that_it_began_with(audited):
+    longer = campaign_stores.toy_plan(4000)
+    with Store(audited) as store:
+        begun = store.plan()
+        assert longer.audit < begun.audit == share_to_audit(40, 0.95)
+        assert store.expect(longer) == dataclasses.replace(longer, audit=begun.audit)
+        with pytest.raises(InputError, match=r"another plan \(audit differ\)"):
+            store.expect(dataclasses.replace(longer, audit_open=False))
 
 
 class Population:

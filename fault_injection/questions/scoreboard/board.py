@@ -11,6 +11,7 @@ import numpy as np
 from ...campaign.rates import Rate, wilson
 from ...machine.errors import InputError, Untrustworthy
 from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
+from ..outcomes.conditions import CONDITIONS
 from ..outcomes.report.facts import decode
 from ..outcomes.report.queries import VERDICT
 from ..outcomes.store import Store
@@ -21,7 +22,8 @@ NONFINITE, LATENT = (IMMEDIATE, SHORT_TERM), (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
 MILLION = 1_000_000
 VERDICTS = (
     f"SELECT number, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, variance_excess, "
-    "steps + audit_steps AS recorded, curve FROM experiments"
+    f"steps + audit_steps AS recorded, curve, exit = '{CONDITIONS}' AND nullif(audit_outcome, '{UNDECIDED}') IS NULL "
+    "AS guessed FROM experiments"
 )
 
 
@@ -62,6 +64,7 @@ class Board:
       cost: what they cost, see `tasks.cost`; empty where that was not measured.
       window: steps that were watched after the fault, at most.
       confidence: of intervals.
+      guesses: how many of the experiments seen have an early verdict that nobody followed to the end.
     """
 
     title: str
@@ -73,6 +76,7 @@ class Board:
     cost: Mapping[str, Any]
     window: int
     confidence: float
+    guesses: int = 0
 
     def of(self, outcomes: Iterable[str]) -> list[ScoredExperiment]:
         """The experiments with one of these outcomes."""
@@ -154,7 +158,8 @@ class Board:
                 "slower": self.slower(detector),
                 "memory": self.larger(detector),
             }
-        return {"experiments": len(self.seen), "undecided": self.undecided, "detectors": rows}
+        known = {"experiments": len(self.seen), "undecided": self.undecided, "guesses": self.guesses}
+        return {**known, "detectors": rows}
 
 
 def read_board(folder: pathlib.Path) -> Board:
@@ -196,6 +201,7 @@ def read_board(folder: pathlib.Path) -> Board:
         cost,
         int(settings["window"]),
         plan.confidence,
+        sum(verdicts[one.number]["guessed"] for one in decided),
     )
 
 
