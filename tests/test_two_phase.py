@@ -108,6 +108,24 @@ def test_verdicts_near_a_threshold_are_a_kind_of_their_own_where_audits_tell_the
     assert found.settled().known == {MASKED: 4}
 
 
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9), st.floats(0.1, 9)), min_size=1, max_size=5
+    )
+)
+def test_parts_of_any_size_and_weight_have_a_rate(parts):
+    """Also where shares that add up to one do so but for rounding."""
+    tallies = []
+    for bad, guessed, audited, weight in parts:
+        of = {MASKED: guessed} if guessed else {}
+        verdicts = Verdicts(collections.Counter(of), ends=collections.Counter({MASKED: audited} if audited else {}))
+        early = {GuessKind(False, True): verdicts} if guessed or audited else {}
+        tallies.append((Tally(collections.Counter({SLOW: bad} if bad else {}), early), weight))
+    rate = weighted_not_masked(tallies, 0.95)
+    assert rate.total == sum(sum(part[:3]) for part in parts)
+    assert not rate.total or 0 <= rate.low <= rate.share <= rate.high <= 1
+
+
 def test_weights_of_parts_hold_with_guesses_too():
     """As `stratified` of known ends, and wider by what audits leave open."""
     full = [(Tally(collections.Counter({SLOW: bad, MASKED: 100 - bad})), w) for bad, w in ((90, 1.0), (0, 3.0))]

@@ -215,7 +215,8 @@ def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float)
         cells.append((ours + sum(n * shares[kind] for kind, n in numbers.items()), tally.decided, weight))
     _, size = equivalent_sample(cells)
     found = [verdicts.early(wanted, size * early[kind]) for kind, verdicts in pooled.early.items()]
-    estimate = two_phase(size * known, size * (1 - known - sum(early.values())), found, confidence)
+    others = max(0.0, 1 - known - sum(early.values()))  # which rounding might make negative
+    estimate = two_phase(size * known, size * others, found, confidence)
     return whole._rated(_of(whole.counts, wanted), whole.decided, estimate)
 
 

@@ -79,7 +79,7 @@ def _summary(board: Board) -> list[str]:
     if board.guesses:
         said.append(
             f"{board.guesses:,} of the experiments have an early verdict that nobody followed to the end. Detectors "
-            "are scored on outcomes that are known or so judged; of what these verdicts miss no share here says anything."
+            "are scored on verdicts as they are; no share here says anything of what these verdicts miss."
         )
     if latent:
         best = max(board.detectors, key=lambda name: board.detected(name, latent).share)
