@@ -7,7 +7,7 @@ from typing import Any
 from ...campaign.page import percent
 from ...campaign.rates import Rate
 from ...machine.files import in_use
-from ...runs.outcome import OUTCOMES
+from ...runs.outcome import OUTCOMES, UNDECIDED
 from .plan import Plan
 from .report.queries import QUERIES
 from .store import NAME as STORE
@@ -25,7 +25,7 @@ class Standing:
       folder: of the campaign.
       plan: what it was asked for; None before it has begun.
       done: experiments that have a verdict.
-      outcomes: rates of those that occurred, by outcome, as shares of all experiments.
+      outcomes: rates by outcome, as shares of all experiments; see `outcome_rates`.
       not_masked: the rate of what was not masked, as a share of the decided; None before there is an experiment.
       running: whether a driver is at work now.
       last_event: time and text of what happened last, or None.
@@ -107,12 +107,16 @@ def standing(folder: pathlib.Path) -> Standing:
 
 
 def outcome_rates(store: Store, plan: Plan | None) -> tuple[dict[str, Rate], Rate | None]:
-    """The rates of the outcomes that have occurred, by outcome, and that of all that were not masked."""
+    """The rates of the outcomes that have occurred, by outcome, and that of all that were not masked.
+
+    Where verdicts are guesses any outcome may have occurred, so all of them are there.
+    """
     tally = tally_of(store.query(QUERIES["outcomes"]), plan) if plan else Tally()
     if plan is None or not tally.total:
         return {}, None
-    rates = {name: tally.rate([name], plan.confidence) for name in OUTCOMES if tally.counts[name]}
-    return rates, tally.not_masked(plan.confidence)
+    not_masked = tally.not_masked(plan.confidence)
+    possible = [n for n in OUTCOMES if tally.counts[n] or (not_masked.guesses and n != UNDECIDED)]
+    return {name: tally.rate([name], plan.confidence) for name in possible}, not_masked
 
 
 def outcome_lines(outcomes: dict[str, Rate], not_masked: Rate | None) -> list[str]:
