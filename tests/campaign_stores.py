@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -78,8 +79,10 @@ def result(number: int, **changes: object) -> Result:
     return Result(**known | changes)
 
 
-def fill(folder: pathlib.Path, plan: Plan) -> pathlib.Path:
-    """A campaign's folder with all results of its plan."""
+def fill(
+    folder: pathlib.Path, plan: Plan, changes: Callable[[int], dict[str, object]] = lambda number: {}
+) -> pathlib.Path:
+    """A campaign's folder with all results of its plan, and with `changes` of each."""
     measure = Measure("loss", "lower", 5.0, 0.01)._asdict()
     with Store(folder, write=True) as store:
         store.begin(
@@ -89,6 +92,6 @@ def fill(folder: pathlib.Path, plan: Plan) -> pathlib.Path:
         for epoch in range(4):
             store.walked(epoch, 8, 0.5)
         for number in range(plan.experiments):
-            store.add(result(number), ENVIRONMENT, KEY)
+            store.add(result(number, **changes(number)), ENVIRONMENT, KEY)
         store.event("finished")
     return folder

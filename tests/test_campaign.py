@@ -574,7 +574,7 @@ def test_the_experiments_of_an_outcome_are_exported(folder, results, tmp_path, c
 @pytest.mark.parametrize("asked", [["--format", "csv"], []])
 def test_the_tables_are_exported_as_csv(folder, results, tmp_path, capsys, asked):
     out = told(capsys, "export", folder, "--out", tmp_path, *asked)
-    assert {pathlib.Path(line).name for line in out.splitlines()} == {f"{name}.csv" for name in TABLES}
+    assert {pathlib.Path(line).name for line in out.splitlines()} == {f"{name}.csv" for name in (*TABLES, "rates")}
     with (tmp_path / "experiments.csv").open(newline="") as file:
         rows = {int(row["number"]): row for row in csv.DictReader(file)}
     assert rows.keys() == set(range(PLAN.experiments))

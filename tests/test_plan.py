@@ -17,6 +17,7 @@ from fault_injection.faults.fault_models import PUBLISHED_MODELS
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
+from fault_injection.questions.outcomes.audits import share_to_audit
 from fault_injection.questions.outcomes.plan import restore_plan, sample_size
 from fault_injection.questions.outcomes.plan_file import parse_plan, read_plan
 from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
@@ -53,8 +54,9 @@ def test_every_shipped_plan_is_one(repository):
     of_images = {"quick", "reference", "lean", "latent", "fault_free"}
     assert plans.keys() == of_images | {"transformer_float32", "transformer_bfloat16", "dlrm"}
     reference = plans["reference"]
-    same = dataclasses.replace(plans["lean"], audit=reference.audit, audit_near=reference.audit_near)
-    assert same == reference  # the same experiments, with fewer audits
+    same = dataclasses.replace(plans["lean"], audit=reference.audit, audit_near=reference.audit_near, audit_open=False)
+    assert same == reference  # the same experiments, with the audits that are the default
+    assert plans["lean"].audit == share_to_audit(2400, 0.95)
     one, other = (plans[f"transformer_{precision}"] for precision in ("float32", "bfloat16"))
     assert dataclasses.replace(one, workload=other.workload) == other
 
@@ -82,7 +84,8 @@ def test_what_is_absent_is_everything():
     assert plan.epochs == tuple(range(80))
     assert plan.sites == tuple(plan.workload.sites())
     assert tuple(model.name for model in plan.models) == PUBLISHED_MODELS
-    assert (plan.exit, plan.horizon, plan.audit) == ("conditions", None, 0.02)
+    assert (plan.exit, plan.horizon, plan.audit_near) == ("conditions", None, None)
+    assert plan.audit == share_to_audit(385, 0.95)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,7 @@ def test_experiments_are_drawn_as_the_plan_says():
     assert fits([e.worker for e in drawn], range(8), [1] * 8)
     assert fits([e.site for e in drawn], plan.sites, [1] * len(plan.sites))
     assert fits([e.model.name for e in drawn], ["RD", "INPUT", "N64_WT_GLB"], [3, 1, 0.5])
-    assert fits([e.audited for e in drawn], [True, False], [0.02, 0.98])
+    assert fits([e.audited for e in drawn], [True, False], [plan.audit, 1 - plan.audit])
 
 
 def test_an_experiment_is_an_injection_before_anything_has_run():

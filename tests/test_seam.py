@@ -131,6 +131,8 @@ def test_check_says_what_a_campaign_needs_and_runs_nothing(campaign, cache, tmp_
     assert there["golden_steps"] == 2 * 4 * 8  # of the twins
     assert sum(there["experiments_by_model"].values()) == 50 and there["experiments_by_model"].keys() == {"RD", "INPUT"}
     assert there["steps_per_experiment"] == [1, 16.5]  # of 32 steps; the earliest verdict takes one
+    assert there["audits"]["audits"] == there["audits"]["share"] * 0.75 * 50 and there["audits"]["steps"] > 0
+    assert there["audits"]["full"] < there["audits"]["width"] < 1
     assert said.startswith(there["plan"])
     for part in (
         "Needs a golden run of 4 epochs of 8 steps",
@@ -138,6 +140,7 @@ def test_check_says_what_a_campaign_needs_and_runs_nothing(campaign, cache, tmp_
         "It is another golden run than a replay's: on CPUs each job computes with one thread",
         "Disk: up to ",
         "2 twins, and the states",
+        "of early verdicts are followed to the end, about ",
         "Time: not known before a golden run",
     ):
         assert part in said

@@ -64,8 +64,9 @@ START = {
 RUN = {
     "exit": f"when an experiment ends: {', '.join(f'`{name}`' for name in EXITS)}",
     "horizon": "steps to follow a run after its fault; to the end of the training by default",
-    "audit": "share of early verdicts that are followed to the end all the same; 0.02 by default",
-    "audit_near": "the same share of those near a threshold; 1 by default",
+    "audit": "share of early verdicts that are followed to the end all the same; by default so many that the interval "
+    "of the rate of what was not masked is at most 1.5 times as wide as if every run were followed",
+    "audit_near": "the same share of those near a threshold, besides; absent: these are not told apart",
     "twins": "golden runs one unit in the last place apart; 0 by default, or at least 2",
     "nonfinite": "as the row of an injection file",
 }

@@ -256,7 +256,10 @@ def percent(rate: Rate) -> str:
 
     >>> percent(Rate(1, 8, 0.125, 0.022, 0.471))
     '12.50% [2.20%, 47.10%]'
+    >>> percent(Rate(1, 8, 0.125, 0.022, 0.93, guesses=5, unaudited=5))
+    '12.50% [2.20%, 93.00%], no audit'
     """
     if not rate.total:
         return "none decided"
-    return f"{rate.share:.2%} [{rate.low:.2%}, {rate.high:.2%}]"
+    unseen = ", no audit" if rate.guesses and not rate.audits else ""
+    return f"{rate.share:.2%} [{rate.low:.2%}, {rate.high:.2%}]{unseen}"

@@ -2,6 +2,7 @@
 
 import math
 import statistics
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from scipy.special import betaincinv
@@ -11,9 +12,13 @@ class Rate(NamedTuple):
     """A share with its confidence interval.
 
     Attributes:
-      found, total: `found` of `total` experiments.
-      share: a fraction in [0, 1]; NaN where there is no experiment.
+      found, total: `found` of `total` experiments, as their verdicts are known: early ones are believed here.
+      share: a fraction in [0, 1]; NaN where there is no experiment.  Where verdicts are early it is estimated
+        by their audits (`two_phase`), and is not found / total.
       low, high: ends of the interval, fractions in [0, 1].
+      guesses: how many of the experiments have an early verdict that nobody followed to the end.
+      audits: how many early verdicts were followed to the end.
+      unaudited: how many of the guesses are of a kind of which no one was followed.
     """
 
     found: int
@@ -21,6 +26,9 @@ class Rate(NamedTuple):
     share: float
     low: float
     high: float
+    guesses: int = 0
+    audits: int = 0
+    unaudited: int = 0
 
 
 def wilson(count: int, total: int, confidence: float = 0.95) -> Rate:
@@ -89,12 +97,18 @@ def stratified(strata: list[tuple[int, int, float]], confidence: float = 0.95) -
 
     Reference: Cochran, Sampling Techniques, 3rd ed., section 5.10; Leveugle et al., DATE 2009.
     """
-    known = [(count, total, weight) for count, total, weight in strata if total]
     count, size = sum(s[0] for s in strata), sum(s[1] for s in strata)
-    if not known:
-        return wilson(0, 0, confidence)
+    return _interval(count, size, *equivalent_sample(strata), confidence) if size else wilson(0, 0, confidence)
+
+
+def equivalent_sample(strata: Sequence[tuple[float, int, float]]) -> tuple[float, float]:
+    """The share of `stratified`, and the size of a plain sample in which it would have that variance.
+
+    Args:
+      strata: as of `stratified`, not all without experiments; a count need not be a whole number.
+    """
+    known = [(count, total, weight) for count, total, weight in strata if total]
     whole = sum(weight for _, _, weight in known)
     share = sum(x / n * weight / whole for x, n, weight in known)
     variance = sum((weight / whole) ** 2 * (p := (x + 1) / (n + 2)) * (1 - p) / n for x, n, weight in known)
-    equivalent = share * (1 - share) / variance if 0 < share < 1 else size
-    return _interval(count, size, share, equivalent, confidence)
+    return share, share * (1 - share) / variance if 0 < share < 1 else sum(n for _, n, _ in known)

@@ -2,10 +2,13 @@
 
 import argparse
 import collections
+import dataclasses
 
 from ..campaign.task import Task
 from ..campaign.terminal import clock
 from ..questions.outcomes import jobs
+from ..questions.outcomes.audits import BAD, EARLY, expected
+from ..questions.outcomes.conditions import CONDITIONS
 from ..questions.outcomes.driver import campaign
 from ..questions.outcomes.plan import Plan
 from ..questions.outcomes.plan_file import read_plan
@@ -48,6 +51,7 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
     missing = plan.golden_epochs - (min(lab.golden.recorded(), plan.golden_epochs) if made else 0)
     golden_steps = (missing + plan.twins * plan.golden_epochs) * plan.steps_per_epoch
     most = _steps_followed(plan)
+    audits, audited = _audits(plan)
     least = most if plan.exit == "full" else 1.0
     if options.json:
         tell_json(
@@ -57,6 +61,7 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
                 "golden_epochs_missing": missing,
                 "golden_steps": golden_steps,
                 "steps_per_experiment": [least, most],
+                "audits": audits,
                 "disk_bytes": disk,
                 "seconds_per_step": seconds,
             }
@@ -73,11 +78,34 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
         f"Steps: {golden_steps} of the golden run and its twins; {least:.0f} per experiment if all end at once, "
         f"{most:.0f} if all are followed as far as the plan allows."
     )
+    for line in audited:
+        tell(line)
     if seconds is None:
         tell("Time: not known before a golden run of this workload has been made on this machine.")
     else:
         low, high = (seconds * (golden_steps + plan.experiments * steps) for steps in (least, most))
         tell(f"Time of one job: {clock(low)} to {clock(high)}, at {seconds:.3f} s per step; compiling comes on top.")
+
+
+def _audits(plan: Plan) -> tuple[dict[str, float] | None, list[str]]:
+    """What audits of early verdicts would cost and leave open: numbers, and lines; none where no verdict is a guess."""
+    if plan.exit != CONDITIONS:
+        return None, []
+    early = EARLY * plan.experiments
+    found = expected(plan.experiments, plan.audit * early, plan.confidence)
+    steps = found.audits * _steps_followed(dataclasses.replace(plan, horizon=None))
+    numbers = {"share": plan.audit, "steps": steps, "steps_per_experiment": steps / plan.experiments, **found._asdict()}
+    text = (
+        f"Audits: {plan.audit:.1%} of early verdicts are followed to the end, about {found.audits:.0f} of {early:.0f} "
+        f"if {EARLY:.0%} of the experiments have one: {steps:.0f} steps, {steps / plan.experiments:.1f} per experiment"
+    )
+    if plan.audit_near is not None:
+        text += f". Of those near a threshold {plan.audit_near:.0%} more"
+    widths = (
+        f"If {BAD:.0%} of the other experiments are not masked, and no audit differs, the interval of the rate of what "
+        f"was not masked is {100 * found.width:.2g} points wide; {100 * found.full:.2g} if every run is followed."
+    )
+    return numbers, [f"{text}.", widths]
 
 
 def _drawn(plan: Plan) -> dict[str, int]:

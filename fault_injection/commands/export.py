@@ -5,6 +5,7 @@ import pathlib
 
 from ..faults.injection_file import write_injection
 from ..machine.errors import InputError
+from ..questions.outcomes.report.queries import VERDICT
 from ..questions.outcomes.sampling import injection_of
 from ..questions.outcomes.store import Store, open_plan
 from ..questions.outcomes.tables import FORMATS, write_tables
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
 
 def _of_outcome(folder: pathlib.Path, outcome: str) -> list[int]:
     with Store(folder) as store:
-        rows = store.query("SELECT number FROM experiments WHERE outcome = ? ORDER BY number", [outcome])
+        rows = store.query(f"SELECT number FROM experiments WHERE {VERDICT} = ? ORDER BY number", [outcome])
     if not rows:
         raise InputError(f"no experiment of this campaign is {outcome}", folder)
     return [row["number"] for row in rows]

@@ -1,9 +1,11 @@
 """`score`: detectors and recovery, scored on the outcomes of a campaign."""
 
 import argparse
+import dataclasses
 
 from ..questions.outcomes.driver import campaign
 from ..questions.outcomes.standing import finished
+from ..questions.outcomes.store import open_plan
 from ..questions.scoreboard.board import read_board
 from ..questions.scoreboard.driver import plan_lines, watch_campaign
 from ..questions.scoreboard.settings import read_settings
@@ -31,6 +33,7 @@ def run(options: argparse.Namespace) -> None:
     out, executors = driving(options)
     if not finished(out, plan):  # else what is watched is compared with what was judged
         campaign(task, out, executors(), str(options.plan))
+    task = dataclasses.replace(task, plan=plan.grown(open_plan(out)))
     watch_campaign(task, out, executors())
     from ..questions.scoreboard.page import write_scoreboard_page  # Matplotlib is slow to import
 

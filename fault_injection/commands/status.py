@@ -22,7 +22,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         tell(found.plan.sentence())
         tell(f"{found.done} experiments are done, {found.left} are left.")
-    for line in outcome_lines(found.outcomes):
+    for line in outcome_lines(found.outcomes, found.not_masked):
         tell(line)
     if found.last_event:
         tell(f"Last event: {found.last_event[1]} ({found.last_event[0]})")

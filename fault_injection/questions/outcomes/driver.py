@@ -46,7 +46,11 @@ def campaign(
     task = dataclasses.replace(task, name=content_hash(str(out.absolute())))
     new, taken = not out.exists(), "another process is running a campaign in this folder"
     with executors as slots, only_writer(out / LOCK, refuse=taken), Store(out, write=True) as store:
-        store.expect(task.plan)
+        begun = store.expect(task.plan)
+        if begun != task.plan:
+            kept = f"{begun.audit:.1%} of early verdicts, as when it began; a new one of this size would follow"
+            say(f"this campaign goes on to follow {kept} {task.plan.audit:.1%}")
+        task = dataclasses.replace(task, plan=begun)
         lost = store.mend()
         if lost:
             say(f"{store.path}: damaged rows are removed, and what is missing is run again: {lost}")
@@ -77,7 +81,7 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
     missing = [draw_experiment(plan, number) for number in range(plan.experiments) if number not in before]
 
     def lines(seconds: float) -> list[str]:
-        outcomes = outcome_rates(store, plan)
+        outcomes, not_masked = outcome_rates(store, plan)
         total, wanted = sum(rate.found for rate in outcomes.values()), plan.experiments
         if done := total - len(before):
             pace = f"{done / seconds * 3600:.0f} an hour, {clock((wanted - total) * seconds / done)} left"
@@ -85,7 +89,7 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
             pace = "compiling the step that strikes, once per job" if total < wanted else "nothing is left to do"
         mixed = ["  (epoch after epoch: rates so far are not those of the whole plan)"]
         more = mixed if 0 < total < wanted and len(plan.epochs) > 1 else []
-        return [f"{total} of {wanted} experiments, {pace}", *more, *outcome_lines(outcomes)]
+        return [f"{total} of {wanted} experiments, {pace}", *more, *outcome_lines(outcomes, not_masked)]
 
     def keep(_: Experiment, value: tuple[Result, dict[str, Any]]) -> None:
         store.add(*value, golden.key)

@@ -87,10 +87,11 @@ class Plan:
       exit: one of `EXITS`.
       horizon: steps to follow a run after its fault; None follows it to the end of the training.
       audit: share of the early verdicts that are run to the end all the same.
-      audit_near: the same share of those near a threshold, by `Conditions.near`.
+      audit_near: the same share of those near a threshold, by `Conditions.near`, besides; None for no more.
       twins: golden runs one unit in the last place apart, for the tolerance of verdicts.
       nonfinite: one of `NONFINITE_RULES`: what ends a run when it is not finite.
       schedule: when a fault strikes again.
+      audit_open: whether the plan's file leaves `audit` open, so that it follows from `experiments`.
     """
 
     workload: Workload
@@ -104,10 +105,11 @@ class Plan:
     exit: str
     horizon: int | None
     audit: float
-    audit_near: float
+    audit_near: float | None
     twins: int
     nonfinite: str = NONFINITE_RULES[0]
     schedule: Schedule = ONCE
+    audit_open: bool = False
 
     @functools.cached_property
     def targets(self) -> dict[str, Site]:
@@ -186,9 +188,18 @@ class Plan:
     def identity(self) -> dict[str, Any]:
         """What determines experiment i and its verdict: everything but how many there are."""
         known = dataclasses.asdict(self)
-        for extent in ("experiments", "half_width", "confidence"):
+        for extent in ("experiments", "half_width", "confidence", "audit_open"):
             del known[extent]
+        if self.exit != "conditions":  # no verdict to audit
+            del known["audit"], known["audit_near"]
         return known
+
+    def grown(self, begun: "Plan | None") -> "Plan":
+        """This plan with the share of audits that its campaign began with, where its file leaves the share open.
+
+        Which experiments are audited is drawn with that share, so a campaign that grows keeps it.
+        """
+        return dataclasses.replace(self, audit=begun.audit) if begun and self.audit_open and begun.audit_open else self
 
 
 def restore_plan(kept: dict[str, Any]) -> Plan:
@@ -222,7 +233,7 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
         "seed": 0 <= plan.seed < 2**31,
         "exit": plan.exit in EXITS,
         "horizon": plan.horizon is None or plan.horizon > 0,
-        "audit": 0 <= plan.audit <= 1 and 0 <= plan.audit_near <= 1,
+        "audit": 0 <= plan.audit <= 1 and 0 <= (plan.audit_near or 0) <= 1,
         "twins": 0 <= plan.twins < 100,
     }
     for name, right in sound.items():

@@ -19,6 +19,7 @@ from ...seam.measure import NONFINITE_RULES
 from ...seam.stages import BESIDE, EXCHANGED
 from ...seam.workload import Workload
 from ...workloads.registry import find_workload
+from .audits import share_to_audit
 from .plan import EXITS, LARGEST, Model, Plan, sample_size
 from .plan_start import START, read_start
 
@@ -59,12 +60,16 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     if twins == 1:
         raise read.wrong("run.twins", "1; a spread needs two at least")
     struck = _start(document, workload, read) if "start" in document else _faults(document, workload, exit, read)
+    share = read.number(run, "run.audit", None, 0, 1)
+    if share is None:
+        share = share_to_audit(struck["experiments"], struck["confidence"]) if exit == "conditions" else 0.0
     return Plan(
         workload=workload,
         exit=exit,
         horizon=horizon,
-        audit=read.number(run, "run.audit", 0.02, 0, 1),
-        audit_near=read.number(run, "run.audit_near", 1.0, 0, 1),
+        audit=share,
+        audit_near=read.number(run, "run.audit_near", None, 0, 1),
+        audit_open="audit" not in run,
         twins=twins,
         nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
         **struck,

@@ -29,7 +29,7 @@ class Experiment:
       site: name of the operation struck.
       model: the fault model, which names the operand.
       audited: whether an early verdict is compared with the run to the end.
-      audited_near: the same of an early verdict near a threshold.
+      audited_near: the same of an early verdict near a threshold, where the plan tells these apart.
     """
 
     number: int
@@ -64,7 +64,7 @@ def draw_experiment(plan: Plan, number: int) -> Experiment:
         site=plan.sites[rng.integers(len(plan.sites))] if plan.leaf in (None, CHECKPOINT) else _drawn_leaf(plan, rng),
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),
-        audited_near=bool(rng.random() < plan.audit_near),
+        audited_near=bool(rng.random() < (plan.audit_near or 0)),
     )
     if not plan.restarts:
         return found

@@ -4,13 +4,15 @@ import dataclasses
 import pathlib
 from typing import Any
 
-from ...campaign.rates import Rate, wilson
+from ...campaign.page import percent
+from ...campaign.rates import Rate
 from ...machine.files import in_use
-from ...runs.outcome import OUTCOMES
+from ...runs.outcome import OUTCOMES, UNDECIDED
 from .plan import Plan
 from .report.queries import QUERIES
 from .store import NAME as STORE
 from .store import Store
+from .tally import Tally, tally_of
 
 LOCK = "lock"  # the file that the driver of a campaign holds
 
@@ -23,7 +25,8 @@ class Standing:
       folder: of the campaign.
       plan: what it was asked for; None before it has begun.
       done: experiments that have a verdict.
-      outcomes: rates of those that occurred, by outcome.
+      outcomes: rates by outcome, as shares of all experiments; see `outcome_rates`.
+      not_masked: the rate of what was not masked, as a share of the decided; None before there is an experiment.
       running: whether a driver is at work now.
       last_event: time and text of what happened last, or None.
       plan_file: the file that the plan was read from.
@@ -33,6 +36,7 @@ class Standing:
     plan: Plan | None
     done: int
     outcomes: dict[str, Rate]
+    not_masked: Rate | None
     running: bool
     last_event: tuple[str, str] | None
     plan_file: str | None
@@ -62,6 +66,7 @@ class Standing:
             "running": self.running,
             "resumable": self.resumable,
             "outcomes": {name: rate._asdict() for name, rate in self.outcomes.items()},
+            "not_masked": self.not_masked and self.not_masked._asdict(),
             "last_event": self.last_event,
         }
 
@@ -87,29 +92,45 @@ def standing(folder: pathlib.Path) -> Standing:
     """
     with Store(folder) as store:
         plan, about = store.plan(), store.about()
-        outcomes = outcome_rates(store, plan)
+        outcomes, not_masked = outcome_rates(store, plan)
         events = store.query("SELECT at, what FROM events ORDER BY at DESC, rowid DESC LIMIT 1")
     return Standing(
         folder=folder,
         plan=plan,
         done=next(iter(outcomes.values())).total if outcomes else 0,
         outcomes=outcomes,
+        not_masked=not_masked,
         running=in_use(folder / LOCK),
         last_event=(events[0]["at"], events[0]["what"]) if events else None,
         plan_file=about.get("plan_file"),
     )
 
 
-def outcome_rates(store: Store, plan: Plan | None) -> dict[str, Rate]:
-    """The rates of the outcomes that have occurred, by outcome."""
-    counts = {row["outcome"]: row["n"] for row in store.query(QUERIES["outcomes"])}
-    total, confidence = sum(counts.values()), plan.confidence if plan else 0.95
-    return {name: wilson(counts[name], total, confidence) for name in OUTCOMES if name in counts}
+def outcome_rates(store: Store, plan: Plan | None) -> tuple[dict[str, Rate], Rate | None]:
+    """The rates of the outcomes that have occurred, by outcome, and that of all that were not masked.
+
+    Where verdicts are guesses any outcome may have occurred, so all of them are there.
+    """
+    tally = tally_of(store.query(QUERIES["outcomes"]), plan) if plan else Tally()
+    if plan is None or not tally.total:
+        return {}, None
+    not_masked = tally.not_masked(plan.confidence)
+    possible = [n for n in OUTCOMES if tally.counts[n] or (not_masked.guesses and n != UNDECIDED)]
+    return {name: tally.rate([name], plan.confidence) for name in possible}, not_masked
 
 
-def outcome_lines(outcomes: dict[str, Rate]) -> list[str]:
-    """The rates as lines of a table."""
-    return [
-        f"  {name:22s} {rate.found:7d}  {rate.share:7.2%}  [{rate.low:.2%}, {rate.high:.2%}]"
-        for name, rate in outcomes.items()
-    ]
+def outcome_lines(outcomes: dict[str, Rate], not_masked: Rate | None) -> list[str]:
+    """The rates as lines of a table, and what they rest on."""
+    lines = [f"  {name:22s} {rate.found:7d}  {percent(rate)}" for name, rate in outcomes.items()]
+    if not_masked is None or not not_masked.total:
+        return lines
+    lines.append(f"  {'not masked, of decided':22s} {not_masked.found:7d}  {percent(not_masked)}")
+    if not_masked.guesses:
+        followed = f"{not_masked.audits} others were" if not_masked.audits else "none was"
+        text = (
+            f"  {not_masked.guesses} verdicts are early ones, which intervals allow for; {followed} followed to the end"
+        )
+        if not_masked.audits and not_masked.unaudited:
+            text += f"; {not_masked.unaudited} are of a kind of which none was"
+        lines.append(text)
+    return lines

@@ -256,13 +256,23 @@ class Store:
         except ValueError as error:
             raise self._not_ours(f"its plan ({str(error)[:200]})") from None
 
-    def expect(self, plan: Plan) -> None:
-        """See that this is a plan's campaign, if it is one yet; raises InputError if it is another plan's."""
-        if (known := self.plan()) is not None:
+    def expect(self, plan: Plan) -> Plan:
+        """See that this is a plan's campaign, if it is one yet.
+
+        Returns:
+          The plan to go on with, see `Plan.grown`.
+
+        Raises:
+          InputError: it is another plan's campaign.
+        """
+        known = self.plan()
+        plan = plan.grown(known)
+        if known is not None:
             theirs, ours = known.identity(), plan.identity()
-            differing = ", ".join(name for name in ours if theirs[name] != ours[name])
+            differing = ", ".join(name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name))
             if differing:
                 raise InputError(f"the campaign of another plan ({differing} differ); choose another --out", self.path)
+        return plan
 
     def begin(self, plan_key: str, plan: Plan, **known: Any) -> None:
         """Make this the campaign of a plan, or see that it is; the plan's extent may be another than before.
@@ -274,7 +284,7 @@ class Store:
         Raises:
           InputError: it is another plan's, or was begun on another machine or by other code.
         """
-        self.expect(plan)
+        plan = self.expect(plan)
         with self.transaction():
             keys = self.query("SELECT number, key FROM experiments")  # where the plan's own row was damaged, these tell
             theirs = all(row["key"] == experiment_key(plan_key, row["number"]) for row in keys)

@@ -12,6 +12,7 @@ import numpy as np
 from ...machine.errors import InputError
 from ...machine.files import write_atomically, write_text
 from .schema import DIGEST
+from .standing import outcome_rates
 from .store import Store
 
 TABLES = ("experiments", "alterations", "environments", "events", "walks")
@@ -20,6 +21,8 @@ FORMATS = ("csv", "parquet")
 
 def write_tables(store: Store, out: pathlib.Path, form: str) -> list[pathlib.Path]:
     """Write the campaign's tables to `out`; a curve becomes two lists, `loss` and `metric`.
+
+    The rates of outcomes, with their intervals, are a table of their own.
 
     Args:
       form: one of `FORMATS`.  In CSV a list is JSON.
@@ -41,6 +44,10 @@ def write_tables(store: Store, out: pathlib.Path, form: str) -> list[pathlib.Pat
         path = out / f"{name}.{form}"
         write(path, rows)
         written.append(path)
+    outcomes, not_masked = outcome_rates(store, store.plan())
+    rates = outcomes | ({"not masked, of the decided": not_masked} if not_masked else {})
+    written.append(out / f"rates.{form}")
+    write(written[-1], [{"outcome": name, **rate._asdict()} for name, rate in rates.items()])
     return written
 
 

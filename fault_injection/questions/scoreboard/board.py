@@ -23,8 +23,8 @@ NONFINITE, LATENT = (IMMEDIATE, SHORT_TERM), (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
 MILLION = 1_000_000
 VERDICTS = (
     f"SELECT number, epoch, step, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, variance_excess, "
-    "exit, audit_outcome, first_nonfinite, exactly_masked_after, steps + audit_steps AS recorded, curve "
-    "FROM experiments"
+    "exit, audit_outcome, first_nonfinite, exactly_masked_after, steps + audit_steps AS recorded, curve, "
+    f"exit = '{CONDITIONS}' AND nullif(audit_outcome, '{UNDECIDED}') IS NULL AS guessed FROM experiments"
 )
 
 
@@ -65,6 +65,7 @@ class Board:
       cost: what they cost, see `tasks.cost`; empty where that was not measured.
       window: steps that were watched after the fault, at most.
       confidence: of intervals.
+      guesses: how many of the experiments seen have an early verdict that nobody followed to the end.
     """
 
     title: str
@@ -76,6 +77,7 @@ class Board:
     cost: Mapping[str, Any]
     window: int
     confidence: float
+    guesses: int = 0
 
     def of(self, outcomes: Iterable[str]) -> list[ScoredExperiment]:
         """The experiments with one of these outcomes."""
@@ -157,7 +159,8 @@ class Board:
                 "slower": self.slower(detector),
                 "memory": self.larger(detector),
             }
-        return {"experiments": len(self.seen), "undecided": self.undecided, "detectors": rows}
+        known = {"experiments": len(self.seen), "undecided": self.undecided, "guesses": self.guesses}
+        return {**known, "detectors": rows}
 
 
 def read_board(folder: pathlib.Path) -> Board:
@@ -199,6 +202,7 @@ def read_board(folder: pathlib.Path) -> Board:
         cost,
         window,
         plan.confidence,
+        sum(verdicts[one.number]["guessed"] for one in decided),
     )
 
 

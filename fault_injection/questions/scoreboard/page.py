@@ -76,6 +76,11 @@ def _summary(board: Board) -> list[str]:
         f"the same runs for at most {board.window} step(s) after the fault, and none influenced them.",
         f"False alarms are counted in {len(board.fault_free)} fault-free runs of {board.fault_free_steps:,} steps.",
     ]
+    if board.guesses:
+        said.append(
+            f"{board.guesses:,} of the experiments have an early verdict that nobody followed to the end. Detectors "
+            "are scored on verdicts as they are; no share here says anything of what these verdicts miss."
+        )
     if latent:
         best = max(board.detectors, key=lambda name: board.detected(name, latent).share)
         said.append(f"Latent outcomes: {best} detects the most, {shown(board.detected(best, latent))}.")

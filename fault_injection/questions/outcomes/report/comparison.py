@@ -14,7 +14,7 @@ from ....campaign.page import Cell, Part, Section, Table, page
 from ....campaign.page import percent as shown
 from ....machine.errors import InputError
 from ....machine.files import write_text
-from ....runs.outcome import MASKED
+from ....runs.outcome import IMMEDIATE, MASKED, SHORT_TERM
 from ....seam.workload import format_option
 from ..store import Store
 from . import painters
@@ -22,6 +22,8 @@ from .facts import Facts, Group, place_of_role
 from .queries import QUERIES
 
 ROOM = 200  # characters of a cell
+UNSAID = ("workload", "audit_open")  # fields of a plan that are no options of its own
+NONFINITE = (IMMEDIATE, SHORT_TERM)
 
 Compared = Mapping[str, Facts]  # campaigns by their names
 
@@ -74,15 +76,15 @@ def _dimensions(campaigns: Compared) -> list[Section]:
 def _summary(campaigns: Compared) -> list[str]:
     said = []
     for name, facts in campaigns.items():
-        rate = facts.not_masked(facts.counts)
+        rate = facts.not_masked(facts.tally)
         worst = ", ".join(f"{n} {outcome}" for outcome, n in facts.counts.most_common() if outcome != MASKED)
         said.append(
             f"{name}: {facts.total:,} experiments on {facts.plan.workload.title} ({facts.plan.workload.details}); "
             f"not masked {shown(rate)}: {worst or 'none'}."
         )
     said.append(
-        "Rates are shares of the decided experiments, with intervals at the confidence of each plan. Where two "
-        "intervals overlap, the difference may be chance."
+        "Rates are shares of the decided experiments, with intervals at the confidence of each plan. They "
+        "contain what audits of early verdicts have not seen. Where two overlap, the difference may be chance."
     )
     return said
 
@@ -97,7 +99,7 @@ def _differing(campaigns: Compared) -> Section:
         if len({description.get(key) for description in every.values()}) > 1
     ]
     text = "All other options of workload and plan are the same in all of them."
-    groups = [Group(name, facts.counts, facts.not_masked(facts.counts)) for name, facts in campaigns.items()]
+    groups = [Group(name, facts.tally, facts.not_masked(facts.tally)) for name, facts in campaigns.items()]
     alt = "Bars, one per campaign, divided into outcomes."
     paint, height = functools.partial(painters.bars, groups=groups), 1.05 + 0.3 * len(groups)
     parts: list[Part] = [figures.picture("outcomes", "Shares of the outcomes.", alt, paint, height)]
@@ -110,7 +112,7 @@ def _description(facts: Facts) -> dict[str, str]:
     """Workload and plan in full; lists of which a table has no room for more begin with their length."""
     plan, workload = facts.plan, facts.plan.workload
     options: dict[str, Any] = {"workload": workload.name, **workload.options()}
-    rest = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan) if field.name != "workload"}
+    rest = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan) if field.name not in UNSAID}
     rest["seed of the plan"] = rest.pop("seed")
     rest["epochs struck"] = f"{len(plan.epochs)}: {', '.join(map(str, rest.pop('epochs')))}"
     rest["sites"] = f"{len(plan.sites)}: {', '.join(plan.sites)}"
@@ -166,7 +168,9 @@ def _latency(campaigns: Compared) -> list[Section]:
         steps = np.sort(np.repeat(list(found[name]), list(found[name].values()))) if found[name] else np.zeros(0)
         at = [f"{np.quantile(steps, q):.0f}" if len(steps) else "" for q in (0.25, 0.5, 0.75, 1)]
         within = dict(zip(("quarter", "half", "three quarters", "all"), at, strict=True))
-        rows.append({"campaign": name, "not finite": facts.share(len(steps), facts.decided), **within})
+        rows.append(
+            {"campaign": name, "not finite": facts.tally.rate(NONFINITE, facts.plan.confidence, decided=True), **within}
+        )
     counts = {name: (steps, campaigns[name].decided) for name, steps in found.items()}
     text = (
         "How many steps after the fault a non-finite value appeared. The table is about the experiments that met one: "

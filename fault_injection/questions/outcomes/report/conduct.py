@@ -102,11 +102,13 @@ def audited(facts: Facts) -> Section:
         "table. The projected runs (variance alone) have the golden run's losses, and only their evaluations are made."
     ]
     if plan.exit == "conditions":
-        text.append(
-            f"A random {plan.audit:.1%} of these runs go on to the end all the same, and {plan.audit_near:.0%} of "
-            "those near a threshold: a value exceeded the golden run's largest without being large, or a large history "
-            "came with a loss gap above half of the limit. The counts above keep the early verdict of each."
+        near = (
+            ""
+            if plan.audit_near is None
+            else f", and {plan.audit_near:.0%} of those near a threshold: a value exceeded the golden run's largest "
+            "without being large, or a large history came with a loss gap above half of the limit"
         )
+        text.append(f"A random {plan.audit:.1%} of these runs go on to the end all the same{near}.")
     else:
         text.append(
             f"Exit mode '{plan.exit}' follows these runs all the same. The table compares what they came to with what "
@@ -124,17 +126,17 @@ def audited(facts: Facts) -> Section:
     ]
     if not rows:
         return Section("audit", title, [*text, "No experiment has met such a rule."])
-    found = audit(facts)
-    for kind in found.kinds:
-        which = "near a threshold" if kind.near else "not near a threshold"
+    text += [
+        f"Early verdicts that say {kind.name}: {kind.early:,}; followed to the end: {kind.seen:,}; different there: "
+        f"{kind.changed:,}."
+        for kind in audit(facts)
+    ]
+    if plan.exit == "conditions":
         text.append(
-            f"Early verdicts {which}: {kind.early:,}; compared with the end: {kind.seen:,}; different there: "
-            f"{kind.changed:,}. So at most {kind.most:.1%} of such verdicts are wrong."
+            "Every rate of this page is estimated by the audits of these kinds, within the group that the rate is of, "
+            "and its interval contains what the audits have not seen. Of a kind without an audit any share may be "
+            "wrong."
         )
-    text.append(
-        f"Together this bounds the wrong verdicts by {found.bound:.1%} of all experiments. Bounds are one-sided, at "
-        f"{plan.confidence:.0%} confidence together, and exact (Clopper and Pearson)."
-    )
     tables = [Table("audit", "Early verdicts, and what their runs came to at the end.", rows)]
     if plan.exit != "conditions" and (latent := facts.rows("latent")):
         missed, all_latent = (sum(row[name] for row in latent) for name in ("missed by early verdicts", "experiments"))

@@ -1,15 +1,14 @@
 """What the sections of a report draw on: a campaign's store, its plan, and the rates of groups of experiments."""
 
-import collections
 import functools
 import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....campaign.page import Table
-from ....campaign.rates import Rate, stratified, wilson
+from ....campaign.rates import Rate, wilson
 from ....faults.injection import STAGES
 from ....faults.number_formats import Format, format_of
 from ....machine.errors import InputError
@@ -18,9 +17,8 @@ from ....runs.outcome import MASKED, UNDECIDED
 from ....seam.leaves import part_of
 from ....seam.measure import Measure
 from ..store import Store
+from ..tally import Counts, Tally, tally_of, weighted_not_masked
 from .queries import QUERIES
-
-Counts = collections.Counter[str]  # experiments by outcome
 
 
 def decode(curve: bytes, steps: int) -> np.ndarray:
@@ -34,11 +32,16 @@ def decode(curve: bytes, steps: int) -> np.ndarray:
 
 
 class Group(NamedTuple):
-    """Experiments that have something in common, and their outcomes."""
+    """Experiments that have something in common, what is known of them, and the share that was not masked."""
 
     name: str
-    counts: Counts
+    tally: Tally
     rate: Rate
+
+    @property
+    def counts(self) -> Counts:
+        """Its experiments by the outcome that is best known."""
+        return self.tally.counts
 
 
 QUARTERS = ("first quarter", "second quarter", "third quarter", "last quarter")
@@ -75,9 +78,14 @@ class Facts:
         return Table(query, caption, [dict(row) for row in self.rows(query)])
 
     @functools.cached_property
+    def tally(self) -> Tally:
+        """All experiments by what is known of them."""
+        return tally_of(self.rows("outcomes"), self.plan)
+
+    @functools.cached_property
     def counts(self) -> Counts:
-        """All experiments by outcome."""
-        return collections.Counter({row["outcome"]: row["n"] for row in self.rows("outcomes")})
+        """All experiments by the outcome that is best known."""
+        return self.tally.counts
 
     @property
     def total(self) -> int:
@@ -91,59 +99,67 @@ class Facts:
 
     @property
     def bad(self) -> int:
-        """How many experiments were decided and not masked."""
+        """How many experiments were decided and not masked, as far as is known."""
         return self.decided - self.counts[MASKED]
 
     def share(self, count: int, total: int) -> Rate:
-        """A share with its interval at the plan's confidence."""
+        """A share of what is known, with its interval at the plan's confidence."""
         return wilson(count, total, self.plan.confidence)
 
-    def not_masked(self, counts: Counts) -> Rate:
+    def not_masked(self, tally: Tally) -> Rate:
         """The share of the decided experiments that was not masked."""
-        decided = counts.total() - counts[UNDECIDED]
-        return self.share(decided - counts[MASKED], decided)
+        return tally.not_masked(self.plan.confidence)
 
     def whole(self) -> Rate:
         """The share not masked of the whole campaign, its fault models weighted as in the plan."""
         weights = {model.name: model.weight for model in self.plan.models}
-        models = [(group.rate, weights[group.name]) for group in self.groups("models")]
-        return stratified([(rate.found, rate.total, weight) for rate, weight in models], self.plan.confidence)
+        models = [(group.tally, weights[group.name]) for group in self.groups("models")]
+        return weighted_not_masked(models, self.plan.confidence)
 
-    def outcomes_by(self, query: str) -> dict[Any, Counts]:
-        """Outcomes counted by the first column of a query, in its order."""
-        return dict(sorted(merged((row[0], {row["outcome"]: row["n"]}) for row in self.rows(query)).items()))
+    def tallies(self, query: str) -> dict[Any, Tally]:
+        """Experiments by what is known of them, for each value of the first column of a query, in its order."""
+        found = self._by(query, lambda row: row[0])
+        return dict(sorted(found.items()))
+
+    def _by(self, query: str, key: Callable[[sqlite3.Row], Any]) -> dict[Any, Tally]:
+        rows: dict[Any, list[sqlite3.Row]] = {}
+        for row in self.rows(query):
+            rows.setdefault(key(row), []).append(row)
+        return {name: tally_of(those, self.plan) for name, those in rows.items()}
 
     def groups(self, query: str) -> list[Group]:
         """The same with each group's rate, the group named as text; fault models in the order of the plan."""
-        found = self.outcomes_by(query)
+        found = self.tallies(query)
         if query == "models":
             found = {model.name: found[model.name] for model in self.plan.models if model.name in found}
         return self._rated(found)
 
-    def _rated(self, found: Mapping[Any, Counts]) -> list[Group]:
-        return [Group(str(name), counts, self.not_masked(counts)) for name, counts in found.items()]
+    def _rated(self, found: Mapping[Any, Tally]) -> list[Group]:
+        return [Group(str(name), tally, self.not_masked(tally)) for name, tally in found.items()]
 
     def quarter_groups(self) -> list[Group]:
         """By the quarter of the training in which the fault struck."""
-        epochs = self.outcomes_by("epochs").items()
-        return self._rated(merged((QUARTERS[at * len(QUARTERS) // self.epochs], counts) for at, counts in epochs))
+        epochs = self.tallies("epochs").items()
+        return self._rated(merged((QUARTERS[at * len(QUARTERS) // self.epochs], tally) for at, tally in epochs))
 
     def latencies(self) -> dict[int, int]:
         """How many experiments met their first non-finite value how many steps after the fault."""
         return {row["steps"]: row["n"] for row in self.rows("latency")}
 
-    def bits(self) -> dict[tuple[Format, int], Counts]:
-        """Outcomes where one bit was inverted or stuck, by the operand's format and the bit, the highest first."""
+    def bits(self) -> dict[tuple[Format, int], Tally]:
+        """Experiments where one bit was inverted or stuck, by the operand's format and the bit, the highest first."""
 
-        def struck(row: sqlite3.Row) -> Format:
-            return format_of(self.plan.targets[row["site"]].operands[Operand[row["operand"].upper()]].dtype)
+        def struck(row: sqlite3.Row) -> tuple[Format, int]:
+            tensor = self.plan.targets[row["site"]].operands[Operand[row["operand"].upper()]]
+            return format_of(tensor.dtype), row["bit"]
 
-        found = merged(((struck(row), row["bit"]), {row["outcome"]: row["n"]}) for row in self.rows("bits"))
-        return dict(sorted(found.items(), key=lambda one: (-one[0][0].width, one[0][0].name, -one[0][1])))
+        return dict(
+            sorted(self._by("bits", struck).items(), key=lambda one: (-one[0][0].width, one[0][0].name, -one[0][1]))
+        )
 
     def role_groups(self) -> list[Group]:
         """Where one bit was inverted or stuck, by its role in any format: sign, exponent, mantissa, from the top."""
-        found = merged((format.role(bit), counts) for (format, bit), counts in self.bits().items())
+        found = merged((format.role(bit), tally) for (format, bit), tally in self.bits().items())
         return self._rated({role: found[role] for role in sorted(found, key=place_of_role)})
 
     def kind_groups(self) -> list[Group]:
@@ -152,7 +168,7 @@ class Facts:
         def kind(site: str) -> str:
             return part_of(site) if self.plan.leaf else self.plan.workload.kind(self.plan.targets[site])
 
-        found = merged((kind(site), counts) for site, counts in self.outcomes_by("sites").items())
+        found = merged((kind(site), tally) for site, tally in self.tallies("sites").items())
         return self._rated(dict(sorted(found.items())))
 
     def bit_groups(self) -> list[Group]:
@@ -162,17 +178,17 @@ class Facts:
         named = {key: f"bit {key[1]}{f' of {key[0].name}' if several else ''}" for key in reversed(found)}
         return self._rated({name: found[key] for key, name in named.items()})
 
-    def depths(self) -> dict[str, dict[str, Counts]]:
-        """Outcomes by layer, in the order of the forward pass, and by stage; layers that were not struck have none."""
-        struck = self.outcomes_by("sites")
-        layers: dict[str, dict[str, Counts]] = {}
+    def depths(self) -> dict[str, dict[str, Tally]]:
+        """Experiments by layer, in the order of the forward pass, and by stage; layers not struck have none."""
+        struck = self.tallies("sites")
+        layers: dict[str, dict[str, Tally]] = {}
         for site, operation in {**self.plan.workload.sites(), **self.plan.targets}.items():
             if not operation.layer:
                 continue  # a part of the state has many
             leaf = operation.stage not in STAGES.values() and "/" in site
             layer = site.split("/")[-2] if leaf else operation.layer
             stages = layers.setdefault(layer, {})
-            stages.setdefault(operation.stage, collections.Counter()).update(struck.get(site, {}))
+            stages[operation.stage] = stages.get(operation.stage, Tally()) + struck.get(site, Tally())
         return layers
 
 
@@ -187,13 +203,9 @@ def place_of_role(role: str) -> tuple[int, int]:
     return order.get(part, len(order)), int(number or 0)
 
 
-def merged(parts: Iterable[tuple[Any, Mapping[str, int]]]) -> dict[Any, Counts]:
-    """Numbers of experiments by outcome, those of one name together.
-
-    >>> merged([("first", {"Masked": 1}), ("first", {"Masked": 2})])
-    {'first': Counter({'Masked': 3})}
-    """
-    found: dict[Any, Counts] = {}
-    for name, counts in parts:
-        found.setdefault(name, collections.Counter()).update(counts)
+def merged(parts: Iterable[tuple[Any, Tally]]) -> dict[Any, Tally]:
+    """What is known of experiments, those of one name together."""
+    found: dict[Any, Tally] = {}
+    for name, tally in parts:
+        found[name] = found.get(name, Tally()) + tally
     return found

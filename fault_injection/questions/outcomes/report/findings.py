@@ -61,10 +61,18 @@ def outcomes(facts: Facts) -> Section:
     plan = facts.plan
     text = [
         f"{facts.total:,} of {plan.experiments:,} experiments on {plan.workload.title} ({plan.workload.details}), "
-        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are Wilson's at {plan.confidence:.0%} "
-        "confidence. The rate of all faults that were not masked is stratified: each fault model has its weight in the "
-        "plan. All other rates are raw shares of experiments."
+        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are at {plan.confidence:.0%} confidence. "
+        "The rate of all faults that were not masked is stratified: each fault model has its weight in the plan."
     ]
+    if any(verdicts.guessed for verdicts in facts.tally.early.values()):
+        text.append(
+            "An early verdict is a guess until its run is followed to the end. So of a rate that rests on such "
+            "verdicts the share is estimated by their audits, and the interval contains what the audits have not "
+            "seen (two-phase sampling). It is wide where a group has few audits. Numbers of experiments count an "
+            "early verdict as it is, or as its audit found it. All other intervals are Wilson's."
+        )
+    else:
+        text.append("No verdict is a guess, and all intervals are Wilson's.")
     operations = plan.targets
     backward = sum(operations[site].stage == "backward" for site in plan.sites)
     if 0 < backward < len(plan.sites):
@@ -82,7 +90,7 @@ def outcomes(facts: Facts) -> Section:
     if not facts.total:
         return Section("outcomes", "Outcomes", text)
     rows: list[dict[str, Cell]] = [
-        {"outcome": o, "experiments": facts.counts[o], "share": facts.share(facts.counts[o], facts.total)}
+        {"outcome": o, "experiments": facts.counts[o], "share": facts.tally.rate([o], plan.confidence)}
         for o in OUTCOMES
     ]
     rows.append({"outcome": "not masked, of the decided", "experiments": facts.bad, "share": facts.whole()})
@@ -124,7 +132,7 @@ def grouped(
         ]
         picture = figures.picture(
             query,
-            f"Shares of the outcomes by {group}, with the number of experiments.",
+            f"Estimated shares of the outcomes by {group}, with the number of experiments.",
             f"Bars, one per {group}, divided into the shares of its outcomes.",
             lambda axes: painters.bars(axes, groups),
             1.05 + 0.22 * len(groups),
@@ -145,9 +153,9 @@ def depth(facts: Facts) -> Section:
     named = [facts.plan.leaf] if facts.plan.leaf else ["forward", "backward"]
     series: dict[str, dict[int, Rate]] = {stage: {} for stage in named}
     for at, (layer, stages) in enumerate(facts.depths().items()):
-        if not (struck := sum(counts.total() for counts in stages.values())):
+        if not (struck := sum(tally.total for tally in stages.values())):
             continue
-        rates = {stage: facts.not_masked(counts) for stage, counts in stages.items() if counts}
+        rates = {stage: facts.not_masked(tally) for stage, tally in stages.items() if tally.total}
         shown = {f"not masked, {stage}": rates.get(stage) for stage in series}
         rows.append({"layer": layer, "depth": at, "experiments": struck, **shown})
         for stage, rate in rates.items():
@@ -171,8 +179,8 @@ def inverted_bits(facts: Facts) -> Section:
     )
     series: dict[str, dict[int, Rate]] = {}
     rows: list[dict[str, Cell]] = []
-    for (format, bit), counts in facts.bits().items():
-        rate = facts.not_masked(counts)
+    for (format, bit), tally in facts.bits().items():
+        rate = facts.not_masked(tally)
         named: dict[str, Cell] = {"format": format.name, "bit": bit, "role": format.role(bit)}
         rows.append({**named, "experiments": rate.total, "not masked": rate})
         if rate.total:
@@ -195,8 +203,7 @@ def latency(facts: Facts) -> Section:
         "state": "a non-finite loss, gradient or leaf of the state",
     }[facts.plan.nonfinite]
     text = (
-        f"How many steps after the faulty one {looked_at} appeared, for the experiments that met one. "
-        "Early verdicts that an audit overturned are not counted here, but in the audit."
+        f"How many steps after the faulty one {looked_at} appeared, for the experiments that are known to have met one."
     )
     steps = facts.latencies()
     if not steps:

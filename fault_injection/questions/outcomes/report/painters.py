@@ -27,11 +27,12 @@ SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
 
 def bars(axes: Axes, groups: Sequence[Group]) -> None:
-    """Shares of outcomes: one bar per group, with the number of experiments after its name."""
+    """Estimated shares of outcomes: one bar per group, with the number of experiments after its name."""
     names = [f"{group.name}  ({group.counts.total():,})" for group in groups]
     start = np.zeros(len(names))
+    estimated = [group.tally.shares() for group in groups]
     for outcome in OUTCOMES:
-        share = np.array([group.counts[outcome] / max(1, group.counts.total()) for group in groups])
+        share = np.array([shares[outcome] for shares in estimated])
         if share.any():
             axes.barh(names, share, left=start, color=COLOURS[outcome], label=outcome, height=0.8)
             start += share

@@ -2,28 +2,33 @@
 
 WORST = 6  # experiments shown with their curves
 
-# What became of an experiment: the verdict at the end where an early one was audited.
-VERDICT = "coalesce(audit_outcome, outcome)"
+# What is best known of an experiment: what an audit found at the end, if it found anything, or else the verdict.
+VERDICT = "coalesce(nullif(audit_outcome, 'Undecided'), outcome)"
+
+# What a rate is computed from: what ended experiments, their verdicts, and what became of early ones.
+KNOWN = "exit, outcome, near, audit_outcome AS ended, count(*) AS n FROM experiments"
+BY = "exit, outcome, near, audit_outcome"
 
 # What a run came to at the end, whatever an early verdict says; null where nobody looked.
 AT_THE_END = "CASE exit WHEN 'conditions' THEN audit_outcome ELSE outcome END"
 
 QUERIES = {
-    "outcomes": "SELECT outcome, count(*) AS n FROM experiments GROUP BY outcome",
-    "models": "SELECT model, outcome, count(*) AS n FROM experiments GROUP BY model, outcome",
-    "stages": "SELECT stage, outcome, count(*) AS n FROM experiments GROUP BY stage, outcome",
-    "operands": "SELECT operand, outcome, count(*) AS n FROM experiments GROUP BY operand, outcome",
-    "epochs": "SELECT epoch, outcome, count(*) AS n FROM experiments GROUP BY epoch, outcome",
-    "sites": "SELECT site, outcome, count(*) AS n FROM experiments GROUP BY site, outcome",
-    "bits": "SELECT site, operand, bit, outcome, count(*) AS n FROM experiments WHERE bit IS NOT NULL "
-    "GROUP BY 1, 2, 3, 4",
-    "cells": "SELECT model AS 'fault model', stage, site, coalesce(CAST(bit AS TEXT), '') AS bit, outcome, "
-    "count(*) AS experiments FROM experiments GROUP BY model, stage, site, experiments.bit, outcome",
+    "outcomes": f"SELECT {KNOWN} GROUP BY {BY}",
+    "models": f"SELECT model, {KNOWN} GROUP BY model, {BY}",
+    "stages": f"SELECT stage, {KNOWN} GROUP BY stage, {BY}",
+    "operands": f"SELECT operand, {KNOWN} GROUP BY operand, {BY}",
+    "epochs": f"SELECT epoch, {KNOWN} GROUP BY epoch, {BY}",
+    "sites": f"SELECT site, {KNOWN} GROUP BY site, {BY}",
+    "bits": f"SELECT site, operand, bit, {KNOWN} WHERE bit IS NOT NULL GROUP BY site, operand, bit, {BY}",
+    "cells": "SELECT model AS 'fault model', stage, site, coalesce(CAST(bit AS TEXT), '') AS bit, exit AS 'ended by', "
+    "CASE near WHEN 1 THEN 'yes' ELSE 'no' END AS 'near a threshold', outcome, "
+    "coalesce(audit_outcome, '') AS 'at the end, by its audit', count(*) AS experiments FROM experiments "
+    f"GROUP BY model, stage, site, experiments.bit, {BY}",
     "latency": "SELECT first_nonfinite AS steps, count(*) AS n FROM experiments "
-    "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' GROUP BY first_nonfinite ORDER BY first_nonfinite",
+    f"WHERE first_nonfinite IS NOT NULL AND {VERDICT} <> 'Masked' GROUP BY first_nonfinite ORDER BY first_nonfinite",
     "nonfinite": "SELECT coalesce(CAST(first_nonfinite - nonfinite_leaf_after AS TEXT), 'no array was') "
     "AS 'steps ahead', count(*) AS experiments FROM experiments "
-    "WHERE first_nonfinite IS NOT NULL AND outcome <> 'Masked' "
+    f"WHERE first_nonfinite IS NOT NULL AND {VERDICT} <> 'Masked' "
     "GROUP BY first_nonfinite - nonfinite_leaf_after ORDER BY first_nonfinite - nonfinite_leaf_after",
     "conditions": f"SELECT {VERDICT} AS outcome, history_excess, variance_excess FROM experiments",
     "worst": "SELECT number, epoch, step, worker, site, operand, model, elements, "

@@ -3,8 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from ....campaign.rates import Rate, at_most, wilson
+from ....campaign.rates import Rate
 from ....runs.outcome import MASKED, UNDECIDED
+from ..conditions import CONDITIONS
+from ..tally import GuessKind, Tally
 from .facts import Facts, Group
 
 # What a rate may depend on.
@@ -49,51 +51,30 @@ class Audited(NamedTuple):
     """Early verdicts of one kind, and what their runs came to at the end as far as somebody looked.
 
     Attributes:
-      near: whether they are those near a threshold.
+      name: what they say, and whether they are near a threshold.
       early: how many there are.
-      seen: how many of them were followed to the end all the same, a random sample.
+      seen: how many of them were followed to the end all the same.
       changed: how many of these came to another outcome.
-      most: one-sided upper bound of the share that is wrong, of such verdicts here and elsewhere.
     """
 
-    near: bool
+    name: str
     early: int
     seen: int
     changed: int
-    most: float
 
 
-class Audit(NamedTuple):
-    """What an audit says of the early verdicts.
-
-    Attributes:
-      kinds: those near a threshold and the others, as far as there are any.
-      early, seen, changed: of all kinds together.
-      bound: how large a share of all experiments could have another outcome than the one counted.
-    """
-
-    kinds: tuple[Audited, ...]
-    early: int
-    seen: int
-    changed: int
-    bound: float
-
-
-def audit(facts: Facts) -> Audit:
-    """The audit of the early verdicts, at the plan's confidence for both kinds together (Bonferroni)."""
-    kinds: list[Audited] = []
-    rows = facts.rows("audit")
-    present = sorted({row["near"] for row in rows})
-    confidence = 1 - (1 - facts.plan.confidence) / max(1, len(present))
-    for near in present:
-        those = [row for row in rows if row["near"] == near]
-        followed = [row for row in those if row["verdict"] not in (None, UNDECIDED)]
-        early, seen = (sum(row["n"] for row in which) for which in (those, followed))
-        changed = sum(row["n"] for row in followed if row["verdict"] != row["early_outcome"])
-        kinds.append(Audited(bool(near), early, seen, changed, at_most(changed, seen, confidence)))
-    early, seen, changed = (sum(getattr(kind, name) for kind in kinds) for name in ("early", "seen", "changed"))
-    bound = sum(kind.early * kind.most for kind in kinds) / max(1, facts.total)
-    return Audit(tuple(kinds), early, seen, changed, bound)
+def audit(facts: Facts) -> list[Audited]:
+    """What audits say of early verdicts, by their kind; of other exit modes, what `conditions` would have said."""
+    if facts.plan.exit == CONDITIONS:
+        kinds = facts.tally.early.items()
+        return [Audited(str(kind), v.counts.total(), v.ends.total(), v.changed) for kind, v in kinds]
+    found: dict[GuessKind, list[int]] = {}
+    for row in facts.rows("audit"):
+        numbers = found.setdefault(GuessKind(bool(row["near"]), row["early_outcome"] == MASKED), [0, 0, 0])
+        known = row["verdict"] not in (None, UNDECIDED)
+        for i, counted in enumerate((True, known, known and row["verdict"] != row["early_outcome"])):
+            numbers[i] += row["n"] if counted else 0
+    return [Audited(str(kind), *numbers) for kind, numbers in sorted(found.items())]
 
 
 class Contrast(NamedTuple):
@@ -122,12 +103,11 @@ def contrast(facts: Facts, factor: str) -> Contrast | None:
         return None
     lowest = min(groups, key=lambda group: (group.rate.share, -group.rate.total))
     highest = max(groups, key=lambda group: (group.rate.share, group.rate.total))
-    found, total = sum(group.rate.found for group in groups), sum(group.rate.total for group in groups)
     confidence = 1 - (1 - facts.plan.confidence) / (2 * len(groups))
     low, not_low, high, not_high = (
-        wilson(x, n, confidence)
+        tally.not_masked(confidence)
         for group in (lowest, highest)
-        for x, n in ((group.rate.found, group.rate.total), (found - group.rate.found, total - group.rate.total))
+        for tally in (group.tally, sum((other.tally for other in groups if other is not group), Tally()))
     )
     low_equals, high_equals = (
         sum(other.rate.share == group.rate.share for other in groups) - 1 for group in (lowest, highest)
@@ -160,19 +140,21 @@ def _rate(facts: Facts) -> str:
     confidence = f"{facts.plan.confidence:.0%}"
     if not facts.decided:
         return "Every experiment was cut at the horizon, undecided, so no rate is known."
+    whole = facts.whole()
     if not facts.bad:
-        most = facts.not_masked(facts.counts).high
-        sentence = (
-            f"Every fault was masked; the rate of those that are not is at most {most:.1%} ({confidence} interval)"
-        )
+        begun = "No fault is known that was not masked" if whole.guesses else "Every fault was masked"
+        sentence = f"{begun}; the rate of those that are not is at most {whole.high:.1%} ({confidence} interval)"
     else:
         bad = {name: n for name, n in facts.counts.items() if name not in (MASKED, UNDECIDED)}
         commonest = max(bad, key=lambda name: (bad[name], name))
         weighted = ", with the plan's weights of its fault models" if len(facts.plan.models) > 1 else ""
         sentence = (
-            f"{_percent(facts.whole())} of the faults were not masked ({confidence} interval{weighted}); the commonest "
+            f"{_percent(whole)} of the faults were not masked ({confidence} interval{weighted}); the commonest "
             f"bad outcome is {commonest}, with {bad[commonest]:,} of {facts.bad:,}"
         )
+        sentence += " that are known" if whole.guesses else ""
+    if whole.guesses:
+        sentence += f"; the interval allows for {_plural(whole.guesses, 'early verdict')} that nobody followed"
     if undecided := facts.counts[UNDECIDED]:
         sentence += f"; {undecided:,} undecided at the horizon {'is' if undecided == 1 else 'are'} left out"
     return f"{sentence}."
@@ -229,19 +211,23 @@ def _number(n: int) -> str:
 
 def _cost(facts: Facts) -> str:
     spent, found = cost(facts), audit(facts)
+    early, seen, changed = (sum(getattr(kind, name) for kind in found) for name in ("early", "seen", "changed"))
     sentence = (
         f"An experiment took {spent.total / facts.total:.1f} training steps on average, with audits, the golden "
         f"run and the way to the fault, where the published procedure takes {spent.published / facts.total:.1f}"
     )
-    if facts.plan.exit != "conditions":
+    if facts.plan.exit != CONDITIONS:
         followed = "every run was followed to a non-finite value or to the end"
         return f"{sentence}; {followed if facts.plan.exit == 'full' else 'no verdict came early without a proof'}."
-    if not found.early:
+    if not early:
         return f"{sentence}; no verdict came early."
-    early = f"{sentence}; {_plural(found.early, 'verdict')} came early"
-    if not found.seen:
-        return f"{early} and no audit has run one to the end, so nothing here says how many are wrong."
-    return (
-        f"{early}, audits ran {found.seen:,} of these to the end, and {_number(found.changed)} changed, so at most "
-        f"{found.bound:.1%} of all verdicts are wrong for this reason ({facts.plan.confidence:.0%}, one-sided)."
+    sentence = f"{sentence}; {_plural(early, 'verdict')} came early"
+    if not seen:
+        return f"{sentence} and no audit has run one to the end, so nothing here says how many are wrong."
+    unaudited = sum(kind.early for kind in found if not kind.seen)
+    blind = (
+        f"; {unaudited:,} {'is' if unaudited == 1 else 'are'} of a kind that no audit has looked at"
+        if unaudited
+        else ""
     )
+    return f"{sentence}, audits ran {seen:,} of these to the end, and {_number(changed)} changed{blind}."

@@ -1,0 +1,224 @@
+"""Experiments counted by what is known of them, and the rates that follow.
+
+An experiment that a proof ended, or that was followed to its end, is known.  One that ended with an early
+verdict is a guess, unless an audit followed it.  Of guesses `campaign.two_phase` gives honest intervals.
+"""
+
+import collections
+import dataclasses
+import functools
+import operator
+import sqlite3
+from collections.abc import Collection, Iterable, Sequence
+from typing import NamedTuple
+
+from ...campaign.rates import Rate, equivalent_sample, stratified, wilson
+from ...campaign.two_phase import Estimate, Guesses, two_phase
+from ...runs.outcome import MASKED, OUTCOMES, UNDECIDED
+from .conditions import CONDITIONS
+from .plan import Plan
+
+Counts = collections.Counter[str]  # experiments by outcome
+
+
+class GuessKind(NamedTuple):
+    """A kind of early verdicts, all audited with one probability.
+
+    Attributes:
+      near: whether they are near a threshold; False where audits do not tell these apart.
+      masked: whether they say *Masked*.
+    """
+
+    near: bool
+    masked: bool
+
+    def __str__(self) -> str:
+        where = ", near a threshold" if self.near else ""
+        return f"{MASKED}{where}" if self.masked else f"not {MASKED}{where}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdicts:
+    """Early verdicts of one kind.
+
+    Attributes:
+      guessed: by outcome, those that nobody followed to the end.
+      open: by outcome, those whose audit has no end that is known.
+      ends: the others, by what they came to at the end.
+      changed: how many of these came to another outcome than the early verdict's.
+    """
+
+    guessed: Counts = dataclasses.field(default_factory=collections.Counter)
+    open: Counts = dataclasses.field(default_factory=collections.Counter)
+    ends: Counts = dataclasses.field(default_factory=collections.Counter)
+    changed: int = 0
+
+    def __add__(self, other: "Verdicts") -> "Verdicts":
+        ours, theirs = vars(self).values(), vars(other).values()
+        return Verdicts(*map(operator.add, ours, theirs))
+
+    @property
+    def counts(self) -> Counts:
+        """All of them by the outcome that is best known."""
+        return self.guessed + self.open + self.ends
+
+    def early(self, wanted: Collection[str], scale: float | None = None) -> Guesses:
+        """What they say of some outcomes; `scale` is how many they count as."""
+        counts = self.counts
+        total = counts.total()
+        times = 1.0 if scale is None else scale / total
+        return Guesses(
+            times * total, times * _of(counts, wanted), self.ends.total(), _of(self.ends, wanted), self.open.total()
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Experiments by what is known of them.
+
+    Attributes:
+      known: by outcome, those whose end is known or that were cut at the horizon.
+      early: early verdicts by their kind.
+    """
+
+    known: Counts = dataclasses.field(default_factory=collections.Counter)
+    early: dict[GuessKind, Verdicts] = dataclasses.field(default_factory=dict)
+
+    def __add__(self, other: "Tally") -> "Tally":
+        kinds = {**self.early, **other.early}
+        none = Verdicts()
+        early = {kind: self.early.get(kind, none) + other.early.get(kind, none) for kind in kinds}
+        return Tally(self.known + other.known, early)
+
+    @property
+    def counts(self) -> Counts:
+        """All experiments by the outcome that is best known: the end, or else the early verdict."""
+        return sum((verdicts.counts for verdicts in self.early.values()), self.known)
+
+    @property
+    def total(self) -> int:
+        """How many experiments there are."""
+        return self.counts.total()
+
+    @property
+    def decided(self) -> int:
+        """How many have a verdict other than undecided."""
+        return self.total - self.counts[UNDECIDED]
+
+    def settled(self, leave: Collection[GuessKind] = ()) -> "Tally":
+        """The same, where kinds whose experiments were all followed to a known end are no guesses any more.
+
+        Args:
+          leave: kinds that are left as they are; by default none.
+        """
+        left = {k: v for k, v in self.early.items() if k in leave or v.guessed or v.open}
+        known = sum((v.ends for k, v in self.early.items() if k not in left), self.known)
+        return Tally(known, left)
+
+    def rate(self, wanted: Collection[str], confidence: float, decided: bool = False) -> Rate:
+        """The share of experiments with one of these outcomes.
+
+        Args:
+          decided: whether it is the share of the decided experiments, and not of all.
+        """
+        settled = self.settled()
+        known = settled.known.copy()
+        if decided:
+            del known[UNDECIDED]
+        found, total = _of(self.counts, wanted), self.decided if decided else self.total
+        if not settled.early:
+            return wilson(found, total, confidence)._replace(audits=self._audits)
+        ours = _of(known, wanted)
+        early = [verdicts.early(wanted) for verdicts in settled.early.values()]
+        return self._rated(found, total, two_phase(ours, known.total() - ours, early, confidence))
+
+    def shares(self) -> dict[str, float]:
+        """The estimated share of every outcome, without an interval."""
+        total = max(1, self.total)
+        return {
+            name: (self.known[name] + sum((early := v.early([name])).total * early.share for v in self.early.values()))
+            / total
+            for name in OUTCOMES
+        }
+
+    def not_masked(self, confidence: float) -> Rate:
+        """The share of the decided experiments that was not masked."""
+        return self.rate([name for name in self.counts if name not in (MASKED, UNDECIDED)], confidence, decided=True)
+
+    @property
+    def _audits(self) -> int:
+        return sum(verdicts.ends.total() for verdicts in self.early.values())
+
+    def _rated(self, found: int, total: int, estimate: Estimate) -> Rate:
+        """A rate that says what it rests on."""
+        early = self.early.values()
+        without_end = [verdicts.guessed.total() + verdicts.open.total() for verdicts in early]
+        return Rate(
+            found,
+            total,
+            estimate.share,
+            estimate.low,
+            estimate.high,
+            guesses=sum(without_end),
+            audits=self._audits,
+            unaudited=sum(n for n, verdicts in zip(without_end, early, strict=True) if not verdicts.ends),
+        )
+
+
+def tally_of(rows: Iterable[sqlite3.Row], plan: Plan) -> Tally:
+    """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, ended, n."""
+    known: Counts = collections.Counter()
+    early: dict[GuessKind, Verdicts] = {}
+    for row in rows:
+        outcome, ended, n = row["outcome"], row["ended"], row["n"]
+        if row["exit"] != CONDITIONS or outcome == UNDECIDED:
+            known[outcome] += n
+            continue
+        kind = GuessKind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED)
+        if ended is None:
+            one = Verdicts(guessed=collections.Counter({outcome: n}))
+        elif ended == UNDECIDED:
+            one = Verdicts(open=collections.Counter({outcome: n}))
+        else:
+            one = Verdicts(ends=collections.Counter({ended: n}), changed=n if ended != outcome else 0)
+        early[kind] = early.get(kind, Verdicts()) + one
+    return Tally(known, dict(sorted(early.items())))
+
+
+def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float) -> Rate:
+    """The share not masked of the decided, where parts of the population have weights that the sample need not have.
+
+    Of experiments whose ends are known it is `rates.stratified`.  Audits are few, so those of one kind count for
+    all parts together; the number of experiments is the one that would give the variance of `stratified` in a plain
+    sample.
+
+    Args:
+      parts: with their weights; parts without decided experiments are left out.
+    """
+    parts = [(tally, weight) for tally, weight in parts if tally.decided]
+    whole = functools.reduce(operator.add, (tally for tally, _ in parts), Tally())
+    pooled = whole.settled()
+    wanted = [name for name in whole.counts if name not in (MASKED, UNDECIDED)]
+    if not pooled.early:
+        known_ends = [(_of(tally.counts, wanted), tally.decided, weight) for tally, weight in parts]
+        return stratified(known_ends, confidence)._replace(audits=whole._audits)
+    scale = sum(weight for _, weight in parts)
+    shares = {kind: verdicts.early(wanted).share for kind, verdicts in pooled.early.items()}
+    known, early, cells = 0.0, dict.fromkeys(pooled.early, 0.0), []
+    for tally, weight in parts:
+        part = tally.settled(leave=pooled.early)
+        numbers = {kind: verdicts.counts.total() for kind, verdicts in part.early.items()}
+        ours = _of(part.known, wanted)
+        known += weight / scale * ours / tally.decided
+        for kind, n in numbers.items():
+            early[kind] += weight / scale * n / tally.decided
+        cells.append((ours + sum(n * shares[kind] for kind, n in numbers.items()), tally.decided, weight))
+    _, size = equivalent_sample(cells)
+    found = [verdicts.early(wanted, size * early[kind]) for kind, verdicts in pooled.early.items()]
+    others = max(0.0, 1 - known - sum(early.values()))  # which rounding might make negative
+    estimate = two_phase(size * known, size * others, found, confidence)
+    return whole._rated(_of(whole.counts, wanted), whole.decided, estimate)
+
+
+def _of(counts: Counts, wanted: Collection[str]) -> int:
+    return sum(counts[name] for name in set(wanted))
