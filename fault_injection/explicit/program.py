@@ -80,6 +80,7 @@ def explicit_program(
             gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
             undo=_undoing(recipe, replicate),
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
+            trains_without_statistics=True,
         )
         return Program(
             state=recipe.state(),

@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...faults.schedule import ONCE
 from ...models.fault import Fault, Struck, inactive_fault
+from ...models.site import Site
 from ...runs.exits import EXACT, ExactlyMasked, FirstNonFinite
 from ...runs.follow import Followed, follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
@@ -20,10 +22,9 @@ from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, Observer, addresses, numbered
 from ...runs.witness import Witness
 from ...seam.checkpoint_faults import elements_of
-from ...seam.leaves import Role, State
-from ...seam.program import Program
+from ...seam.leaves import State
 from ...seam.report import StepReport
-from ...seam.stages import BESIDE, CHECKPOINT, STATE
+from ...seam.stages import BESIDE, CHECKPOINT, UPDATE
 from .conditions import CONDITIONS, Conditions, Rule, Seen
 from .early_verdict import Early, EarlyVerdict, Envelope
 from .plan import Plan
@@ -59,8 +60,8 @@ class Course(NamedTuple):
 class Laboratory:
     """What the experiments of one plan share in one process: golden run, walks, and what was read of them.
 
-    Its memory does not grow with the number of experiments: it keeps the golden record, the
-    states before and after one step, and the envelopes of two epochs.
+    Its memory does not grow with the number of experiments: it keeps the golden record, and the
+    states before and after one step.
 
     Args:
       plan: whose experiments are made.
@@ -72,9 +73,7 @@ class Laboratory:
     def __init__(self, plan: Plan, golden: Golden, conditions: Conditions, walks: pathlib.Path) -> None:
         self.plan, self.golden, self.conditions, self.walks = plan, golden, conditions, walks
         self.record = functools.cache(golden.fetch_record)
-        self.envelope = functools.lru_cache(maxsize=2)(
-            lambda epoch: Envelope(golden, plan.golden_epochs, epoch, conditions)
-        )
+        self.envelope = Envelope(golden.program.state, conditions)
         self.state_before = functools.lru_cache(maxsize=2)(
             lambda epoch, step: Walk(golden, walks, epoch).state_before(step)
         )
@@ -182,9 +181,9 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     last, end = plan.last_step(at), plan.end
     since = lab.since(at)
 
-    def reached(rule: Rule) -> tuple[Run, int | None] | None:
+    def reached(rule: Rule, seen: Seen) -> tuple[Run, int | None] | None:
         reach = end if plan.golden_epochs == plan.workload.epochs else last
-        return projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
+        return projection.project(recorder.run, reach, seen.apart) if rule == Rule.VARIANCE else (recorder.run, None)
 
     def ends(rule: Rule, seen: Seen) -> bool:
         e, near = choice.experiment, lab.conditions.near(rule, seen)
@@ -194,11 +193,20 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     recorder = Recorder(Run(at.epoch, (), 0), rows_of(lab.record(at.epoch), at.step))
     witness, nonfinite = Witness(choice.site, choice.fault, at), FirstNonFinite(since, plan.nonfinite)
     masked = lab.masked(choice, ends=plan.exit != "full")
-    of_statistics = choice.site.stage == STATE and _of_norms(program, choice.site.name)
     golden_after = functools.partial(lab.golden_after, at)
-    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
-    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, reached, ends, of_statistics)
-    observers = [recorder, witness, nonfinite, masked, projection, verdict]
+    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite)
+    verdict = EarlyVerdict(
+        lab.envelope,
+        lab.conditions,
+        since,
+        lab.record,
+        reached,
+        ends,
+        in_operation=_before_update(choice.site),
+        unread=program.extras.trains_without_statistics,
+    )
+    early = [projection, verdict] if plan.schedule == ONCE else []  # what strikes again is no premise of any rule
+    observers = [recorder, witness, nonfinite, masked, *early]
 
     followed = lab.follow(choice, at, last, observers)
     seconds = followed.seconds
@@ -221,14 +229,9 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     )
 
 
-def _of_norms(program: Program, target: str) -> bool:
-    """Whether a part of the state, or a leaf, holds only running statistics of norms: training does not read these.
-
-    Scales of formats are statistics too, and every step reads them; but they stand beside no variance.
-    """
-    norms = {leaf.name.rpartition("/")[0] for leaf in program.state.leaves if leaf.role == Role.VARIANCE}
-    struck = [leaf.name for leaf in program.state.leaves if f"{leaf.name}/".startswith(f"{target}/")]
-    return bool(struck) and all(name.rpartition("/")[0] in norms for name in struck)
+def _before_update(site: Site) -> bool:
+    """Whether the optimizer has yet to make an update of what a fault at this site changes."""
+    return site.stage not in (*BESIDE, UPDATE) and site.details.get("role") != "update"
 
 
 def _early_verdict(lab: Laboratory, early: Early, seen: Seen, judged: Callable[..., Outcome]) -> Outcome:
