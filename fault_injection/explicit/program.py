@@ -62,8 +62,7 @@ def explicit_program(
         return np.array([recipe.seed, epoch, step], np.int32)
 
     def watching(profile: Profile | None) -> Program:
-        if profile is not None:
-            profile = replicate(profile)
+        profile = None if profile is None else replicate(profile)
 
         def faulty_step(state: ExplicitState, batch: Batch, epoch: int, step: int, fault: Fault) -> Any:
             return faulty(state, batch, address(epoch, step), numbers, profile, fault)
