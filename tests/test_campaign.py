@@ -27,8 +27,8 @@ from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
-from fault_injection.questions.outcomes import jobs
-from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule, Seen
+from fault_injection.questions.outcomes import conditions, jobs
+from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule
 from fault_injection.questions.outcomes.driver import campaign
 from fault_injection.questions.outcomes.experiment import Laboratory, run_experiment
 from fault_injection.questions.outcomes.plan_file import parse_plan
@@ -203,6 +203,7 @@ def test_at_the_horizon_a_run_is_undecided(laboratory, results):
 
 
 BIG, NEVER = 1e9, None
+Seen = functools.partial(conditions.Seen, updates=2)
 
 
 @pytest.mark.parametrize(
@@ -213,13 +214,17 @@ BIG, NEVER = 1e9, None
         (0, Seen(1.0, 1.06), NEVER),
         (1, Seen(1.0, 1.0), NEVER),  # it would have had its verdict a step before
         (2, Seen(2.0, 2.0, 0.05), Rule.WITHIN),
+        (9, Seen(2.0, 2.0, 0.05), Rule.WITHIN),  # what counts are updates
+        (2, Seen(2.0, 2.0, 0.05, updates=None), NEVER),  # the difference has not been read
+        (2, Seen(BIG, 1.0, 0.0, updates=1), NEVER),
         (2, Seen(2.0, 2.0, 0.06), NEVER),
         (2, Seen(BIG, 1.0, 0.001), Rule.LOSS_GAP),
         (2, Seen(BIG, 1.0, 0.0011), NEVER),
         (2, Seen(BIG, BIG, 0.0), NEVER),
         (2, Seen(2.0, BIG, 0.05), Rule.VARIANCE),
         (2, Seen(2.0, BIG, 0.06), NEVER),
-        (3, Seen(1.0, 1.0), NEVER),
+        *((steps, Seen(1.0, 1.0, unknown=True), NEVER) for steps in (0, 2)),
+        (3, Seen(1.0, 1.0, updates=3), NEVER),
         *((steps, Seen(*seen), NEVER) for steps in (0, 2) for seen in ((np.inf, 1.0), (np.nan, 1.0), (1.0, np.inf))),
         (0, Seen(1.0, np.nan), NEVER),
         *((steps, Seen(1.0, 1.0, finite=False), NEVER) for steps in (0, 2)),
@@ -231,11 +236,18 @@ BIG, NEVER = 1e9, None
     ],
 )
 def test_the_rules_of_an_early_verdict_at_both_edges(steps, seen, rule):
-    assert Conditions().rule(steps, seen) == rule
+    if seen.updates is not None and steps < seen.updates:
+        seen = dataclasses.replace(seen, updates=steps)
+    assert Conditions().rule(steps, seen, unread=True) == rule
+    # A fault in the state need not make anything large; and steps may read what is not known to be unread.
+    assert Conditions().rule(steps, seen, in_operation=False, unread=True) is NEVER
+    assert Conditions().rule(steps, seen) == (NEVER if rule == Rule.VARIANCE else rule)
 
 
-def test_statistics_that_were_struck_are_projected_however_small():
-    rule = functools.partial(Conditions().rule, of_statistics=True)
+def test_statistics_that_alone_differ_are_projected_however_small():
+    def rule(steps, seen):
+        return Conditions().rule(steps, dataclasses.replace(seen, apart=True), in_operation=False)
+
     assert [rule(steps, Seen(1.0, variance)) for steps in (0, 1, 2) for variance in (0.1, BIG, np.nan)] == [
         *[NEVER] * 6,
         *[Rule.VARIANCE] * 3,
@@ -253,10 +265,10 @@ def test_what_is_near_a_threshold():
 
 
 @pytest.mark.parametrize(
-    ("factor", "of_statistics"),
+    ("factor", "apart"),
     [(4.0, False), (1e35, False), (-1.0, True), (np.inf, True)],
 )
-def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, factor, of_statistics):
+def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, factor, apart):
     """The running variances of one layer are multiplied after a step, and the run is followed: it trains as before."""
     golden, program, at = laboratory.golden, laboratory.golden.program, Address(1, 3)
     state = golden.fetch_state_after(at)
@@ -268,14 +280,14 @@ def test_a_projected_run_has_the_evaluations_of_the_run_itself(laboratory, facto
     def since(address):
         return numbered(address, program.steps_per_epoch) - numbered(at, program.steps_per_epoch)
 
-    projection = Projection(golden, at, since, golden.fetch_record, golden.fetch_state_after, "loss", of_statistics)
+    projection = Projection(golden, at, since, golden.fetch_record, golden.fetch_state_after, "loss")
     recorder = Recorder(Run(1, (), 0), rows_of(golden.fetch_record(1), at.step + 1))
     last = Address(PLAN.workload.epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(at.epoch, at.step + 1), last, program.steps_per_epoch)
     nonfinite = FirstNonFinite(since, "loss")
     follow(program, state, steps, observers=[recorder, projection, nonfinite])
     first = Run(1, (cut(recorder.run.epochs[0], at.step + 3),), 0)
-    projected, not_finite = projection.project(first, last)
+    projected, not_finite = projection.project(first, last, apart)
     assert not_finite == nonfinite.first
     assert projected.ended == recorder.run.ended
     for name in ("train_loss", "train_metric", "valid_metric"):

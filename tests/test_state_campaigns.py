@@ -1,7 +1,6 @@
 """Campaigns whose faults strike the state, or strike again: drawn by size, judged as replays are, and reported."""
 
 import sqlite3
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +12,10 @@ from fault_injection.faults.injection import ALL
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.conditions import Conditions, Seen
 from fault_injection.questions.outcomes.early_verdict import Envelope
-from fault_injection.questions.outcomes.experiment import _of_norms
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
 from fault_injection.runs.golden_run import Golden
+from fault_injection.runs.records import rows_of
 from fault_injection.runs.replay_run import replay
 from fault_injection.seam.leaves import Role
 from fault_injection.seam.stages import STATE
@@ -55,10 +54,10 @@ def test_running_statistics_of_norms_are_no_scales_of_formats():
     )
     programs = [plan.workload.program(frozenset()) for plan in (float32, float8)]
     leaf = next(leaf.name for leaf in programs[0].state.leaves if leaf.role == Role.VARIANCE)
-    assert [_of_norms(program, name) for program in programs for name in ("stats", leaf, "params")] == [
-        *(True, True, False),
-        *(False, True, False),
-    ]
+    norms = [{program.state.names[place] for place in program.state.norms} for program in programs]
+    assert leaf in norms[0] and norms[0] == norms[1]
+    statistics = {leaf.name for leaf in programs[1].state.leaves if leaf.name.startswith("stats/")}
+    assert norms[0] == {name for name in statistics if not name.startswith("stats/maxima/")} < statistics
 
 
 def test_leaves_are_drawn_by_their_size_and_elements_uniformly():
@@ -107,12 +106,11 @@ def test_experiments_come_to_the_verdicts_of_their_replays(capsys, tmp_path, rep
     check_html((out / "report.html").read_text())
 
     # An early verdict looks at every array: a parameter that is not a number does not show in the optimizer's history.
-    envelope = Envelope(golden, found.workload.epochs, 0, Conditions())
-    magnitude, watched = golden.fetch_record(0)["magnitude"][0], golden.program.state.watched
-    for leaf in range(len(watched)):
-        value = magnitude.copy()
+    envelope, row = Envelope(golden.program.state, Conditions()), rows_of(golden.fetch_record(0), 1)[0]
+    for leaf in range(len(golden.program.state.watched)):
+        value = row.magnitude.copy()
         for finite in (True, False):
-            seen = envelope.after(Seen(), SimpleNamespace(magnitude=value, loss=0.0), 0.0, faulty=True)
+            seen = envelope.after(Seen(), row._replace(magnitude=value), row, None)
             assert seen.finite == finite
             value[leaf] = np.nan
 

@@ -328,6 +328,7 @@ def _site(name: str, role: str, product: FoundProduct) -> StepSite:
         role=role,
         primitive=kind,
         parameter=None if product.weight is None else Operand(product.weight),
+        leaf="" if product.weight is None else product.operands[product.weight].label,
         iterations=around.turns,
         axes=around.axes,
         checked=operation(equation) is not None,

@@ -63,7 +63,7 @@ def recovered(leaves: Sequence[Leaf], state: Sequence[Any], step: Callable[..., 
     Raises:
       InputError: a moment is something else.
 
-    >>> leaves = [Leaf("params/w", Role.PARAMETER), Leaf("opt/mu/w", Role.HISTORY, "mu")]
+    >>> leaves = [Leaf("params/w", Role.PARAMETER), Leaf("opt/mu/w", Role.HISTORY, "mu", "params/w")]
     >>> state = [jnp.ones(2), jnp.zeros(2)]
     >>> found = recovered(leaves, state, lambda w, mu: [w, 0.75 * mu + 0.25 * w])
     >>> found
@@ -89,7 +89,7 @@ def recovered(leaves: Sequence[Leaf], state: Sequence[Any], step: Callable[..., 
         if not 0 <= decay < 1 or np.median(np.abs(one - zero - decay)) > UNEVEN:
             raise InputError(f"{name!r} is no moment from which a gradient follows: it keeps {decay:.3g} of itself")
         weight = 1 - decay if moment in MEANS else 1.0
-        found.append(Recovered(_parameter(leaves, name, moment), place, decay, weight))
+        found.append(Recovered(leaves[place].parameter or name, place, decay, weight))
     return found
 
 
@@ -103,10 +103,3 @@ def reductions_of_gradients(
         for kind in ("gradients", "parameter_gradients"):
             found |= together(reduced(wanted, kind, rule.name, gradient))
     return found
-
-
-def _parameter(leaves: Sequence[Leaf], name: str, moment: str) -> str:
-    """The parameter that a moment belongs to, by the end of its name; the moment's own name where none fits."""
-    end = name.rpartition(f"/{moment}/")[2]
-    fitting = [leaf.name for leaf in leaves if leaf.role == Role.PARAMETER and f"/{leaf.name}".endswith(f"/{end}")]
-    return fitting[0] if len(fitting) == 1 else name

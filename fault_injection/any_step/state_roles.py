@@ -1,19 +1,21 @@
-"""What each leaf of a user's state is to the training: found by Optax's names, and by what the sites read."""
+"""What each leaf of a user's state is to the training: found by what the sites read, and by shapes."""
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax.tree_utils as otu
 
 from ..machine.errors import InputError, did_you_mean
-from ..seam.leaves import OTHERS, SUMS, Leaf, Role
+from ..seam.leaves import SUMS, Leaf, Role
 
-# Fields of Optax's states that are gradient history.  (A leaf `m` or `v` of a user's may be anything.)
-MOMENTS = ("mu", "nu", *SUMS, *OTHERS)
+# Fields of Optax's states whose meaning is known.  (A leaf `m` or `v` of a user's may be any moment.)
+MOMENTS = ("mu", "nu", *SUMS)
 GIVEN = (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY, Role.OTHER)  # that a user can say
+Shapes = Mapping[str, tuple[int, ...]]  # of arrays by their names
 
 
 def state_leaves(
@@ -21,10 +23,12 @@ def state_leaves(
 ) -> tuple[Leaf, ...]:
     """Names and roles of a state's leaves.
 
+    What is kept for parameters is history, whatever it is called: see `kept_for`.
+
     Args:
       names: of the leaves, by their paths.
       arrays: the leaves.
-      state: the user's own tree, in which Optax's states are recognised.
+      state: the user's own tree, in which Optax's moments are recognised.
       parameters: names of leaves that a site reads as its parameter.
       given: the user's word, which goes before: patterns of names, with `parameters`, `statistics`,
         `running_variance`, `history:MOMENT` or `other`.
@@ -34,19 +38,20 @@ def state_leaves(
 
     >>> import optax
     >>> params = {"w": jnp.ones(2), "b": jnp.ones(())}
-    >>> state = {"params": params, "opt": optax.adam(1e-3).init(params)}
+    >>> state = {"params": params, "ema": params, "opt": optax.adam(1e-3).init(params)}
     >>> paths, arrays = zip(*jax.tree_util.tree_flatten_with_path(state)[0])
     >>> names = [jax.tree_util.keystr(path, simple=True, separator="/") for path in paths]
-    >>> [(leaf.name, leaf.role.value) for leaf in state_leaves(names, arrays, state, {"params/w"}, {})][:3]
-    [('opt/0/count', 'other'), ('opt/0/mu/b', 'history'), ('opt/0/mu/w', 'history')]
+    >>> leaves = state_leaves(names, arrays, state, {"params/w"}, {})
+    >>> [(leaf.name, leaf.role.value, leaf.moment) for leaf in leaves][1:5]
+    [('ema/w', 'history', 'ema/*'), ('opt/0/count', 'other', ''), ('opt/0/mu/b', 'history', 'mu'), \
+('opt/0/mu/w', 'history', 'mu')]
     """
-    said = _said(names, given)
     moments = {id(leaf): moment for moment in MOMENTS for leaf in _history(state, moment)}
     tops = {name.partition("/")[0] for name in parameters if "/" in name}
     flat = any("/" not in name for name in parameters)
 
     def found(name: str, array: Any) -> Leaf:
-        parts = [part for part in name.split("/") if part not in ("value", "raw_value")]
+        parts = _parts(name)
         below = next((i for i, part in enumerate(parts) if part.startswith("opt")), len(parts))
         moment = moments.get(id(array)) or next((part for part in parts[below:] if part in MOMENTS), "")
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
@@ -55,11 +60,82 @@ def state_leaves(
             return Leaf(name, Role.HISTORY, moment)
         if "batch_stats" in parts or (parts[-1] in ("mean", "var") and name not in parameters):
             return Leaf(name, Role.VARIANCE if parts[-1] == "var" else Role.STATISTIC)
-        if name in parameters or (below == len(parts) and parts[0] in tops) or (flat and jnp.ndim(array)):
+        in_parameters = parts[0] in tops or (flat and "/" not in name and np.ndim(array) > 0)
+        if name in parameters or (below == len(parts) and in_parameters):
             return Leaf(name, Role.PARAMETER)
         return Leaf(name)
 
-    return tuple(said.get(name) or found(name, array) for name, array in zip(names, arrays, strict=True))
+    leaves = {name: found(name, array) for name, array in zip(names, arrays, strict=True)} | _said(names, given)
+    inexact = {
+        name: np.shape(array)
+        for name, array in zip(names, arrays, strict=True)
+        if jnp.issubdtype(jnp.result_type(array), jnp.inexact)
+    }
+    known = [name for name, leaf in leaves.items() if leaf.role == Role.PARAMETER]
+    kept = kept_for({name: inexact[name] for name in known if name in inexact}, inexact)
+    for name, leaf in leaves.items():
+        parameter, subtree = kept.get(name, ("", ""))
+        if leaf.role == Role.HISTORY:
+            leaves[name] = leaf._replace(parameter=parameter)
+        elif leaf.role == Role.OTHER and name in inexact and not _fits(name, given):
+            if parameter:
+                leaves[name] = Leaf(name, Role.HISTORY, f"{subtree}/*", parameter)
+            elif flat and inexact[name]:
+                leaves[name] = Leaf(name, Role.PARAMETER)
+    return tuple(leaves[name] for name in names)
+
+
+def kept_for(parameters: Shapes, leaves: Shapes) -> dict[str, tuple[str, str]]:
+    """Of arrays that are kept for parameters: which parameter, and the part of the state that it is kept in.
+
+    Moments, accumulators and averages are trees like that of the parameters.  So an array is kept for a parameter if
+    its path ends as the parameter's, but for what all of these begin with; it may have another shape, such as a row's,
+    but is no single number.  Or it belongs to a part of the state whose arrays have the shapes of all parameters in
+    their order, or of those in one folder.
+
+    >>> params = {"params/a": (3,), "params/b": (3, 2)}
+    >>> kept_for(params, {**params, "opt/m/0": (3,), "opt/m/1": (3, 2), "ema/b": (3, 2), "scale": ()})
+    {'opt/m/0': ('params/a', 'opt/m'), 'opt/m/1': ('params/b', 'opt/m'), 'ema/b': ('params/b', 'ema')}
+    """
+    own = {name: _parts(name) for name in parameters}
+    in_place = zip(*(parts[:-1] for parts in own.values()), strict=False)
+    begin = (*(len(set(parts)) == 1 for parts in in_place), False).index(False)  # of what is not the same in all
+    ends = {parts[begin:]: name for name, parts in own.items()}
+    found = {}
+    for name in leaves.keys() - own.keys():
+        parts = _parts(name)
+        parameter = next((ends[parts[i:]] for i in range(len(parts)) if parts[i:] in ends), None)
+        if parameter is not None and (leaves[name] or not parameters[parameter]):
+            alike = [a == b for a, b in zip(reversed(parts), reversed(own[parameter]), strict=False)]
+            shared = (*alike, False).index(False)
+            found[name] = parameter, "/".join(parts[: len(parts) - shared])
+
+    in_order = {tuple(parameters.values()): list(parameters)}
+    for names in _folders(own).values():
+        if len(names) > 1:
+            in_order.setdefault(tuple(parameters[name] for name in names), names)
+    folders = _folders({name: (*_parts(name), "") for name in leaves})
+    for kept, folder in {tuple(names): folder for folder, names in folders.items()}.items():  # the lowest of the same
+        theirs = in_order.get(tuple(leaves[name] for name in kept))
+        if theirs is not None and not own.keys() & set(kept) and any(leaves[name] for name in kept):
+            for name, parameter in zip(kept, theirs, strict=True):
+                found.setdefault(name, (parameter, folder))
+    return {name: found[name] for name in leaves if name in found}
+
+
+def _folders(paths: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+    """The names in each folder of a tree and in those below it, the uppermost folder first."""
+    found: dict[str, list[str]] = {}
+    for depth in range(1, max(map(len, paths.values()), default=0)):
+        for name, parts in paths.items():
+            if len(parts) > depth:
+                found.setdefault("/".join(parts[:depth]), []).append(name)
+    return found
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """A name's parts, without those by which a variable of Flax NNX holds its array."""
+    return tuple(part for part in name.split("/") if part not in ("value", "raw_value")) or (name,)
 
 
 def _history(state: Any, moment: str) -> list[Any]:
@@ -77,8 +153,13 @@ def _said(names: Sequence[str], given: Mapping[str, str]) -> dict[str, Leaf]:
         role, _, moment = text.partition(":")
         if role not in GIVEN:
             raise InputError(f"roles: {text!r} for {pattern!r}{did_you_mean(role, [each.value for each in GIVEN])}")
-        fitting = fnmatch.filter(names, pattern)
+        fitting = [name for name in names if _fits(name, [pattern])]
         if not fitting:
             raise InputError(f"roles: no leaf of the state fits {pattern!r}{did_you_mean(pattern, names)}")
         found |= {name: Leaf(name, Role(role), moment) for name in fitting}
     return found
+
+
+def _fits(name: str, patterns: Collection[str]) -> bool:
+    """Whether a name is one of these, or fits one of them; a name may have characters of patterns in it."""
+    return name in patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

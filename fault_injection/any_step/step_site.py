@@ -22,6 +22,7 @@ class StepSite(Site):
         (a product of gradients, as some optimizers have).
       primitive: its name.
       parameter: the operand that is the parameter; None where neither is.
+      leaf: the path of that parameter, as the state has it; empty where neither operand is one.
       iterations: turns of the loops around it, the outermost first.
       axes: mesh axes over which each device runs it with operands of its own.
       checked: whether it has a checksum (`step_checks`).
@@ -34,6 +35,7 @@ class StepSite(Site):
     role: str = "forward"
     primitive: str = "dot_general"
     parameter: Operand | None = None
+    leaf: str = ""
     iterations: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
     checked: bool = False

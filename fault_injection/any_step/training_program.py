@@ -53,7 +53,7 @@ class TracedTraining:
     def state(self) -> StateSpec:
         """What the state consists of."""
         traced, sites = self.program.traced, self.program.all_sites.values()
-        read = {site.layer.partition("#")[0] for site in sites if site.parameter is not None}
+        read = {site.leaf for site in sites}
         leaves = state_leaves(traced.names, self.given, self.initial, read & set(traced.names), self.training.roles)
         abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(leaves)]]
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.

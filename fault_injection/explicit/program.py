@@ -62,8 +62,7 @@ def explicit_program(
         return np.array([recipe.seed, epoch, step], np.int32)
 
     def watching(profile: Profile | None) -> Program:
-        if profile is not None:
-            profile = replicate(profile)
+        profile = None if profile is None else replicate(profile)
 
         def faulty_step(state: ExplicitState, batch: Batch, epoch: int, step: int, fault: Fault) -> Any:
             return faulty(state, batch, address(epoch, step), numbers, profile, fault)
@@ -80,6 +79,7 @@ def explicit_program(
             gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
             undo=_undoing(recipe, replicate),
             lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
+            trains_without_statistics=True,
         )
         return Program(
             state=recipe.state(),

@@ -30,22 +30,20 @@ def named_leaves(state: ExplicitState) -> tuple[Leaf, ...]:
     """Names and roles of the state's leaves."""
     names = leaf_names(state)
     named = jax.tree.unflatten(jax.tree.structure(state), names)
-    moments = {
-        name: moment
+    of_history = {
+        name: Leaf(name, Role.HISTORY, moment, parameter)
         for moment, tree in history(named.opt_state, named.params).items()
-        for name in jax.tree.leaves(tree)
+        for name, parameter in zip(jax.tree.leaves(tree), jax.tree.leaves(named.params), strict=True)
     }
 
     def role(name: str) -> Role:
-        if name in moments:
-            return Role.HISTORY
         if name.startswith("tables/"):
             return Role.KEPT
         if name.startswith("stats/"):
             return Role.VARIANCE if name.endswith("/var") else Role.STATISTIC
         return Role.PARAMETER if name.startswith("params/") else Role.OTHER
 
-    return tuple(Leaf(name, role(name), moments.get(name, "")) for name in names)
+    return tuple(of_history.get(name) or Leaf(name, role(name)) for name in names)
 
 
 def with_maxima(stats: Stats, now: dict[str, jax.Array]) -> Stats:

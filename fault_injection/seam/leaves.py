@@ -19,9 +19,8 @@ class Role(enum.StrEnum):
     OTHER = "other"
 
 
-# Moments of optimizers as Keras and Optax call them: means of gradients, sums of them, means of their squares; others.
+# Moments of known meaning, as Keras and Optax call them: means of gradients, sums of them, means of their squares.
 MEANS, SUMS, SQUARES = ("m", "mu"), ("trace",), ("v", "nu")
-OTHERS = ("nu_max", "sum_of_squares", "e_g", "e_x", "v_row", "v_col")
 
 
 class Leaf(NamedTuple):
@@ -31,11 +30,13 @@ class Leaf(NamedTuple):
       name: unique, such as `params/conv1/kernel`.
       role: what it is to the run.
       moment: of a leaf of the optimizer's history, which moment it belongs to, such as `m`.
+      parameter: of the same, the name of the parameter that it is kept for; empty where that is not known.
     """
 
     name: str
     role: Role = Role.OTHER
     moment: str = ""
+    parameter: str = ""
 
     @property
     def kind(self) -> str:

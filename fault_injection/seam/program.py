@@ -49,6 +49,7 @@ class Extras:
       own_step: how far `step` is from the step that a user wrote, as JSON values with a `sentence`; it takes some
         steps.  Empty where they are the same.
       lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
+      trains_without_statistics: whether it is known that no step reads a running statistic of a norm.
     """
 
     reports: frozenset[str] = frozenset()
@@ -56,6 +57,7 @@ class Extras:
     undo: Callable[[State, StepReport], State] | None = None
     own_step: Callable[[], Mapping[str, Any]] = dict
     lower: Callable[[State, Batch], Any] | None = None
+    trains_without_statistics: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -74,6 +74,18 @@ class StateSpec:
         return [i for i, leaf in enumerate(self.leaves) if leaf.role == role]
 
     @property
+    def norms(self) -> list[int]:
+        """Places of the running statistics of norms: of variances, and of statistics that stand beside one.
+
+        Others are read by every step, such as the scales of formats.
+        """
+        beside = {leaf.name.rpartition("/")[0] for leaf in self.leaves if leaf.role == Role.VARIANCE}
+        of_norms = (Role.STATISTIC, Role.VARIANCE)
+        return [
+            i for i, leaf in enumerate(self.leaves) if leaf.role in of_norms and leaf.name.rpartition("/")[0] in beside
+        ]
+
+    @property
     def moments(self) -> list[str]:
         """The moments of the optimizer's history, in the order of the state."""
         return list(dict.fromkeys(leaf.moment for leaf in self.leaves if leaf.role == Role.HISTORY))

@@ -5,53 +5,84 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...runs.golden_run import Golden
-from ...runs.records import Epoch, Run
+from ...runs.records import PER_STEP, Epoch, Run, StepRow
 from ...runs.steps import Address, Observer
-from ...seam.leaves import Role, State
+from ...seam.leaves import MEANS, SUMS, Role, State
 from ...seam.report import StepReport
+from ...seam.state_spec import StateSpec
 from .conditions import CONDITIONS, Conditions, Rule, Seen
 
 
 class Envelope:
-    """The golden run's largest values around one epoch.
+    """How far a run is from the golden one after the same step: every array of the state is compared.
 
     Args:
-      golden: the run.
-      epochs: how many of it are looked at, at most.
-      epoch: that of the fault.
+      state: what it consists of.
     """
 
-    def __init__(self, golden: Golden, epochs: int, epoch: int, conditions: Conditions):
-        program = golden.program
-        self._moments = [program.state.positions(Role.HISTORY, moment) for moment in program.state.moments] or [
-            program.state.positions(Role.GRADIENT)
+    def __init__(self, state: StateSpec, conditions: Conditions):
+        self._conditions, first = conditions, len(state.gradients)
+        norms = {first + place for place in state.norms}
+        statistics = [state.positions(role) for role in (Role.STATISTIC, Role.VARIANCE)]
+        self._moments = [
+            *(state.positions(Role.HISTORY, moment) for moment in state.moments),
+            _gradients(state),
+            *([at for at in arrays if at not in norms] for arrays in statistics),  # every step reads these
         ]
-        self._variance = program.state.positions(Role.VARIANCE)
-        self._parameters = program.state.positions(Role.PARAMETER)
-        first = max(golden.first, epoch - conditions.neighbours)
-        last = min(epochs, epoch + conditions.neighbours + 1)
-        largest = np.max([golden.fetch_record(e)["magnitude"].max(axis=0) for e in range(first, last)], axis=0)
-        for arrays in (*self._moments, self._variance, self._parameters):
-            if arrays:
-                largest[arrays] = np.maximum(largest[arrays], conditions.floor * largest[arrays].max())
-        self._largest = largest
+        self._statistics = [[at for at in arrays if at in norms] for arrays in statistics]
+        self._parameters = state.positions(Role.PARAMETER)
+        places = {leaf.name: place for place, leaf in enumerate(state.leaves)}
+        self._owners = [  # pairs of a moment, as it is watched, and its parameter
+            (first + place, places[leaf.parameter]) for place, leaf in enumerate(state.leaves) if leaf.parameter
+        ]
+        self._of_parameters = state.places(Role.PARAMETER)
+        self._unknown, self._norms = state.places(Role.OTHER), state.norms
 
-    def after(self, seen: Seen, report: StepReport, golden_loss: float, faulty: bool) -> Seen:
-        """What has been seen after one more step; the faulty step's own loss is not judged."""
+    def after(self, seen: Seen, report: StepReport, golden: StepRow, before: StepRow | None) -> Seen:
+        """What has been seen after one more step.
+
+        Args:
+          golden: the golden run's same step.
+          before: its step before; None in the faulty step, whose own loss is not judged.
+        """
         value = np.asarray(report.magnitude, np.float64)  # a quotient of two float32 may exceed the largest
+        largest = np.array(golden.magnitude, np.float64)
+        for arrays in (*self._moments, *self._statistics, self._parameters):
+            if arrays:
+                largest[arrays] = np.maximum(largest[arrays], self._conditions.floor * largest[arrays].max())
         outside = np.where(value > 0, np.inf, 0)  # where the golden run has nothing but zeros
-        ratio = np.divide(value, self._largest, out=outside, where=self._largest > 0)
-        history = _worst([_worst(ratio[arrays]) for arrays in self._moments])
-        variance = _worst(ratio[self._variance])
-        gap = 0.0 if faulty else abs(float(report.loss) - golden_loss)
+        ratio = np.divide(value, largest, out=outside, where=largest > 0)
+        gap = 0.0 if before is None else abs(float(report.loss) - float(golden.loss))
+        differs = np.asarray(report.digest) != golden.digest
+        updated = before is not None and bool((golden.digest != before.digest)[self._of_parameters].any())
+        apart = seen.apart or (before is None and bool(differs[self._norms].any()))
         return Seen(
-            history=_worst((seen.history, history)),
-            variance=_worst((seen.variance, variance)),
+            history=_worst((seen.history, *(_worst(ratio[arrays]) for arrays in self._moments))),
+            variance=_worst((seen.variance, *(_worst(ratio[arrays]) for arrays in self._statistics))),
             loss_gap=_worst((seen.loss_gap, gap)),
             parameters=_worst((seen.parameters, _worst(ratio[self._parameters]))),
             finite=seen.finite and bool(np.isfinite(value).all()),
+            updates=self._updates(seen, differs, ratio, updated),
+            unknown=bool(differs[self._unknown].any()),
+            apart=apart and not np.delete(differs, self._norms).any(),
         )
+
+    def _updates(self, seen: Seen, differs: np.ndarray, ratio: np.ndarray, updated: bool) -> int | None:
+        """See `Seen.updates`: a moment that is larger than the golden run's is on its way to its parameter."""
+        if seen.updates is not None:
+            return seen.updates + updated
+        waits = any(ratio[moment] > self._conditions.at_once and not differs[own] for moment, own in self._owners)
+        return None if waits or not differs[self._of_parameters].any() else 0
+
+
+def _gradients(state: StateSpec) -> list[int]:
+    """Positions of the gradients, or updates, that no moment of a known meaning shows."""
+    shown = {leaf.parameter for leaf in state.leaves if leaf.kind in (*MEANS, *SUMS)}
+    parameters = [state.leaves[place].name for place in state.places(Role.PARAMETER)]
+    gradients = state.positions(Role.GRADIENT)
+    if len(parameters) != len(gradients):
+        return gradients
+    return [at for at, name in zip(gradients, parameters, strict=True) if name not in shown]
 
 
 class Early(NamedTuple):
@@ -82,7 +113,7 @@ class EarlyVerdict(Observer):
       record: the golden record of an epoch.
       reached: what a run comes to by a rule, and when it is not finite; None where the rule gives no verdict.
       ends: whether the run ends there, or goes on to its end all the same.
-      of_statistics: whether the fault struck running statistics.
+      in_operation, unread: see `Conditions.rule`.
     """
 
     def __init__(
@@ -91,24 +122,27 @@ class EarlyVerdict(Observer):
         conditions: Conditions,
         since: Callable[[Address], int],
         record: Callable[[int], Epoch],
-        reached: Callable[[Rule], tuple[Run, int | None] | None],
+        reached: Callable[[Rule, Seen], tuple[Run, int | None] | None],
         ends: Callable[[Rule, Seen], bool],
-        of_statistics: bool = False,
+        in_operation: bool = True,
+        unread: bool = False,
     ):
-        self._of_statistics = of_statistics
         self._envelope, self._conditions, self._since, self._record = envelope, conditions, since, record
         self._reached, self._ends = reached, ends
+        self._in_operation, self._unread = in_operation, unread
+        self._before: StepRow | None = None
         self.seen = Seen()
         self.given: Early | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        steps = self._since(at)
-        if self.given is not None or steps > self._conditions.steps:
+        if self.given is not None or (self.seen.updates or 0) > self._conditions.steps:
             return None
-        golden_loss = float(self._record(at.epoch)["loss"][at.step])
-        self.seen = self._envelope.after(self.seen, report, golden_loss, faulty=steps == 0)
-        rule = self._conditions.rule(steps, self.seen, self._of_statistics)
-        if rule is None or (reached := self._reached(rule)) is None:
+        steps, epoch = self._since(at), self._record(at.epoch)
+        golden = StepRow(*(epoch[name][at.step] for name in PER_STEP))
+        self.seen = self._envelope.after(self.seen, report, golden, self._before)
+        self._before = golden
+        rule = self._conditions.rule(steps, self.seen, self._in_operation, self._unread)
+        if rule is None or (reached := self._reached(rule, self.seen)) is None:
             return None
         self.given = Early(rule, steps, *reached)
         return CONDITIONS if self._ends(rule, self.seen) else None

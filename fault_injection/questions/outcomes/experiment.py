@@ -11,7 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...faults.schedule import ONCE
 from ...models.fault import Fault, Struck, inactive_fault
+from ...models.site import Site
 from ...runs.course import Course
 from ...runs.follow import follow
 from ...runs.golden_run import Golden, Repeats, noise_floor
@@ -19,9 +21,8 @@ from ...runs.outcome import MASKED, Outcome
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, addresses, numbered
 from ...seam.checkpoint_faults import elements_of
-from ...seam.leaves import Role, State
-from ...seam.program import Program
-from ...seam.stages import BESIDE, CHECKPOINT, STATE
+from ...seam.leaves import State
+from ...seam.stages import BESIDE, CHECKPOINT, UPDATE
 from .conditions import CONDITIONS, Conditions, Rule, Seen
 from .early_verdict import Early, EarlyVerdict, Envelope
 from .plan import Plan
@@ -52,8 +53,8 @@ class Trail(NamedTuple):
 class Laboratory:
     """What the experiments of one plan share in one process: golden run, walks, and what was read of them.
 
-    Its memory does not grow with the number of experiments: it keeps the golden record, the
-    states before and after one step, and the envelopes of two epochs.
+    Its memory does not grow with the number of experiments: it keeps the golden record, and the
+    states before and after one step.
 
     Args:
       plan: whose experiments are made.
@@ -65,9 +66,7 @@ class Laboratory:
     def __init__(self, plan: Plan, golden: Golden, conditions: Conditions, walks: pathlib.Path) -> None:
         self.plan, self.golden, self.conditions, self.walks = plan, golden, conditions, walks
         self.record = functools.cache(golden.fetch_record)
-        self.envelope = functools.lru_cache(maxsize=2)(
-            lambda epoch: Envelope(golden, plan.golden_epochs, epoch, conditions)
-        )
+        self.envelope = Envelope(golden.program.state, conditions)
         self.state_before = functools.lru_cache(maxsize=2)(
             lambda epoch, step: Walk(golden, walks, epoch).state_before(step)
         )
@@ -147,19 +146,27 @@ def _follow(lab: Laboratory, choice: Choice) -> Trail:
     course = lab.course(choice, at, masked_ends=plan.exit != "full")
     since, recorder = course.since, course.recorder
 
-    def reached(rule: Rule) -> tuple[Run, int | None] | None:
+    def reached(rule: Rule, seen: Seen) -> tuple[Run, int | None] | None:
         reach = end if plan.golden_epochs == plan.workload.epochs else last
-        return projection.project(recorder.run, reach) if rule == Rule.VARIANCE else (recorder.run, None)
+        return projection.project(recorder.run, reach, seen.apart) if rule == Rule.VARIANCE else (recorder.run, None)
 
     def ends(rule: Rule, seen: Seen) -> bool:
         e, near = choice.experiment, lab.conditions.near(rule, seen)
         return plan.exit == "conditions" and not e.audited and not (near and e.audited_near)
 
-    of_statistics = choice.site.stage == STATE and _of_norms(golden.program, choice.site.name)
     golden_after = functools.partial(lab.golden_after, at)
-    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite, of_statistics)
-    verdict = EarlyVerdict(lab.envelope(at.epoch), lab.conditions, since, lab.record, reached, ends, of_statistics)
-    looking = [projection, verdict]
+    projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite)
+    verdict = EarlyVerdict(
+        lab.envelope,
+        lab.conditions,
+        since,
+        lab.record,
+        reached,
+        ends,
+        in_operation=_before_update(choice.site),
+        unread=golden.program.extras.trains_without_statistics,
+    )
+    looking = [projection, verdict] if plan.schedule == ONCE else []  # what strikes again is no premise of any rule
 
     followed = course.take(lab.state_before(at.epoch, at.step), at, last, after=looking)
     seconds = followed.seconds
@@ -171,14 +178,9 @@ def _follow(lab: Laboratory, choice: Choice) -> Trail:
     return Trail(course, ended, verdict.given, verdict.seen, seconds)
 
 
-def _of_norms(program: Program, target: str) -> bool:
-    """Whether a part of the state, or a leaf, holds only running statistics of norms: training does not read these.
-
-    Scales of formats are statistics too, and every step reads them; but they stand beside no variance.
-    """
-    norms = {leaf.name.rpartition("/")[0] for leaf in program.state.leaves if leaf.role == Role.VARIANCE}
-    struck = [leaf.name for leaf in program.state.leaves if f"{leaf.name}/".startswith(f"{target}/")]
-    return bool(struck) and all(name.rpartition("/")[0] in norms for name in struck)
+def _before_update(site: Site) -> bool:
+    """Whether the optimizer has yet to make an update of what a fault at this site changes."""
+    return site.stage not in (*BESIDE, UPDATE) and site.details.get("role") != "update"
 
 
 def _early_verdict(lab: Laboratory, early: Early, seen: Seen, judged: Callable[..., Outcome]) -> Outcome:

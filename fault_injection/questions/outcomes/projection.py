@@ -37,7 +37,6 @@ class Projection(Observer):
       record: the golden record of an epoch.
       golden_after: the golden state after an address.
       nonfinite: the rule by which the run ends.
-      of_statistics: whether the fault struck running statistics, so that nothing else differs at all.
     """
 
     def __init__(
@@ -48,27 +47,24 @@ class Projection(Observer):
         record: Callable[[int], Epoch],
         golden_after: Callable[[Address], State],
         nonfinite: str,
-        of_statistics: bool = False,
     ):
-        self._of_statistics = of_statistics
         self._golden, self._fault, self._since, self._record = golden, fault, since, record
         self._golden_after, self._nonfinite = golden_after, nonfinite
-        leaves = golden.program.state.leaves
-        self._variances = [i for i, leaf in enumerate(leaves) if leaf.role == Role.VARIANCE]
-        self._statistics = [i for i, leaf in enumerate(leaves) if leaf.role == Role.STATISTIC] + self._variances
+        self._variances, self._statistics = golden.program.state.places(Role.VARIANCE), golden.program.state.norms
         self._seen: dict[Address, Excess] = {}
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         if self._variances and 1 <= self._since(at) <= 2:
             self._seen[at] = self._fetch(state)
 
-    def project(self, faulty: Run, last: Address) -> tuple[Run, int | None] | None:
+    def project(self, faulty: Run, last: Address, apart: bool = False) -> tuple[Run, int | None] | None:
         """The run from the start of the fault's epoch to `last`, or to a non-finite test loss.
 
         It has no reports but the golden run's for the steps that `faulty` does not have.
 
         Args:
           faulty: what was recorded of the run.
+          apart: whether nothing but these statistics differs at all.
 
         Returns:
           The run, and the number of steps from the fault to what was not finite, or None.  None
@@ -82,7 +78,7 @@ class Projection(Observer):
             {i: statistics[i].astype(np.float64) - golden[at][i] for i in self._statistics}
             for at, statistics in self._seen.items()
         )
-        factor = self._factor(first, second, golden[next(iter(golden))])
+        factor = self._factor(first, second, golden[next(iter(golden))], apart)
         if factor is None:
             return None
         program = self._golden.program
@@ -114,19 +110,19 @@ class Projection(Observer):
         leaves = jax.tree.leaves(state)
         return {i: np.asarray(jax.device_get(leaves[i])) for i in self._statistics}
 
-    def _factor(self, first: Excess, second: Excess, golden: Excess) -> float | None:
+    def _factor(self, first: Excess, second: Excess, golden: Excess, apart: bool) -> float | None:
         """By what the excess shrinks in a step, where that is one number for all that is large.
 
         An excess of running statistics alone may be small, and is measured where it is noticeable.  What is
         not noticeable anywhere is taken not to shrink.
         """
-        read, least = (self._statistics, NOTICEABLE) if self._of_statistics else (self._variances, 1.0)
+        read, least = (self._statistics, NOTICEABLE) if apart else (self._variances, 1.0)
         large = {i: np.abs(first[i]) > least * np.abs(golden[i]).max() for i in read}
-        if self._of_statistics:  # what is infinite stays so
+        if apart:  # what is infinite stays so
             large = {i: chosen & np.isfinite(first[i]) for i, chosen in large.items()}
         with np.errstate(invalid="ignore"):
             factors = np.concatenate([second[i][large[i]] / first[i][large[i]] for i in read])
-        if self._of_statistics and not factors.size:
+        if apart and not factors.size:
             return 1.0
         if not factors.size or not np.isfinite(factors).all() or np.ptp(factors) > ALIKE:
             return None

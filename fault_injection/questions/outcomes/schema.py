@@ -105,9 +105,12 @@ def parsed(text: str) -> Any:
 
 
 def describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
-    """Whether what was kept as JSON are the fields of a `kind`."""
+    """Whether what was kept as JSON are the fields of a `kind`; of conditions an earlier version kept more."""
     try:
-        fields: dict[str, Any] = {name: tuple(item) if isinstance(item, list) else item for name, item in kept.items()}
+        known = typing.get_type_hints(kind) if kind is Conditions else kept.keys()
+        fields: dict[str, Any] = {
+            name: tuple(item) if isinstance(item, list) else item for name, item in kept.items() if name in known
+        }
         value = kind(**fields)
     except (TypeError, AttributeError):
         return False

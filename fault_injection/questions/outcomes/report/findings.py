@@ -229,7 +229,7 @@ def necessary_condition(facts: Facts) -> Section:
     text = [
         f"A bad outcome that does not show at once is said to need large values in the optimizer's history, or a large "
         f"running variance, within {limits['steps']} steps of the fault. Each point is an experiment at the largest "
-        "values that it reached there, in units of the golden run's largest values around that epoch. Dashed lines "
+        "values that it reached there, in units of the golden run's. Dashed lines "
         f"mark what counts as large: {limits['margin']:g} times. An experiment is not shown if its faulty step met a "
         "non-finite value or ended in the golden run's state."
     ]
