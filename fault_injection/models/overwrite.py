@@ -1,7 +1,6 @@
 """The one function through which a fault enters a tensor, and faults and reports as what a compiled step takes."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -104,15 +103,6 @@ def bits(tensor: jax.Array) -> jax.Array:
     ['0x3f80', '0xc000']
     """
     return lax.bitcast_convert_type(tensor, jnp.dtype(f"uint{tensor.dtype.itemsize * 8}"))
-
-
-def by_bits(maximum: Callable[..., jax.Array], *magnitudes: jax.Array) -> jax.Array:
-    """The largest of absolute values, by a maximum of their bits: XLA's on CPUs loses a NaN among 4,096 numbers.
-
-    >>> by_bits(jnp.max, jnp.ones(4096).at[7].set(jnp.nan))
-    Array(nan, dtype=float32)
-    """
-    return lax.bitcast_convert_type(maximum(*map(bits, magnitudes)), magnitudes[0].dtype)
 
 
 def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.Array, ...], Struck]:
