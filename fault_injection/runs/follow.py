@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ..machine.termination import heed
 from ..models.fault import Fault
+from ..models.isolation import nonfinite_allowed
 from ..seam.beside import faulty_step
 from ..seam.leaves import State
 from ..seam.measure import Evaluation
@@ -34,6 +35,7 @@ class Followed(NamedTuple):
     seconds: float
 
 
+@nonfinite_allowed()
 def follow(
     program: Program,
     state: State,

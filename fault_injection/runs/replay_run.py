@@ -159,7 +159,7 @@ def _faulty_run(
         thresholds=Thresholds(nonfinite=injection.nonfinite),
     )
     assert witness.struck is not None  # the faulty step was taken
-    return outcome, faulty, witness.struck
+    return outcome.of_nothing() if witness.nothing else outcome, faulty, witness.struck
 
 
 class _From(NamedTuple):
@@ -262,6 +262,7 @@ def complete_golden(golden: Golden, epochs: int) -> None:
     """Make the golden run as far as it is missing, and say so first, and why, where that is not plain."""
     missing = epochs - golden.recorded()
     if missing <= 0:
+        golden.make(epochs)
         return
     for folder, differences in from_leader(golden.elsewhere):
         say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")

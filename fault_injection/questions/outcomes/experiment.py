@@ -39,6 +39,7 @@ class Course(NamedTuple):
     Attributes:
       run: what was recorded, from the start of the fault's epoch on.
       struck: what the fault did.
+      nothing: whether it struck nothing, since every step left the operation out.
       ended: what ended it.
       first_nonfinite, exactly_masked_after: steps after the faulty one, or None.
       early: the early verdict that its first steps allow, whether or not it ended there.
@@ -48,6 +49,7 @@ class Course(NamedTuple):
 
     run: Run
     struck: Struck
+    nothing: bool
     ended: str
     first_nonfinite: int | None
     exactly_masked_after: int | None
@@ -171,6 +173,8 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
         exactly_masked_after=course.exactly_masked_after if course.ended == EXACT else None,
     )
     early = None if course.early is None else _early_verdict(lab, course.early, course.seen, judged)
+    if course.nothing:
+        verdict, early = verdict.of_nothing(), early and early.of_nothing()
     seconds = time.perf_counter() - begun
     return _result(lab, choice, course, verdict, early, seconds, setting_up)
 
@@ -212,6 +216,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Course:
     return Course(
         run=recorder.run,
         struck=witness.struck,
+        nothing=witness.nothing,
         ended=followed.ended or (END if last == end else HORIZON),
         first_nonfinite=nonfinite.first,
         exactly_masked_after=masked.after,
