@@ -14,7 +14,7 @@ ROUNDING = 1e-6  # by which a mean may exceed the largest possible value
 
 
 class Comparable(Observer):
-    """Refuses a golden run whose loss or metric is not finite, or whose metric lies outside of its own limits.
+    """Refuses a golden run whose loss or metric is not finite, or whose test metric lies outside of its own limits.
 
     It raises InputError.
 
@@ -30,16 +30,17 @@ class Comparable(Observer):
         self._check(Evaluation(report.loss, report.metric), "", f"at epoch {at.epoch}, step {at.step}")
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
-        self._check(evaluate(), "test ", f"after epoch {epoch}")
+        told = evaluate()
+        self._check(told, "test ", f"after epoch {epoch}")
+        if self._measure.limits is not None:
+            low, high = self._measure.limits
+            if not low - ROUNDING <= told.metric <= high + ROUNDING:
+                raise InputError(
+                    f"the {self._run}'s own test {self._measure.name} is {told.metric:g} after epoch {epoch}; "
+                    f"the metric's limits are {low:g} and {high:g}"
+                )
 
     def _check(self, told: Evaluation, part: str, when: str) -> None:
         for name, value in zip(("loss", self._measure.name), map(float, told), strict=True):
             if not np.isfinite(value):
                 raise InputError(f"the {self._run}'s own {part}{name} is {value:g} {when}")
-        if self._measure.limits is not None:
-            low, high = self._measure.limits
-            if not low - ROUNDING <= (value := float(told.metric)) <= high + ROUNDING:
-                raise InputError(
-                    f"the {self._run}'s own {part}{self._measure.name} is {value:g} {when}; "
-                    f"the metric's limits are {low:g} and {high:g}"
-                )
