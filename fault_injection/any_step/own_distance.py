@@ -17,7 +17,8 @@ from .traced_step import Traced
 COMPARED = 3  # steps
 TWINS = 2  # the first differs in every number of the start, the others in every second, chosen at random
 BEYOND = 10.0  # times what the twins differ by, rounding does not explain
-LEAST = 0.01  # share of what the steps have changed of a leaf, below which no difference is an alarm
+FEW = 0.01  # share of a leaf's elements that rounding may turn over, as the sign of a gradient of zero in Adam
+LEAST = 0.1  # share of what the steps have changed of a leaf, from which so few are an alarm too
 DECIDES = 0.5  # share of what the steps have changed in all, from which rounding decides the training
 
 Leaves = list[np.ndarray]
@@ -29,15 +30,17 @@ class Apart(NamedTuple):
 
     Attributes:
       norm: of the difference.
+      of_most: the same without the few elements that differ most.
       relative: the largest difference, in units of the largest value of the second.
     """
 
     norm: np.ndarray
+    of_most: np.ndarray
     relative: np.ndarray
 
     @classmethod
     def of(cls, ones: Leaves, others: Leaves) -> "Apart":
-        return cls(*np.array([_apart(*pair) for pair in zip(ones, others, strict=True)]).reshape(-1, 2).T)
+        return cls(*np.array([_apart(*pair) for pair in zip(ones, others, strict=True)]).reshape(-1, 3).T)
 
 
 def own_step(traced: Traced, step: Callable[[Any, Any], Any]) -> Take:
@@ -80,8 +83,11 @@ def distance(
     for number, each in enumerate(apart):
         floor = [4 * (number + 1) * _unit(leaf) * float(np.linalg.norm(_numbers(leaf))) for leaf in ours[number]]
         moved = Apart.of(ours[number], begin).norm
-        noise = np.max([np.array(floor), *(twin[number].norm for twin in of_twins)], axis=0)
-        beyond = ~(each.norm <= np.maximum(BEYOND * noise, LEAST * moved)) & (each.norm > 0)
+        noise, noise_of_most = (
+            BEYOND * np.max([np.array(floor), *(getattr(twin[number], norm) for twin in of_twins)], axis=0)
+            for norm in ("norm", "of_most")
+        )
+        beyond = (each.of_most > noise_of_most) | (each.norm > np.maximum(noise, LEAST * moved))
         decided = not np.linalg.norm(each.norm) <= DECIDES * np.linalg.norm(moved)
         if beyond.any() or decided:
             at = int(np.argmax(beyond if beyond.any() else each.norm > 0))
@@ -149,18 +155,22 @@ def _unit(leaf: np.ndarray) -> float:
     return float(jnp.finfo(leaf.dtype).eps) if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0.0
 
 
-def _apart(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
-    """The norm of the difference of two leaves, and the largest difference in units of the largest value of `other`."""
+def _apart(one: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
+    """`Apart` of two leaves."""
     if one.tobytes() == other.tobytes():
-        return 0.0, 0.0
+        return 0.0, 0.0, 0.0
     if not jnp.issubdtype(one.dtype, jnp.inexact):
-        return float(np.sqrt(np.count_nonzero(one != other))), 1.0
+        count = float(np.sqrt(np.count_nonzero(one != other)))
+        return count, count, 1.0
     a, b = _numbers(one), _numbers(other)
     with np.errstate(invalid="ignore"):
         difference = np.where((a == b) | (np.isnan(a) & np.isnan(b)), 0, np.abs(a - b))
     difference = np.where(np.isnan(difference), np.inf, difference)
     largest = np.max(np.abs(b), where=np.isfinite(b), initial=np.finfo(np.float32).tiny)
-    return float(np.linalg.norm(difference)), float(np.max(difference, initial=0) / largest)
+    few = int(FEW * difference.size)
+    most = np.partition(difference, difference.size - few - 1)[: difference.size - few] if few else difference
+    of_all, of_most = (float(np.linalg.norm(each)) for each in (difference, most))
+    return of_all, of_most, float(np.max(difference, initial=0) / largest)
 
 
 def _most(values: np.ndarray) -> float:

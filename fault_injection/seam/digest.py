@@ -10,6 +10,7 @@ from jax import lax
 
 from ..models.isolation import isolated
 from ..models.largest import magnitude_words, reduced_rows
+from ..models.overwrite import bits
 
 COPIED = 1 << 16  # elements up to which leaves of one size are copied together to be looked at
 ODD = 0x9E3779B1  # 2³² / golden ratio
@@ -93,13 +94,6 @@ def _words(leaves: jax.Array) -> jax.Array:
     """The bits of leaves [m,n] as uint32: one word per element, two where it has 64 bits, four where 128."""
     if jnp.issubdtype(leaves.dtype, jnp.complexfloating):
         return jnp.concatenate([_words(leaves.real), _words(leaves.imag)], 1)
-    if leaves.dtype == bool or leaves.dtype.name.startswith(
-        ("int2", "int4", "uint2", "uint4")
-    ):  # in bytes of their own
-        return leaves.astype(jnp.uint32)
-    if leaves.dtype.name.startswith("float4"):
-        return lax.bitcast_convert_type(leaves, jnp.uint4).astype(jnp.uint32)
-    width = leaves.dtype.itemsize * 8
-    if width >= 32:
+    if leaves.dtype.itemsize >= 4:
         return lax.bitcast_convert_type(leaves, jnp.uint32).reshape(len(leaves), -1)
-    return lax.bitcast_convert_type(leaves, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
+    return bits(leaves).astype(jnp.uint32)
