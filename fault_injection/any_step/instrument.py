@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.errors import InputError, did_you_mean
-from ..models.bits import ALL_ONES
+from ..models.bits import ALL_ONES, host_words, unstruck
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, is_fixed, site_id
 from ..models.overwrite import Fetched, fault_of, words_of
 from ..models.site import TensorSpec, make_fault
@@ -198,17 +198,18 @@ class Instrumented:
         if not 0 <= worker < place.owners:
             raise InputError(f"worker {worker} of {site}; expected 0 to {place.owners - 1}")
         tensor = place.operands[operand]
+        if why := unstruck(tensor.dtype):
+            raise InputError(f"{place.named(operand)} is {tensor.dtype}, which {why}: a fault cannot strike it")
         shape = tensor.shape[len(turn) :]
         listed: list[Position] = index if isinstance(index, list) else [index]  # type: ignore[list-item]
         before = int(np.ravel_multi_index(turn, place.iterations)) * math.prod(shape) if turn else 0
         at = [before + _position(one, shape, place.named(operand)) for one in listed]
         if (values is None) == (flip is None):
             raise InputError("a fault either sets values or flips bits; give values=… or flip=…")
-        word = np.dtype(f"uint{8 * tensor.dtype.itemsize}")
         keep, masks = 0, np.broadcast_to(np.asarray(0 if flip is None else flip, np.uint32), len(at))
         if flip is None:
             given = np.broadcast_to(np.asarray(values), len(at))
-            masks = np.ascontiguousarray(given.astype(tensor.dtype)).view(word).astype(np.uint32)
+            masks = host_words(given.astype(tensor.dtype)).astype(np.uint32)
         else:
             keep = ALL_ONES
         try:

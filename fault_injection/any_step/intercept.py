@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec, Sharding
 
 from ..models.isolation import fence, on_cpus
+from ..models.largest import largest_across
 from .jax_internals import (
     UNTYPED,
     bind_checkpoint,
@@ -350,7 +351,7 @@ class Interpreter:
                 outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
                 mine = aim._replace(worker=outer * count + number[0])
             found, told = self.run(body.jaxpr, body.consts, values, Scope(scope.supported, mine, untyped=True))
-            checks = None if told.checks is None else lax.pmax(told.checks, axes)
+            checks = None if told.checks is None else largest_across(told.checks, axes)
             if aim is None or told.words is None:
                 return found, Told(None, checks)
             # A strike only adds to the words.  Devices wait for each other to compare theirs, so they only do where one

@@ -16,6 +16,7 @@ from ..seam.trees import leaf_names
 from .jax_internals import Body, bodies, is_literal, line, opened, trace_of
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
+WORDS = "OSUMm"  # kinds of NumPy's types that are no numbers: objects, text, dates
 
 
 class Flattening(NamedTuple):
@@ -91,7 +92,9 @@ def flattened(tree: Any) -> tuple[Any, Flattening]:
     """
 
     def is_array(leaf: Any) -> bool:  # a Python bool is a setting, by which a step branches
-        return isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)) and not isinstance(leaf, bool)
+        words = isinstance(leaf, (np.ndarray, np.generic)) and (leaf.dtype.kind in WORDS or leaf.dtype.names)
+        known = isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex))
+        return known and not words and not isinstance(leaf, bool)
 
     leaves, structure = jax.tree.flatten(tree)
     settings = tuple((place, leaf) for place, leaf in enumerate(leaves) if not is_array(leaf))
@@ -103,7 +106,11 @@ def flattened(tree: Any) -> tuple[Any, Flattening]:
 
 def _differs(leaf: Any, setting: Any) -> bool:
     """Whether a setting has another value.  Functions that are made anew, as by another `init`, cannot be compared."""
-    return type(leaf) is not type(setting) or (type(leaf).__eq__ is not object.__eq__ and leaf != setting)  # type: ignore[comparison-overlap]
+    if type(leaf) is not type(setting):
+        return True
+    if isinstance(leaf, np.ndarray):  # of strings, dates or objects
+        return not np.array_equal(leaf, setting)
+    return type(leaf).__eq__ is not object.__eq__ and bool(leaf != setting)  # type: ignore[comparison-overlap]
 
 
 def _is_key(leaf: Any) -> bool:

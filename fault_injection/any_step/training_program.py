@@ -21,13 +21,14 @@ from ..seam.program import Extras, Program
 from ..seam.report import StepReport
 from ..seam.reporting import report
 from ..seam.state_spec import StateSpec
+from ..seam.trees import leaf_names
 from . import recovered_gradient, step_checks
 from .instrument import Instrumented, instrument
+from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
+from .traced_step import flattened
 from .training import Training
-
-COMPARED = 3  # steps over which the reference is compared with the user's own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,35 +116,15 @@ class TracedTraining:
         return new, report(loss, value, added, new, struck, reductions=found)
 
     def distance(self, reference: Any) -> dict[str, Any]:
-        """How far the reference, and a step with an inactive fault, are from the user's own step after a few steps.
-
-        Both have the same bits, which is seen to before a fault strikes: one distance describes both.
-        """
+        """How far the reference is from the user's own step, see `own_distance.distance`."""
         traced, steps = self.program.traced, min(COMPARED, self.training.steps_per_epoch)
-        ours, own = (jax.tree.leaves(self.place(self.init())) for _ in range(2))
-        own = traced.state.joined(own)
-        plain = all(isinstance(leaf, (jax.Array, np.ndarray)) for leaf in jax.tree.leaves(own))
-        own_step = jax.jit(self.training.step) if plain else self.training.step
-        for number in range(steps):
-            ours, _ = reference(ours, self.batch(0, number))
-            own, _ = own_step(own, self.training.batch(0, number))
-        pairs = list(zip(jax.device_get(ours), jax.device_get(traced.state.arrays(own)), strict=True))
-        differing = [(a, b) for a, b in pairs if np.asarray(a).tobytes() != np.asarray(b).tobytes()]
-        worst = max((_relative(a, b) for a, b in differing), default=0.0)
-        if differing:
-            sentence = (
-                f"golden runs are made with barriers in the step, which change its rounding: after {steps} steps, "
-                f"{len(differing)} of {len(pairs)} leaves differ by at most {worst:.1e} of their largest value"
-            )
-        else:
-            sentence = f"golden runs are made with barriers in the step: over {steps} steps, they change no bit of it"
-        return {
-            "sentence": sentence,
-            "steps": steps,
-            "leaves": len(pairs),
-            "leaves_that_differ": len(differing),
-            "largest_relative_difference": worst,
-        }
+
+        def start(arrays: Sequence[Any] | None) -> list[Any]:
+            return jax.tree.leaves(self.place(self.init() if arrays is None else self.tree(arrays)))
+
+        batches = [self.batch(0, number) for number in range(steps)]
+        own = own_step(traced, self.training.step)
+        return distance(traced.names, start, lambda arrays, batch: reference(arrays, batch)[0], own, batches)
 
 
 def training_program(made: TracedTraining, reductions: frozenset[str] = frozenset()) -> Program:
@@ -243,11 +224,6 @@ def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
     raise InputError(f"{of} are a {type(metrics).__name__}; expected a mapping with 'loss' and {name!r}")
 
 
-def _relative(one: Any, other: Any) -> float:
-    a, b = (np.asarray(each, np.float64) for each in (one, other))
-    return float(np.max(np.abs(a - b)) / max(np.max(np.abs(b)), np.finfo(np.float32).tiny))
-
-
 def traced_training(training: Training) -> TracedTraining:
     """A training with its initial state, traced; raises InputError where the step cannot be used."""
     for name, value in (("steps_per_epoch", training.steps_per_epoch), ("epochs", training.epochs)):
@@ -255,6 +231,9 @@ def traced_training(training: Training) -> TracedTraining:
             raise InputError(f"{name} is {value}; expected 1 at least")
     state = _called("init()", training.init)
     batch = _called("batch(0, 0)", lambda: training.batch(0, 0))
+    last = training.epochs - 1, training.steps_per_epoch - 1
+    _called(f"batch{last}", lambda: training.batch(*last))  # after which the first is still what it was
+    _check_asked_again(batch, _called("batch(0, 0)", lambda: training.batch(0, 0)))
     program = instrument(training.step, state, batch, training.sites, training.primitives, training.turns)
     traced, metric = program.traced, training.metric.name
     shapes = jax.tree.unflatten(traced.metrics, traced.jaxpr.out_avals[len(traced.names) :])
@@ -263,6 +242,20 @@ def traced_training(training: Training) -> TracedTraining:
             found = f"the step's metrics have a loss or {metric} of shape {list(one.shape)}"
             raise InputError(f"{found}; expected numbers")
     return TracedTraining(training, state, program)
+
+
+def _check_asked_again(batch: Any, again: Any) -> None:
+    """See that the first batch is the same when it is asked for again; raises InputError."""
+    arrays, form = flattened(batch)
+    names, ones, others = leaf_names(arrays), jax.tree.leaves(arrays), form.arrays(again)
+    for name, one, other in zip(names, ones, others, strict=True):
+        a, b = np.asarray(one), np.asarray(other)
+        if (a.shape, a.dtype, a.tobytes()) != (b.shape, b.dtype, b.tobytes()):
+            where = f"in {name!r}" if name else "in its one array"
+            raise InputError(
+                f"batch(0, 0) is another one when it is asked for again: it differs {where}; seed what is random by "
+                "epoch and step, such as np.random.default_rng([seed, epoch, step])"
+            )
 
 
 def _called(what: str, call: Callable[[], Any]) -> Any:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from ..models.largest import largest
 from .detector import STOP, WARN, Detector, Memory
 
 
@@ -152,7 +153,7 @@ class _Watching(NamedTuple):
             alarms=state.alarms + alarm.astype(jnp.int32),
             withheld=state.withheld + withhold.astype(jnp.int32),
             level=gravest.astype(jnp.int32),
-            excess=jnp.max(found.excess, initial=0).astype(jnp.float32),
+            excess=largest(jnp.maximum(found.excess, 0)).astype(jnp.float32),
             first=jnp.where((state.first < 0) & alarm, state.steps, state.first),
             inner=state.inner,
         )
@@ -219,7 +220,7 @@ def _squares(leaf: jax.Array) -> jax.Array:
 
 
 def _largest(leaf: jax.Array) -> jax.Array:
-    return jnp.max(jnp.abs(leaf), initial=0).astype(jnp.float32)
+    return largest(jnp.abs(leaf)).astype(jnp.float32)
 
 
 # By kind of signal (`signals.KINDS`): of all leaves together or beside them, and of each leaf.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..models.arrays import Cache, Params, Stats
+from ..models.largest import largest_along
 from ..models.layer import BackwardResult, Context, ForwardResult, Layer, Observations
 from ..models.observe.reductions import is_sum
 
@@ -63,6 +64,6 @@ def of_all_workers(each: Sequence[Observations]) -> Observations:
         struck=jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *(one.struck for one in each)),
         tensors=jax.tree.map(lambda *parts: jnp.concatenate(parts), *(one.tensors for one in each)),
         sites=each[0].sites,
-        maxima=jax.tree.map(lambda *parts: jnp.stack(parts).max(0), *(one.maxima for one in each)),
-        reduced={name: parts.sum(0) if is_sum(name) else parts.max(0) for name, parts in stacked.items()},
+        maxima=jax.tree.map(lambda *parts: largest_along(jnp.stack(parts)), *(one.maxima for one in each)),
+        reduced={name: parts.sum(0) if is_sum(name) else largest_along(parts) for name, parts in stacked.items()},
     )

@@ -14,12 +14,12 @@ from jax import lax
 from ..models.arrays import Params, Stats
 from ..models.fault import Fault, Struck
 from ..models.isolation import isolated
+from ..models.largest import largest_across
 from ..models.layer import Context, Observations
 from ..models.loss import predicted
 from ..models.observe.dr_dna import Profile
 from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from ..models.observe.reductions import reduced, together
-from ..models.overwrite import by_bits
 from ..models.precision import MAXIMA
 from ..seam.digest import digest, magnitude
 from ..seam.leaves import Batch
@@ -145,7 +145,7 @@ class Engine:
             if self.recipe.copies:
                 new = jax.tree.map(lambda each: jnp.broadcast_to(jnp.mean(each, 0), each.shape), new)
             new = new if across is None else lax.pmean(new, across)
-        maxima = maxima if across is None else lax.pmax(maxima, across)
+        maxima = maxima if across is None else jax.tree.map(partial(largest_across, axis=across), maxima)
         return new | layout.of_copies(with_maxima, (0, None))(stats, maxima)
 
     def update(self, grads: Params, opt_state: Any, params: Params) -> tuple[Params, Any]:
@@ -185,7 +185,7 @@ class Engine:
         found = here.found | self._of_gradients(grads, state, rows)
         told = report(here.loss, here.metric, grads, new, striker.told(here.struck), here.tensors, found, known)
         if recipe.own_gradients:
-            told = told._replace(magnitude=by_bits(partial(lax.pmax, axis_name=AXIS), jnp.asarray(told.magnitude)))
+            told = told._replace(magnitude=largest_across(jnp.asarray(told.magnitude), AXIS))
         return new, told
 
     def _of_gradients(self, grads: Params, state: ExplicitState, rows: sparse.Rows) -> dict[str, jax.Array]:

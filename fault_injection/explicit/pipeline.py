@@ -13,6 +13,7 @@ from jax import lax
 from ..models.arrays import Cache, Initial, Params, Shape, Stats
 from ..models.combinators import added, chain, output_shape
 from ..models.isolation import disguised
+from ..models.largest import largest_across
 from ..models.layer import BackwardResult, Context, ForwardResult, Layer, Observations, merge
 from ..models.observe.reductions import is_sum
 from .copies import alone, of_all_workers
@@ -306,6 +307,6 @@ def _across(seen: Observations, axis: str) -> Observations:
     sums = {name: part for name, part in seen.reduced.items() if is_sum(name)}
     largest = {name: part for name, part in seen.reduced.items() if name not in sums}
     struck, tensors, sums = lax.psum((seen.struck, seen.tensors, sums), axis)
-    maxima, largest = lax.pmax((seen.maxima, largest), axis)
+    maxima, largest = jax.tree.map(functools.partial(largest_across, axis=axis), (seen.maxima, largest))
     reduced = {name: (sums | largest)[name] for name in seen.reduced}
     return replace(seen, struck=struck, tensors=tensors, maxima=maxima, reduced=reduced)

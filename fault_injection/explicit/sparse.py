@@ -18,9 +18,9 @@ import numpy as np
 from jax import lax
 
 from ..models.arrays import Params
+from ..models.largest import by_bits
 from ..models.operations.lookup import coalesced
 from ..models.operations.operation import SparseGradient
-from ..models.overwrite import by_bits
 from ..seam.digest import ODD, digest, magnitude
 
 CHUNK = 1 << 22  # elements looked at together on the host

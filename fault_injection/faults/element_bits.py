@@ -14,7 +14,7 @@ from typing import Self
 import numpy as np
 
 from ..machine.reading import Kind, counts
-from ..models.bits import ALL_ONES, NewBits
+from ..models.bits import ALL_ONES, NewBits, width_of
 from ..models.site import TensorSpec
 from .fault_models import Indices
 
@@ -60,6 +60,11 @@ class ElementBits:
         return cls(mask if at else 0, ALL_ONES ^ mask)
 
 
+def digits_of(dtype: np.dtype) -> int:
+    """Hexadecimal digits of an element, at least two."""
+    return max(2, -(-width_of(dtype) // 4))
+
+
 def new_bits(dtype: np.dtype) -> Kind[ElementBits]:
     """How a cell of `inj_bits` is read, for an operand of this type.
 
@@ -72,7 +77,7 @@ def new_bits(dtype: np.dtype) -> Kind[ElementBits]:
     inj_bits '7f80000000'; expected at most 8 hexadecimal digits for float32, xor:, set: or clear: before them, or \
 copy:107/3/3/85
     """
-    digits = dtype.itemsize * 2  # hexadecimal ones of an element
+    digits = digits_of(dtype)
     pattern = re.compile(rf"(?:(xor|set|clear):)?(?:0x)?([0-9a-fA-F]{{1,{digits}}})")
     forms: dict[str | None, Callable[[int], ElementBits]] = {
         None: ElementBits,
@@ -86,11 +91,13 @@ copy:107/3/3/85
             return ElementBits(0, ALL_ONES, POSITION.parse(text.removeprefix("copy:")))
         if (found := pattern.fullmatch(text)) is None:
             raise ValueError
-        return forms[found[1]](int(found[2], 16))
+        if (mask := int(found[2], 16)) >> width_of(dtype):
+            raise ValueError
+        return forms[found[1]](mask)
 
-    expected = (
-        f"at most {digits} hexadecimal digits for {dtype.name}, xor:, set: or clear: before them, or copy:107/3/3/85"
-    )
+    few = f", below {1 << width:x}," if (width := width_of(dtype)) % 4 else ""
+    expected = f"at most {digits} hexadecimal digits{few} for {dtype.name}"
+    expected += ", xor:, set: or clear: before them, or copy:107/3/3/85"
     return Kind(parse, lambda text: expected)
 
 
@@ -108,7 +115,7 @@ def format_new_bits(new: ElementBits, dtype: np.dtype) -> str:
         how, mask = "xor:" if new.keep else "", new.flip
     else:
         how, mask = "set:" if new.flip else "clear:", ALL_ONES ^ new.keep
-    return f"{how}{mask:0{dtype.itemsize * 2}x}"
+    return f"{how}{mask:0{digits_of(dtype)}x}"
 
 
 def format_position(position: Position) -> str:
@@ -130,7 +137,7 @@ def from_masks(bits: NewBits, tensor: TensorSpec) -> tuple[ElementBits, ...]:
     Raises:
       ValueError: masks that no form expresses.
     """
-    width = (1 << 8 * tensor.dtype.itemsize) - 1  # a narrower type takes the low bits
+    width = (1 << width_of(tensor.dtype)) - 1  # a narrower type takes the low bits
     keep, flip = (np.asarray(mask).astype(np.uint64) & np.uint64(width) for mask in (bits.keep, bits.flip))
     keep = np.where(keep == 0, 0, keep | np.uint64(ALL_ONES ^ width))
     other = (np.asarray(bits.source) != bits.index) & (keep != 0)

@@ -6,7 +6,7 @@ from typing import Self
 
 import numpy as np
 
-from ..models.bits import NewBits
+from ..models.bits import NewBits, unstruck
 from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand
 from ..models.site import Site, TensorSpec, make_fault
 from ..seam.measure import NONFINITE_RULES
@@ -202,7 +202,9 @@ def _becomes(new: ElementBits, dtype: np.dtype) -> str:
 
 
 def too_large(site: Site) -> str | None:
-    """What to say of a site with an operand of more elements than positions can count; None where none has.
+    """What to say of a site with an operand of more elements than positions can count, or of wider ones than masks.
+
+    None where there is none.
 
     >>> big = TensorSpec((2**16, 2**16), np.dtype(np.float32))
     >>> print(too_large(Site("fc", "fc", "forward", dict.fromkeys(Operand, big))))
@@ -213,4 +215,6 @@ def too_large(site: Site) -> str | None:
             return (
                 f"the {operand.name.lower()} of {site.name} has {elements} elements; expected at most {LARGEST_OPERAND}"
             )
+        if why := unstruck(tensor.dtype):
+            return f"the {operand.name.lower()} of {site.name} is {tensor.dtype}, which {why}: no fault can strike it"
     return None

@@ -18,11 +18,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Sequence
 
+import ml_dtypes
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text, write_text
 from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
+from ..models.bits import of_host_words
 from ..models.fault import Operand
 from ..models.site import Site
 from ..seam.measure import NONFINITE_RULES
@@ -308,9 +310,9 @@ def _check_positions(setup: SetUp, key: str, positions: Iterable[Position], laye
 
 def _check_whole(rows: Rows, values: Sequence[float], layer: str, operand: Operand, dtype: np.dtype) -> None:
     """Refuse values that an operand of integers, such as tokens, cannot have."""
-    if dtype.kind not in "iu":
+    if format_of(dtype).exponent:
         return
-    least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    least, most = (0, 1) if dtype.kind == "b" else (ml_dtypes.iinfo(dtype).min, ml_dtypes.iinfo(dtype).max)
     wrong = next((value for value in values if not value.is_integer() or not least <= value <= most), None)
     if wrong is not None:
         of = f"the {operand.name.lower()} of {layer}, which is {dtype.name}"
@@ -320,15 +322,12 @@ def _check_whole(rows: Rows, values: Sequence[float], layer: str, operand: Opera
 def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[ElementBits], dtype: np.dtype) -> None:
     """Refuse values that are not those of the bits; a NaN is any NaN."""
     if any(new.keep for new in bits):
-        raise rows.wrong(
-            "inj_values",
-            "leave out inj_values, because what becomes of an element's own or copied bits is only known when it runs",
-        )
+        why = "what becomes of an element's own or copied bits is only known when it runs"
+        raise rows.wrong("inj_values", f"leave out inj_values, because {why}")
     stated = format_of(dtype).bits(values)
     given = np.array([new.flip for new in bits], np.uint32)
-    word = f"uint{8 * dtype.itemsize}"
-    # As float32, because NumPy warns of signalling NaNs of narrower formats.
-    nan = [np.isnan(each.astype(word).view(dtype).astype(np.float32)) for each in (stated, given)]
+    # As float32: NumPy warns of signalling NaNs of narrower formats.
+    nan = [np.isnan(of_host_words(each, dtype).astype(np.float32)) for each in (stated, given)]
     different = (stated != given) & ~(nan[0] & nan[1])
     if different.any():
         at = int(different.argmax())

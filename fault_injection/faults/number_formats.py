@@ -11,6 +11,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from ..models.bits import host_words, of_host_words, width_of
+
 
 @dataclasses.dataclass(frozen=True)
 class Format:
@@ -47,6 +49,8 @@ class Format:
     @property
     def largest(self) -> float:
         """The largest finite number."""
+        if self.width == 1:
+            return 1.0
         return float(ml_dtypes.finfo(self.name).max) if self.exponent else float(ml_dtypes.iinfo(self.name).max)
 
     def bits(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
@@ -57,11 +61,11 @@ class Format:
         """
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             rounded = np.array(values, np.float64).astype(self.dtype)
-        return rounded.view(f"uint{self.width}").astype(np.uint32)
+        return host_words(rounded).astype(np.uint32)
 
     def values(self, bits: Sequence[int] | np.ndarray) -> np.ndarray:
         """The numbers of given bits (integers [K]), in this format's own type."""
-        return np.asarray(bits).astype(f"uint{self.width}").view(self.dtype)
+        return of_host_words(np.asarray(bits), self.dtype)
 
     def finite(self, rng: np.random.Generator, count: tuple[int, ...]) -> np.ndarray:
         """uint32: bits drawn uniformly from those of all finite numbers."""
@@ -121,7 +125,7 @@ def _short(number: float) -> str:
 def format_of(dtype: Any) -> Format:
     """The format of a floating-point type of at most 32 bits, or of integers."""
     found = np.dtype(dtype)
-    width = found.itemsize * 8
+    width = width_of(found)
     if not found.name.startswith(("float", "bfloat")):  # whose kinds NumPy does not tell apart
         return Format(found.name, width, 0, 0, False)
     info = ml_dtypes.finfo(found)

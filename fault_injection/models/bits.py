@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any, Self
 
+import ml_dtypes  # NumPy knows bfloat16 and its like by it
 import numpy as np
 
 ALL_ONES = 0xFFFFFFFF
@@ -42,6 +43,52 @@ class NewBits:
         """The bits of the masks, uint32 [K] or one for all, are inverted."""
         masks = np.broadcast_to(np.asarray(masks, np.uint32), index.shape)
         return cls(index, index, np.full(index.shape, ALL_ONES, np.uint32), masks)
+
+
+def width_of(dtype: Any) -> int:
+    """The bits of an element: 1 of a truth value, and 2 or 4 of the types that have so few.
+
+    >>> [width_of(np.dtype(kind)) for kind in ("bool", "int4", "bfloat16", "float64")]
+    [1, 4, 16, 64]
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return 1
+    if dtype.type.__module__ != "ml_dtypes" or dtype.itemsize > 1:
+        return 8 * dtype.itemsize
+    return int((ml_dtypes.finfo if "float" in dtype.name else ml_dtypes.iinfo)(dtype).bits)
+
+
+def unstruck(dtype: Any) -> str:
+    """Why no fault strikes elements of a type; empty where one can: masks are uint32.
+
+    >>> unstruck(np.float64), unstruck(np.complex64), unstruck(np.int8)
+    ('has 64 bits, more than the 32 of a mask', 'consists of complex numbers', '')
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind == "c":
+        return "consists of complex numbers"
+    if dtype.kind not in "biuf" and dtype.type.__module__ != "ml_dtypes":
+        return "consists of no numbers"
+    return f"has {width_of(dtype)} bits, more than the 32 of a mask" if width_of(dtype) > 32 else ""
+
+
+def host_words(elements: np.ndarray) -> np.ndarray:
+    """The bits of elements on the host, as unsigned integers of at least 8 bits.
+
+    >>> host_words(np.array([-1, 1]).astype("int4")).tolist()
+    [15, 1]
+    """
+    words = np.ascontiguousarray(elements).view(f"u{elements.dtype.itemsize}").reshape(elements.shape)
+    return words & words.dtype.type((1 << width_of(elements.dtype)) - 1)
+
+
+def of_host_words(words: np.ndarray, dtype: Any) -> np.ndarray:
+    """The elements of such bits; the inverse of `host_words`."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "b":
+        return np.asarray(words) != 0
+    return np.asarray(words).astype(f"u{dtype.itemsize}").view(dtype)
 
 
 def rewritten(words: Any, keep: Any, flip: Any) -> Any:

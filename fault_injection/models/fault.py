@@ -15,7 +15,6 @@ from .bits import NewBits
 
 INACTIVE = -1
 LARGEST_OPERAND = 2**31 - 1  # elements: positions are int32
-WIDTHS = (8, 16, 32)  # bits of an element that can be struck: masks are uint32
 
 
 class Operand(enum.IntEnum):

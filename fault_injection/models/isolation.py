@@ -53,6 +53,18 @@ def isolated(inlineable: str) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def nonfinite_allowed() -> Iterator[None]:
+    """JAX's debug flags are off inside: a fault may make a NaN or an infinity, and that is a finding, no error.
+
+    >>> with jax.debug_nans(True), nonfinite_allowed():
+    ...     jax.jit(jax.numpy.log)(-1.0)
+    Array(nan, dtype=float32, weak_type=True)
+    """
+    with jax.debug_nans(False), jax.debug_infs(False):
+        yield
+
+
 @overload
 def fence(tensor: jax.Array, /) -> jax.Array: ...
 @overload

@@ -1,7 +1,6 @@
 """The one function through which a fault enters a tensor, and faults and reports as what a compiled step takes."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .bits import NewBits, rewritten
+from .bits import NewBits, rewritten, width_of
 from .fault import LARGEST_OPERAND, Fault, Struck, inactive_fault, nothing_struck
 
 Integers = jax.Array | np.ndarray
@@ -98,21 +97,25 @@ def _parted(words: jax.Array | np.ndarray) -> tuple[Fault, Struck]:
 
 
 def bits(tensor: jax.Array) -> jax.Array:
-    """The bits of a tensor of integers or floating-point numbers, as unsigned integers of its own width.
+    """The bits of a tensor of integers or floating-point numbers, as unsigned integers of its own width, 8 at least.
 
     >>> [hex(word) for word in bits(jnp.array([1.0, -2.0], jnp.bfloat16)).tolist()]
     ['0x3f80', '0xc000']
     """
-    return lax.bitcast_convert_type(tensor, jnp.dtype(f"uint{tensor.dtype.itemsize * 8}"))
+    if (width := width_of(tensor.dtype)) >= 8:
+        return lax.bitcast_convert_type(tensor, jnp.dtype(f"uint{width}"))
+    return (tensor if width == 1 else lax.bitcast_convert_type(tensor, jnp.dtype(f"uint{width}"))).astype(jnp.uint8)
 
 
-def by_bits(maximum: Callable[..., jax.Array], *magnitudes: jax.Array) -> jax.Array:
-    """The largest of absolute values, by a maximum of their bits: XLA's on CPUs loses a NaN among 4,096 numbers.
+def of_bits(words: jax.Array, dtype: Any) -> jax.Array:
+    """The tensor of such bits; the inverse of `bits`.
 
-    >>> by_bits(jnp.max, jnp.ones(4096).at[7].set(jnp.nan))
-    Array(nan, dtype=float32)
+    >>> of_bits(bits(jnp.array([True, False])), jnp.bool_).tolist(), of_bits(jnp.uint8([15, 1]), jnp.int4).tolist()
+    ([True, False], [-1, 1])
     """
-    return lax.bitcast_convert_type(maximum(*map(bits, magnitudes)), magnitudes[0].dtype)
+    if (width := width_of(dtype)) == 1:
+        return words != 0
+    return lax.bitcast_convert_type(words if width >= 8 else words.astype(f"uint{width}"), dtype)
 
 
 def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.Array, ...], Struck]:
@@ -120,8 +123,8 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
 
     Args:
       tensors: the operands, in the order of `Operand`; any shapes.  Each is read and written in its
-        own dtype: integers or floating-point numbers of 8, 16 or 32 bits (wider ones can only stay
-        as they are).
+        own dtype: truth values, integers or floating-point numbers of at most 32 bits (wider ones can
+        only stay as they are).
 
     Returns:
       The tensors with the fault in them, and what was done to the listed elements (all counts are 0).
@@ -166,10 +169,7 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     else:
         count = jnp.max(jnp.where(fault.index >= 0, jnp.arange(1, none.size + 1), 0))
         after, old, new = lax.fori_loop(0, count, write, start)
-    written = (
-        lax.bitcast_convert_type(words.reshape(tensor.shape), tensor.dtype)
-        for words, tensor in zip(after, tensors, strict=True)
-    )
+    written = (of_bits(words.reshape(tensor.shape), tensor.dtype) for words, tensor in zip(after, tensors, strict=True))
     return tuple(written), dataclasses.replace(nothing_struck(fault), old=old, new=new)
 
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from .isolation import on_cpus
+from .largest import largest, largest_along
 
 MAXIMA = "maxima"  # name of the statistic that holds each operand's largest values
 # Bits of the mantissa that multipliers of a narrower type than float32 read; exponents have 8 bits in all of them.
@@ -56,7 +57,7 @@ def as_multiplied(a: jax.Array, b: jax.Array, held: str | None) -> tuple[jax.Arr
 
 def largest_values(a: jax.Array, b: jax.Array) -> jax.Array:
     """float32 [2], the largest absolute value of each; NaN where one is in it."""
-    return jnp.stack([jnp.max(jnp.abs(wide(tensor))) for tensor in (a, b)])
+    return jnp.stack([largest(tensor) for tensor in (a, b)])
 
 
 def scale(history: jax.Array, formats: tuple[str, str]) -> jax.Array:
@@ -70,7 +71,7 @@ def scale(history: jax.Array, formats: tuple[str, str]) -> jax.Array:
     >>> scale(jnp.array([[448.0, 896.0], [jnp.nan, 0.0]]), ("float8_e4m3fn", "float8_e5m2")).tolist()
     [2.0, 1.0]
     """
-    top = jnp.max(jnp.where(jnp.isfinite(history), history, 0), axis=1)
+    top = largest_along(jnp.where(jnp.isfinite(history), history, 0), axis=1)
     return jnp.where(top > 0, top / jnp.array([float(jnp.finfo(name).max) for name in formats], top.dtype), 1)
 
 

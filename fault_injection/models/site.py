@@ -8,7 +8,8 @@ from typing import Any, Self
 import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 and its like by it
 import numpy as np
 
-from .fault import INACTIVE, LARGEST_OPERAND, WIDTHS, Fault, Operand, fixed, padded_size, site_id
+from .bits import ALL_ONES, unstruck, width_of
+from .fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, fixed, padded_size, site_id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,8 +91,8 @@ def make_fault(
 
     Raises:
       ValueError: a position that repeats or lies outside the operand, a `size` below n, or an
-        operand that cannot be struck (more than 2³¹ − 1 elements, or elements of other than 8, 16
-        or 32 bits).
+        operand that cannot be struck (more than 2³¹ − 1 elements, or elements that `bits.unstruck`
+        names).
 
     >>> shapes = {Operand.INPUT: (4, 3), Operand.WEIGHT: (3, 10), Operand.OUTPUT: (4, 10)}
     >>> operands = {operand: TensorSpec(shape, np.dtype("float32")) for operand, shape in shapes.items()}
@@ -104,12 +105,12 @@ def make_fault(
     ValueError: position 40 lies outside the output of fc, which is [4, 10]; expected 0 to 39
     """
     struck = site.operands[operand]
-    elements, width = math.prod(struck.shape), struck.dtype.itemsize * 8
+    elements = math.prod(struck.shape)
     name = site.named(operand)
     if elements > LARGEST_OPERAND:
         raise ValueError(f"{name} has {elements} elements; a fault reaches at most {LARGEST_OPERAND}")
-    if width not in WIDTHS:
-        raise ValueError(f"{name} is {struck.dtype}; a fault strikes elements of 8, 16 or 32 bits")
+    if why := unstruck(struck.dtype):
+        raise ValueError(f"{name} is {struck.dtype}, which {why}: a fault cannot strike it")
     index = np.asarray(index, np.int64)
     source = index if source is None else np.asarray(source, np.int64)
     positions = np.concatenate([index, source])
@@ -122,6 +123,8 @@ def make_fault(
     if size < index.size:
         raise ValueError(f"a fault of {index.size} elements does not fit the size {size}")
 
+    most = ALL_ONES if (width := width_of(struck.dtype)) >= 8 else (1 << width) - 1  # of a byte, the low bits alone
+
     def padded(values: int | np.ndarray, fill: int, dtype: type) -> np.ndarray:
         values = np.broadcast_to(np.asarray(values, dtype), index.shape)
         return fixed(np.pad(values, (0, size - index.size), constant_values=fill))
@@ -133,5 +136,5 @@ def make_fault(
         index=padded(index, INACTIVE, np.int32),
         source=padded(source, 0, np.int32),
         keep=padded(keep, 0, np.uint32),
-        flip=padded(flip, 0, np.uint32),
+        flip=padded(np.asarray(flip, np.uint32) & np.uint32(most), 0, np.uint32),
     )

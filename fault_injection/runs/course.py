@@ -141,4 +141,5 @@ class Course:
           run: what it comes to, where more is known than was recorded.
         """
         masked_after = self.masked.after if self.ended == EXACT else None
-        return self.judged(run or self.recorder.run, finished, self.nonfinite.first, masked_after)
+        found = self.judged(run or self.recorder.run, finished, self.nonfinite.first, masked_after)
+        return found.of_nothing() if self.witness.nothing else found

@@ -79,6 +79,7 @@ def _summary(known: dict[str, Any]) -> str:
         of = ("train", "test")
         end = ", ".join(f"{part} {final['faulty'][part]:.3f} against {final['golden'][part]:.3f}" for part in of)
     first = known.get("first_nonfinite_state")
+    end = end if known.get("struck", True) else f"nothing was struck; {end}"
     return end + (f"; {first['leaf']} not finite {first['steps']} step(s) after it" if first else "")
 
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 
 from ..machine.termination import heed
 from ..models.fault import Fault, Struck
+from ..models.isolation import nonfinite_allowed
 from ..seam.beside import faulty_step, load_site_ids, loaded
 from ..seam.leaves import Batch, State
 from ..seam.measure import Evaluation
@@ -34,6 +35,7 @@ class Followed(NamedTuple):
     seconds: float
 
 
+@nonfinite_allowed()
 def follow(
     program: Program,
     state: State,

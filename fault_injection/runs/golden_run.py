@@ -27,6 +27,7 @@ from ..seam.trees import Array, fetched, leaf_names
 from ..seam.workload import Workload
 from .dependencies import content_hash, source_of_bits
 from .follow import follow
+from .golden_checks import Comparable
 from .outcome import Noise
 from .progress import Pace, Progress
 from .records import Epoch, Recorder, Run, abstract_record
@@ -170,6 +171,8 @@ class Golden:
           NotRepeated: an epoch that had to be run again did not repeat its record.
         """
         if self.recorded() >= epochs:
+            if self.own_step().get("alarm"):
+                say(self.own_step()["sentence"])
             return
         with self.store.alone():
             if self.recorded() >= epochs:  # another process has made it meanwhile
@@ -274,11 +277,11 @@ class Golden:
             from_leader(lambda: self.store.write_checkpoint(first, begun))
         steps = addresses(Address(first, 0), Address(until, -1), self.program.steps_per_epoch)
         name = f"twin {self.twin}" if self.twin else "golden"
-        recorder = Recorder(Run(first, (), 0))
+        recorder, called = Recorder(Run(first, (), 0)), name if self.twin else "golden run"
+        comparable = Comparable(called, self.program.measure())
         with Progress(name, (until - first) * self.program.steps_per_epoch) as progress:
-            return follow(
-                self.program, state, steps, observers=[progress, recorder, _Filing(self, recorder), *more]
-            ).state
+            observers = [progress, comparable, recorder, _Filing(self, recorder), *more]
+            return follow(self.program, state, steps, observers=observers).state
 
 
 def _described(path: pathlib.Path) -> dict[str, Any]:
@@ -336,10 +339,15 @@ def nudged(program: Program, twin: int) -> State:
     if not twin:
         return state
     leaves, structure = jax.tree.flatten(state)
-    parameters = program.state.places(Role.PARAMETER)
-    largest = max(parameters, key=lambda i: np.size(leaves[i]))
+    numbers = [i for i, leaf in enumerate(leaves) if leaf.size and jax.numpy.issubdtype(leaf.dtype, np.inexact)]
+    if not numbers:
+        raise InputError("no leaf of the state has a number that a twin could differ in")
+    parameters = [i for i in program.state.places(Role.PARAMETER) if i in numbers]
+    largest = max(parameters or numbers, key=lambda i: np.size(leaves[i]))
     changed = np.array(leaves[largest])
-    element = changed.reshape(-1)[(twin - 1) % changed.size :][:1]
+    flat = changed.reshape(-1)
+    flat = flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat  # of a complex number, one of its parts
+    element = flat[(twin - 1) % flat.size :][:1]
     element[:] = np.nextafter(element, element.dtype.type(np.inf))
     leaves[largest] = changed
     return jax.tree.unflatten(structure, leaves)

@@ -154,6 +154,7 @@ class Outcome:
       worse: by how much the faulty run's are worse, `{train, test}`.
       tolerance: what `worse` is compared with, `{train, test}`, and how many `twins` are behind it.
       thresholds: the parameters of all rules.
+      struck: False where no step ran the operation, so that nothing was struck; `rule` says so, too.
     """
 
     outcome: str
@@ -166,6 +167,12 @@ class Outcome:
     worse: dict[str, float] | None
     tolerance: dict[str, float]
     thresholds: Thresholds
+    struck: bool = True
+
+    def of_nothing(self) -> "Outcome":
+        """The same of a fault that struck nothing."""
+        rule = f"nothing was struck: the operation was left out of every step that the fault names; {self.rule}"
+        return dataclasses.replace(self, rule=rule, struck=False)
 
 
 def verdict_of(

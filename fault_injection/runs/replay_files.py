@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from ..faults.element_bits import digits_of
 from ..faults.injection import ALL, Injection
 from ..faults.injection_file import format_injection
 from ..faults.number_formats import format_of
 from ..machine import environment
 from ..machine.files import write_arrays, write_json, write_text
 from ..machine.processes import from_leader
+from ..models.bits import width_of
 from ..models.fault import Struck
 from .records import run_columns
 from .replay_run import Replay
@@ -84,7 +86,7 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
     injection, golden, struck = replay.injection, replay.source, replay.struck
     known = golden.determined_by["arithmetic"]
     old, new = (struck_values(injection, bits) for bits in (struck.old, struck.new))
-    digits = old.dtype.itemsize * 2
+    digits = digits_of(old.dtype)
     return {
         "fault": describe_fault(injection, struck),
         "command": shlex.join(command) if command else None,
@@ -120,7 +122,7 @@ def describe_fault(injection: Injection, struck: Struck) -> str:
         return f"{injection.sentence().removesuffix('.')}: this step left the operation out, so nothing was struck."
     old, new = (struck_values(injection, bits)[0] for bits in (struck.old, struck.new))
     changed = int(struck.old[0]) ^ int(struck.new[0])
-    differing = [bit for bit in range(old.dtype.itemsize * 8 - 1, -1, -1) if changed >> bit & 1]
+    differing = [bit for bit in range(width_of(old.dtype) - 1, -1, -1) if changed >> bit & 1]
     which = f"bits {', '.join(map(str, differing))} differ" if differing else "no bit differs"
     values = f"from {float(old)!r} to {float(new)!r} ({which}, bit 0 the lowest)"
     first = "" if len(injection.positions) == 1 else "the first of them "

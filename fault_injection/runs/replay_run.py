@@ -239,6 +239,7 @@ def complete_golden(golden: Golden, epochs: int) -> None:
     """Make the golden run as far as it is missing, and say so first, and why, where that is not plain."""
     missing = epochs - golden.recorded()
     if missing <= 0:
+        golden.make(epochs)
         return
     for folder, differences in from_leader(golden.elsewhere):
         say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")

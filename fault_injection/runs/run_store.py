@@ -83,8 +83,10 @@ class RunStore:
 
     def write_checkpoint(self, number: int, state: State) -> None:
         """Keep the state before an epoch."""
-        leaves = map(np.asarray, jax.tree.leaves(jax.device_get(state)))
-        write_arrays(self.checkpoint_path(number), dict(zip(self.names, leaves, strict=True)))
+        leaves = [np.ascontiguousarray(leaf).reshape(np.shape(leaf)) for leaf in jax.tree.leaves(jax.device_get(state))]
+        # NumPy has no name in files for types that are not its own.
+        own = [leaf if leaf.dtype.isbuiltin == 1 else leaf.view(f"V{leaf.dtype.itemsize}") for leaf in leaves]
+        write_arrays(self.checkpoint_path(number), dict(zip(self.names, own, strict=True)))
 
     def read_checkpoint(self, number: int) -> State:
         """The state before an epoch, on the host; raises FileNotFoundError or DamagedFile."""
@@ -92,6 +94,11 @@ class RunStore:
         arrays = read_arrays(path)
         leaves, structure = jax.tree.flatten(self.abstract)
         expected = {name: (leaf.shape, leaf.dtype) for name, leaf in zip(self.names, leaves, strict=True)}
+        arrays |= {
+            name: array.view(expected[name][1])
+            for name, array in arrays.items()
+            if array.dtype.kind == "V" and name in expected and expected[name][1].itemsize == array.dtype.itemsize
+        }
         if {name: (array.shape, array.dtype) for name, array in arrays.items()} != expected:
             raise DamagedFile(f"{path} is not a state of this workload")
         return jax.tree.unflatten(structure, [arrays[name] for name in self.names])

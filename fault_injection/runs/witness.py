@@ -20,17 +20,21 @@ class Witness(Observer):
 
     Attributes:
       struck: what the fault did; None before the faulty step.
+      nothing: whether each step so far that the fault names has left the operation out.
     """
 
     def __init__(self, site: Site, fault: Fault, at: Address, struck: Struck | None = None):
         self._site, self._fault, self._at = site, fault, at
         self.struck = struck
+        self.nothing = struck is None or left_out(site, struck)
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         """Look at the step; raises FaultNotApplied where its observations contradict the fault."""
         due = self.struck is None and at == self._at  # executed again, it may be without the fault
         if due or report.struck is not None:
-            struck = check_struck(self._site.name, self._fault, report.struck, left_out(self._site, report.struck))
+            absent = left_out(self._site, report.struck)
+            struck = check_struck(self._site.name, self._fault, report.struck, absent)
+            self.nothing &= absent
             self.struck = self.struck or struck
 
 

@@ -12,13 +12,13 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from ..models.bits import rewritten
+from ..models.bits import host_words, of_host_words, rewritten
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, site_id
 from ..models.site import Site, TensorSpec
 from .leaves import Role, State
 from .program import Program
 from .stages import CHECKPOINT
-from .state_faults import Placed, located_in_leaves, placed_leaves
+from .state_faults import Placed, cannot_be_struck, located_in_leaves, placed_leaves
 from .state_spec import StateSpec
 from .trees import fetched
 
@@ -64,7 +64,7 @@ def checkpoint_sites(state: StateSpec) -> dict[str, Site]:
 
 def saved_leaves(state: StateSpec, part: str = "state") -> list[Placed]:
     """The leaves of a part of a checkpoint, in the order in which a fault counts through their elements."""
-    return [leaf for leaf in placed_leaves(state) if leaf.leaf.role in PARTS[part]]
+    return [leaf for leaf in placed_leaves(state) if leaf.leaf.role in PARTS[part] and not cannot_be_struck(leaf)]
 
 
 def elements_of(state: StateSpec, site: str, index: np.ndarray) -> list[tuple[str, int]]:
@@ -141,9 +141,9 @@ def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck
 def _word(element: Any, dtype: np.dtype) -> int:
     """The bits of an element as it is saved."""
     with np.errstate(over="ignore", under="ignore"):
-        return int(element.astype(dtype).view(f"u{dtype.itemsize}"))
+        return int(host_words(element.astype(dtype))[()])
 
 
 def _number(word: np.uint32, dtype: np.dtype, wide: np.dtype) -> Any:
     """The element that is loaded of these bits."""
-    return np.asarray(word).astype(f"u{dtype.itemsize}").view(dtype).astype(wide)
+    return of_host_words(np.asarray(word), dtype).astype(wide)

@@ -9,6 +9,8 @@ import numpy as np
 from jax import lax
 
 from ..models.isolation import isolated
+from ..models.largest import magnitude_words, reduced_rows
+from ..models.overwrite import bits
 
 COPIED = 1 << 16  # elements up to which leaves of one size are copied together to be looked at
 ODD = 0x9E3779B1  # 2³² / golden ratio
@@ -38,16 +40,17 @@ def digest(tree: Any) -> jax.Array:
 def _digests(leaves: jax.Array) -> jax.Array:
     words = _words(leaves)
     position = lax.iota(jnp.uint32, words.shape[1])
-    return _reduce(words * ((position * jnp.uint32(ODD)) | jnp.uint32(1)), jnp.sum)
+    return reduced_rows(words * ((position * jnp.uint32(ODD)) | jnp.uint32(1)), jnp.sum)
 
 
 def magnitude(tree: Any) -> jax.Array:
-    """Largest absolute value of each leaf as float32; 0 for integers.
+    """Largest absolute value of each leaf as float32; 0 for integers, and where there is no element.
 
-    The values are compared by their bits, so that no NaN is lost to a comparison.
+    Of complex numbers the two parts count each by itself.  A float64 beyond float32 counts as the largest float32.  The
+    values are compared by their bits, so that no NaN is lost to a comparison.
 
-    >>> magnitude([jnp.float32([1, -3]), jnp.float32([jnp.nan, 2]), jnp.int32(7)])
-    Array([ 3., nan,  0.], dtype=float32)
+    >>> magnitude([jnp.float32([1, -3]), jnp.complex64([1 + 2j, jnp.nan]), jnp.int32(7), jnp.zeros(0)])
+    Array([ 3., nan,  0.,  0.], dtype=float32)
     """
     tops = _of_each(_magnitudes, jax.tree.leaves(tree))
     return lax.bitcast_convert_type(tops, jnp.float32)
@@ -56,9 +59,16 @@ def magnitude(tree: Any) -> jax.Array:
 @jax.jit
 @isolated("true")
 def _magnitudes(leaves: jax.Array) -> jax.Array:
-    if not jnp.issubdtype(leaves.dtype, jnp.floating):
+    if not jnp.issubdtype(leaves.dtype, jnp.inexact):
         return jnp.zeros(leaves.shape[0], jnp.uint32)
-    return _reduce(_words(leaves.astype(jnp.float32)) & jnp.uint32(0x7FFFFFFF), jnp.max)
+    tops = reduced_rows(magnitude_words(leaves), jnp.max)
+    if tops.dtype == jnp.uint32:
+        return tops
+    wide = lax.bitcast_convert_type(tops, jnp.float64)
+    most = jnp.finfo(jnp.float32).max.astype(wide.dtype)
+    return lax.bitcast_convert_type(
+        jnp.where(jnp.isfinite(wide), jnp.minimum(wide, most), wide).astype(jnp.float32), jnp.uint32
+    )
 
 
 def _of_each(function: Callable[[jax.Array], jax.Array], leaves: list[jax.Array]) -> jax.Array:
@@ -80,23 +90,10 @@ def _of_each(function: Callable[[jax.Array], jax.Array], leaves: list[jax.Array]
     return jnp.concatenate(found)[order]
 
 
-def _reduce(words: jax.Array, reduce: Callable[..., jax.Array]) -> jax.Array:
-    """Sum (modulo 2³²) or maximum of unsigned integers [m,n] over n.
-
-    XLA rewrites a reduction over more than 32 elements of an axis into windows, which on a
-    CPU is several times slower than reading a row of 32×32.
-    """
-    while words.shape[1] > 32:
-        words = jnp.pad(words, ((0, 0), (0, -words.shape[1] % 1024))).reshape(len(words), -1, 32, 32)
-        words = reduce(words, (2, 3))
-    return reduce(words, 1).astype(jnp.uint32)
-
-
 def _words(leaves: jax.Array) -> jax.Array:
-    """The bits of leaves [m,n] as uint32: one word per element, two where it has 64 bits."""
-    if leaves.dtype == bool:
-        return leaves.astype(jnp.uint32)
-    width = leaves.dtype.itemsize * 8
-    if width >= 32:
+    """The bits of leaves [m,n] as uint32: one word per element, two where it has 64 bits, four where 128."""
+    if jnp.issubdtype(leaves.dtype, jnp.complexfloating):
+        return jnp.concatenate([_words(leaves.real), _words(leaves.imag)], 1)
+    if leaves.dtype.itemsize >= 4:
         return lax.bitcast_convert_type(leaves, jnp.uint32).reshape(len(leaves), -1)
-    return lax.bitcast_convert_type(leaves, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
+    return bits(leaves).astype(jnp.uint32)

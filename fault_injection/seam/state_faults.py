@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..machine.errors import InputError
-from ..models.bits import rewritten
+from ..models.bits import host_words, rewritten, unstruck
 from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, Struck, nothing_struck, site_id
 from ..models.overwrite import overwritten
 from ..models.site import Site, TensorSpec
@@ -92,9 +92,20 @@ def placed_leaves(state: StateSpec) -> list[Placed]:
     return [Placed(*each, tensor.shape[own:], tensor.dtype) for each, tensor in placed]
 
 
+def cannot_be_struck(one: Placed) -> str:
+    """Why a leaf is no target; empty where it is one."""
+    return unstruck(one.dtype) if one.size else "has no element"
+
+
+def left_out_of_targets(state: StateSpec) -> list[str]:
+    """The leaves that no fault can strike, one text each."""
+    return [f"{one.leaf.name} {why}" for one in placed_leaves(state) if (why := cannot_be_struck(one))]
+
+
 def _targets(state: StateSpec) -> dict[str, list[Placed]]:
     """What a fault can strike of the state, by name, as the leaves that it consists of."""
     leaves = placed_leaves(state)
+    leaves = [one for one in leaves if not cannot_be_struck(one)]
     found = {one.leaf.name: [one] for one in leaves if one.leaf.role != Role.KEPT}
     in_parts = [one for one in leaves if one.leaf.role not in (Role.KEPT, Role.OTHER)]
     for part, group in itertools.groupby(in_parts, key=lambda one: part_of(one.leaf.name)):
@@ -131,7 +142,7 @@ def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Stru
 def _word(leaf: jax.Array, at: int) -> np.uint32:
     """The bits of an element."""
     element = np.asarray(leaf.reshape(-1)[at])
-    return np.uint32(element.view(f"uint{8 * element.itemsize}"))
+    return np.uint32(host_words(element)[()])
 
 
 @jax.jit

@@ -13,6 +13,7 @@ from ..machine.errors import InputError
 from ..machine.sources import with_own_folder
 from ..models.site import Site
 from ..seam.program import Program
+from ..seam.state_faults import left_out_of_targets
 from ..seam.workload import Option, Workload
 from .own_file import own_function
 
@@ -43,6 +44,7 @@ class OwnTraining(Workload):
         if program.meshes and any(not site.axes for site in program.all_sites.values()):
             shared = f"{max(mesh.size for mesh in program.meshes)} devices share out the operands"
             said.append(f"{shared}; without workers, a position is one of the global operand")
+        said += [f"not a target: {what}" for what in left_out_of_targets(self.started.state)]
         return [*said, *(f"not covered: {what}" for what in program.not_covered)]
 
     def program(

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from ..isolation import fence, isolated
+from ..largest import largest
 from ..operations.operation import Checkable
 from ..precision import as_multiplied
 
@@ -92,7 +93,7 @@ def deviation(done: Performed, a: jax.Array, b: jax.Array, results: jax.Array) -
     if done.operation.along != (-1,):
         return bound(done, a, b, results)
     n, terms = done.columns, done.terms
-    top_a, top_b = (jnp.maximum(jnp.max(jnp.abs(t)), jnp.finfo(t.dtype).tiny) for t in (a, b))
+    top_a, top_b = (jnp.maximum(largest(t), jnp.finfo(t.dtype).tiny) for t in (a, b))
     operation, a_sum, b_sum = done.operation.added(a / top_a, b / top_b)
     top = top_a * top_b  # so that no square overflows
     products = _of_sums(done, (a / top_a) ** 2, (b / top_b) ** 2)
@@ -135,7 +136,7 @@ def ratio(tolerance: Tolerance, done: Performed) -> jax.Array:
         differences = jnp.abs(_added_up(done, results) - _of_sums(done, a, b))
         tolerances = tolerance(done, a, b, results)
     sound = jnp.isfinite(differences) & jnp.isfinite(tolerances)
-    return jnp.max(jnp.where(sound, differences / tolerances, jnp.inf))
+    return largest(jnp.where(sound, differences / tolerances, jnp.inf))
 
 
 def _added_up(done: Performed, tensor: jax.Array) -> jax.Array:

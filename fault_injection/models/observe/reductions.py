@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from ..overwrite import by_bits
+from ..largest import largest, largest_across
 from ..precision import wide
 from .checksum import Performed, bound, deviation, ratio
 
@@ -51,7 +51,7 @@ def _histogram(tensor: jax.Array) -> jax.Array:
 # and x⁴; `histogram` counts binary exponents, see `_histogram`.  A NaN makes all of them NaN but the histogram.
 OF_TENSORS = {
     "norm": Reduction(lambda tensor: jnp.sum(tensor * tensor), "sum", jnp.sqrt),
-    "largest": Reduction(lambda tensor: by_bits(jnp.max, jnp.abs(tensor)), "max", lambda found: found),
+    "largest": Reduction(largest, "max", lambda found: found),
     "moments": Reduction(_moments, "sum", lambda found: found[1:] / found[0]),
     "histogram": Reduction(_histogram, "sum", lambda found: found),
 }
@@ -98,8 +98,7 @@ def together(parts: dict[str, jax.Array], axis: str | None = None) -> dict[str, 
     found = {}
     for name, part in parts.items():
         if axis is not None:
-            largest = partial(by_bits, partial(lax.pmax, axis_name=axis))
-            part = lax.psum(part, axis) if is_sum(name) else largest(part)
+            part = lax.psum(part, axis) if is_sum(name) else largest_across(part, axis)
         found[name] = REDUCTIONS[name.partition("/")[0]].finish(part)
     return found
 

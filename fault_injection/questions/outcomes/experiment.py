@@ -135,6 +135,8 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     trail = _follow(lab, choice)
     verdict = trail.course.verdict(finished=trail.ended == END)
     early = None if trail.early is None else _early_verdict(lab, trail.early, trail.seen, trail.course.judged)
+    if early is not None and trail.course.witness.nothing:
+        early = early.of_nothing()
     seconds = time.perf_counter() - begun
     return _result(lab, choice, trail, verdict, early, seconds, setting_up)
 
