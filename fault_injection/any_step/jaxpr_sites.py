@@ -78,7 +78,8 @@ class Around(NamedTuple):
 
     Attributes:
       differentiated: whether what it computes is differentiated.
-      backward: whether differentiation made it.
+      transposed: how often differentiation turned it round: a product of the backward pass is derived from one that
+        has been turned round once less.
       recomputed: whether a checkpoint makes it again.
       turns: of the loops around it, the outermost first.
       axes: mesh axes over which it runs once each.
@@ -87,12 +88,17 @@ class Around(NamedTuple):
     """
 
     differentiated: bool = False
-    backward: bool = False
+    transposed: int = 0
     recomputed: bool = False
     turns: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
     workers: int = 1
     conditional: bool = False
+
+    @property
+    def backward(self) -> bool:
+        """Whether differentiation made it, and not a checkpoint again."""
+        return self.transposed > 0 and not self.recomputed
 
 
 class FoundProduct(NamedTuple):
@@ -113,7 +119,7 @@ class FoundProduct(NamedTuple):
     @property
     def backward(self) -> bool:
         """Whether differentiation made it, and not a checkpoint again."""
-        return self.around.backward and not self.around.recomputed
+        return self.around.backward
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -129,7 +135,7 @@ class Follower:
       closed: what computes products and cannot be struck, one text each.
       meshes: over which parts of it run.
       read: labels of the arguments that something differentiated is computed from.
-      moved: of a product, the first of these arguments that its elements are added to.
+      moved: of a product, what is known of the first of these arguments that its elements are added to.
     """
 
     def __init__(self, kinds: frozenset[str], turns: int):
@@ -137,7 +143,7 @@ class Follower:
         self.closed: list[str] = []
         self.meshes: list[Any] = []
         self.read: set[str] = set()
-        self.moved: dict[int, str] = {}
+        self.moved: dict[int, Value] = {}
         self._kinds, self._turns, self._ids = kinds, turns, itertools.count()
         self._same: dict[Any, list[int]] = {}  # ids of the results of equations, by what they compute
 
@@ -158,7 +164,7 @@ class Follower:
             marked = mark(equation)
             here = around._replace(
                 differentiated=around.differentiated or DIFFERENTIATED in marked,
-                backward=around.backward or TRANSPOSED in marked,
+                transposed=around.transposed + marked.count(TRANSPOSED),
                 recomputed=around.recomputed or RECOMPUTED in marked,
             )
             given = [read(atom) for atom in equation.invars]
@@ -219,7 +225,7 @@ class Follower:
     def _part(self, equation: Any, values: list[Value], around: Around) -> Value:
         """A part of the first operand, or this operand again and again."""
         whole, (id_,) = values[0], self._ids_of(equation, values)
-        late = whole.late or (around.backward and not around.recomputed and not whole.known)
+        late = whole.late or (around.backward and not whole.known)
         part = whole._replace(id=id_, fed=any(one.fed for one in values), late=late)
         more = _elements(equation.outvars[0]) > _elements(equation.invars[0])
         return part._replace(origins=frozenset()) if more and equation.primitive.name == "broadcast_in_dim" else part
@@ -235,7 +241,9 @@ class Follower:
             if equation.primitive.name == "concatenate" and len(parts) > 1:
                 whole = all(part.whole for part in parts)
                 label = together([part.label for part in parts]) if whole else one.label
-                one = one._replace(label=label, mixed=one.mixed or sum(bool(part.origins) for part in parts) > 1)
+                size = _elements(atom) if whole else one.size
+                several = sum(bool(part.origins) for part in parts) > 1
+                one = one._replace(label=label, size=size, mixed=one.mixed or several)
             found.append(one)
         return found
 
@@ -255,10 +263,9 @@ class Follower:
         given = [one for one in like if one.label and one.product < 0 and not one.late]
         kept = max(given, key=lambda one: (one.label in self.read, one.size), default=None)
         late = any(one.late for one in values)
-        forward = not around.backward or around.recomputed
-        if late and forward and kept is not None and kept.label in self.read:
+        if late and not around.backward and kept is not None and kept.label in self.read:
             for number in () if mixed else origins:
-                self.moved.setdefault(number, kept.label)
+                self.moved.setdefault(number, kept)
             return kept._replace(id=id_, root=id_, origins=frozenset(), mixed=False)
         known = [one for one in values if one.known]
         roots = {one.root for one in known}
@@ -273,7 +280,7 @@ class Follower:
             named.size,
             named.product,
             fed=fed,
-            late=late or not (forward or known),
+            late=late or (around.backward and not known),
             origins=origins if len(origins) <= MOST_ORIGINS else frozenset(),
             mixed=mixed,
         )

@@ -29,7 +29,7 @@ class Derived(NamedTuple):
 
 def roles(
     products: Sequence[FoundProduct],
-    moved: Mapping[int, str],
+    moved: Mapping[int, Value],
     read: Collection[str],
     fixed: Collection[str] = (),
 ) -> list[tuple[str, str]]:
@@ -58,14 +58,14 @@ def roles(
         derived = origin.get(number)
         if derived is None:  # a derivative that is written by hand, and reads other things than the product did
             if number in moved:
-                return "grad_wt", moved[number]
+                return "grad_wt", moved[number].label
             return "grad_in", own(product)
         of = products[derived.product]
         if derived.operand is None:
             return "recompute", found[derived.product][1]
         target, other = of.operands[derived.operand], of.operands[1 - derived.operand]
         if target.whole:
-            label = moved[number] if moved.get(number) in target.leaves else target.label
+            label = moved[number].label if _moves(moved.get(number), target) else target.label
             if label in fixed and target.origins:  # a product of trained parameters was added to it
                 label = together([one.label for one in products[max(target.origins)].operands])
             return "grad_wt", label
@@ -104,7 +104,7 @@ def _of_optimizer(product: FoundProduct, after: bool, found: Sequence[tuple[str,
     return last < 0 or found[last][0] not in ("forward", "recompute")
 
 
-def _derived(products: Sequence[FoundProduct], moved: Mapping[int, str]) -> dict[int, Derived]:
+def _derived(products: Sequence[FoundProduct], moved: Mapping[int, Value]) -> dict[int, Derived]:
     """What each product of the backward pass was derived from, as far as that is known."""
     certain: dict[int, Derived] = {}
     open_: dict[int, list[tuple[Derived, Value]]] = {}  # candidates, each with its cotangent
@@ -134,12 +134,16 @@ def _derived(products: Sequence[FoundProduct], moved: Mapping[int, str]) -> dict
                 reading[key].append(Derived(number, 1 - place))
     for number, some in open_.items():
         if number in moved:
-            leaf = moved[number]
             some = [
-                one for one in some if leaf in products[one[0].product].operands[one[0].operand or 0].leaves
+                one for one in some if _moves(moved[number], products[one[0].product].operands[one[0].operand or 0])
             ] or some
         take(number, [one for one in some if one[0].product in pairs[one[1].root]] or some)
     return certain
+
+
+def _moves(moved: Value | None, target: Value) -> bool:
+    """Whether a parameter that a gradient is added to is what the gradient is of, or an element-wise part of it."""
+    return moved is not None and moved.label in target.leaves and moved.size == target.size
 
 
 def _repeated(
@@ -161,10 +165,10 @@ def _candidates(
 ) -> list[tuple[Derived, Value]]:
     """What a product of the backward pass may be derived from, each with its cotangent: what fits best.
 
-    The other operand is the same array, or else is computed from the same (as quantised once more); and the sizes of
-    the gradient and of the cotangent are those of the operand and of the result.
+    It has been turned round once more; the sizes of the gradient and of the cotangent are those of the operand and of
+    the result; and the other operand is the same array, or else is computed from the same (as quantised once more).
     """
-    ranked: dict[tuple[bool, bool], list[tuple[Derived, Value]]] = defaultdict(list)
+    ranked: dict[tuple[bool, bool, bool], list[tuple[Derived, Value]]] = defaultdict(list)
     for place, (kept, cotangent) in enumerate((product.operands, product.operands[::-1])):
         for one in {*reading.get(kept.id, ()), *reading.get(kept.root, ())}:
             before = products[one.product]
@@ -173,7 +177,8 @@ def _candidates(
             sizes = _sizes(before)
             fits = (_sizes(product)[2], _sizes(product)[1 - place]) == (sizes[one.operand], sizes[2])
             if other.id == kept.id or (other.root == kept.root and fits):
-                ranked[not fits, other.id != kept.id].append((one, cotangent))
+                turned = before.around.recomputed or before.around.transposed == product.around.transposed - 1
+                ranked[not turned, not fits, other.id != kept.id].append((one, cotangent))
     return ranked[min(ranked)] if ranked else []
 
 
