@@ -76,8 +76,8 @@ def test_a_strike_in_a_gradient_moves_the_parameter_that_it_is_named_after_first
             pairs = zip(clean, stages(program(fault, state, batch)[0]), strict=True)
             changed += [{name for name in old if old[name].tobytes() != new[name].tobytes()} for old, new in pairs]
         first = next(filter(None, changed), set())
-        # L-BFGS divides all gradients by one number that comes of all, and tries points in vain.  The gradient at weights
-        # that were learned first reaches them all at once, through the first gradient.
+        # L-BFGS divides all gradients by one number that comes of all, and tries points in vain.  The gradient at
+        # weights that were learned first reaches them all at once, through the first gradient.
         alone = kind not in ("L-BFGS", "meta-learned")
         assert first == {label} if alone else label in first or not first, (site.name, changed)
 

@@ -155,6 +155,11 @@ def trace_of(value: Any) -> Any:
     return value._trace
 
 
+def is_tracer_of(value: Any, trace: Any) -> bool:
+    """Whether something is a value of this trace."""
+    return isinstance(value, jax.core.Tracer) and trace_of(value) is trace
+
+
 def mark(equation: Any) -> str:
     """The equation's name stack, which is relative to the body that it stands in."""
     return str(equation.source_info.name_stack)
