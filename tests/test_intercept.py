@@ -298,7 +298,7 @@ def mistakes():
     yield "adds the leaf 'b'", state, with_update(lambda w, loss: {"w": w, "b": loss})
     yield "has no site", state, lambda state, batch: (state, {"loss": 0.0})
     yield "expected a pair", state, lambda state, batch: state
-    yield "cannot be traced: ConcretizationTypeError", state, with_update(lambda w, loss: {"w": w * float(loss)})
+    yield "): ConcretizationTypeError", state, with_update(lambda w, loss: {"w": w * float(loss)})
 
 
 SEARCHED = pytest.param(1, marks=pytest.mark.slow)  # all of the process's memory is searched for the value that is kept

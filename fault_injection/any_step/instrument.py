@@ -19,7 +19,8 @@ from ..models.overwrite import Fetched, fault_of, words_of
 from ..models.site import TensorSpec, make_fault
 from .intercept import Interpreter, Layouts, Scope, Told
 from .jax_internals import PRODUCTS, is_explicit, layout, line, meshes_of, opened, typed_by
-from .jaxpr_sites import Follower, FoundProduct, names, roles
+from .jaxpr_sites import Follower, FoundProduct
+from .site_names import names, roles
 from .step_checks import REPORTED, operation
 from .step_site import KINDS, StepSite
 from .struck_site import NOWHERE, aimed
@@ -297,10 +298,15 @@ def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
 def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrumented:
     """A traced step with all its sites; raises InputError where it has none."""
     body, follower, count = opened(traced.jaxpr), Follower(kinds, turns), len(traced.names)
-    arguments = [follower.fresh(name, fed=place >= count) for place, name in enumerate(traced.inputs)]
-    follower.follow(body, arguments)
+    sizes = [math.prod(kind.shape) for kind in traced.jaxpr.in_avals]
+    arguments = [
+        follower.fresh(name, place >= count, size)
+        for place, (name, size) in enumerate(zip(traced.inputs, sizes, strict=True))
+    ]
+    results = follower.follow(body, arguments)
+    fixed = {one.label for one, new in zip(arguments[:count], results, strict=False) if one.id == new.id}
     products = follower.products
-    found = roles(products)
+    found = roles(products, follower.moved, follower.read, fixed)
     sites = {
         name: _site(name, role, product) for name, (role, _), product in zip(names(found), found, products, strict=True)
     }

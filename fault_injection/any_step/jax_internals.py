@@ -41,12 +41,16 @@ CLOSED = frozenset(
         *("pallas_call", "tpu_custom_call", "ffi_call", "custom_partitioning", "mosaic_gpu"),
         *("triangular_solve", "cholesky", "lu", "qr", "geqrf", "householder_product", "eigh", "svd", "fft"),
         *("dot_product_attention_fwd", "dot_product_attention_bwd", "scaled_matmul_wrapper"),
+        *("call_exported", "pure_callback", "io_callback"),  # a program or function that nothing is known of
+        *("bcoo_dot_general", "bcoo_dot_general_sampled", "bcsr_dot_general", "bcoo_spdot_general"),
+        *("bcoo_conv_general_dilated", "coo_matmat", "coo_matvec", "csr_matmat", "csr_matvec"),
+        *("coo_matmat_", "coo_spmm", "coo_spmv", "csr_spmm", "csr_spmv"),
     }
 )
 
-# Name stacks say which equations differentiation made, and which a checkpoint makes again.  Differentiation has no
-# public mark.
-TRANSPOSED, RECOMPUTED = "transpose(", "rematted_computation"
+# Name stacks say which equations are differentiated, which differentiation made, and which a checkpoint makes again.
+# Differentiation has no public mark.
+DIFFERENTIATED, TRANSPOSED, RECOMPUTED = "jvp(", "transpose(", "rematted_computation"
 
 # The value of these is their operand's: another type, another layout, another placement.
 RELAID = frozenset(
@@ -60,6 +64,10 @@ RELAID = frozenset(
 DRAWN = frozenset({"random_bits", "threefry2x32", "rng_bit_generator", "rng_uniform"})
 # Their value is a part of their first operand's, or that of all devices.
 PARTS = frozenset({"slice", "dynamic_slice", "all_gather", "all_gather_invariant", "broadcast_in_dim"})
+# Each result is computed of one operand, and of all devices'.
+COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "reduce_scatter", "all_to_all"})
+# They put small operands into a large result.
+PLACED = frozenset({"concatenate", "pad", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
 
 # Inside `shard_map`, types say along which mesh axes a value differs.  A struck worker differs from the others, which
 # breaks them, so the rewritten body has no such types.  These equations are all that is left of them.
@@ -145,6 +153,11 @@ def evaluate(equation: Any, values: Sequence[Any], untyped: bool = False) -> lis
 def trace_of(value: Any) -> Any:
     """The trace that a traced value belongs to.  `_trace` is private; nothing public tells traces apart."""
     return value._trace
+
+
+def is_tracer_of(value: Any, trace: Any) -> bool:
+    """Whether something is a value of this trace."""
+    return isinstance(value, jax.core.Tracer) and trace_of(value) is trace
 
 
 def mark(equation: Any) -> str:

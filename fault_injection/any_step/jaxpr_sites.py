@@ -1,20 +1,20 @@
-"""The sites of a jaxpr: where they are, what they are to the training, and their names.
+"""The sites of a jaxpr: where they are, and what is known of what they read.
 
-A name says the role of a product and the parameter that it reads, such as `forward:params/fc/kernel`.  It is found
-by following values through casts, layout changes, slices, calls and loops, so it does not depend on lines or on how
-functions are called.
+Values are followed through casts, layout changes, slices, calls and loops.  `site_names` makes roles and names of it.
 """
 
 import itertools
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from .jax_internals import (
     CLOSED,
+    COLLECTIVES,
+    DIFFERENTIATED,
     DRAWN,
     PARTS,
+    PLACED,
     RECOMPUTED,
     RELAID,
     TRANSPOSED,
@@ -30,30 +30,56 @@ from .jax_internals import (
     strikable,
 )
 
+MOST_ORIGINS = 256  # of one value that are kept: more are those of a stream that all layers add to
+MOST_ROUNDS = 4  # in which a loop is followed until what its turns carry on is known
+
 
 class Value(NamedTuple):
     """What is known of an array while a jaxpr is followed.
 
     Attributes:
       id: the same for arrays that hold the same values, up to type and layout.
-      label: what it comes from: an argument's path, or the name of the last product on the way.
+      root: of the last value that this one alone is computed from: quantised weights have that of the weights.
+      label: what it comes from: an argument's path, or a provisional name of the last product on the way.
+      leaves: paths of all the leaves of the state that it is computed from, if it is computed from nothing else.
+      size: elements of the argument that it is named after.
       product: number of that product; −1 where there is none.
       fed: whether it depends on the batch.
-      late: whether it depends on the backward pass.
+      late: whether it depends on the backward pass.  Parameters that are updated do not count as late: what comes
+        after them is another forward pass.
+      origins: numbers of the products whose elements are its elements, or summands of them.
+      mixed: whether these elements lie beside each other, as in a flattened gradient.
     """
 
     id: int
+    root: int
     label: str = ""
+    leaves: frozenset[str] = frozenset()
+    size: int = 0
     product: int = -1
     fed: bool = False
     late: bool = False
+    origins: frozenset[int] = frozenset()
+    mixed: bool = False
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is an argument of the state, or computed from such: what a weight is."""
+        return bool(self.label) and not self.fed and not self.late and self.product < 0
+
+    @property
+    def known(self) -> bool:
+        """Whether it is more than a constant."""
+        return bool(self.label) or self.fed or self.late
 
 
 class Around(NamedTuple):
     """What surrounds an equation.
 
     Attributes:
-      backward: whether differentiation made it.
+      differentiated: whether what it computes is differentiated.
+      transposed: how often differentiation turned it round: a product of the backward pass is derived from one that
+        has been turned round once less.
       recomputed: whether a checkpoint makes it again.
       turns: of the loops around it, the outermost first.
       axes: mesh axes over which it runs once each.
@@ -61,12 +87,18 @@ class Around(NamedTuple):
       conditional: whether a step may leave it out: it stands in a branch, or in a loop that may end before it.
     """
 
-    backward: bool = False
+    differentiated: bool = False
+    transposed: int = 0
     recomputed: bool = False
     turns: tuple[int, ...] = ()
     axes: tuple[str, ...] = ()
     workers: int = 1
     conditional: bool = False
+
+    @property
+    def backward(self) -> bool:
+        """Whether differentiation made it, and not a checkpoint again."""
+        return self.transposed > 0 and not self.recomputed
 
 
 class FoundProduct(NamedTuple):
@@ -75,21 +107,19 @@ class FoundProduct(NamedTuple):
     Attributes:
       equation: of the jaxpr.
       operands: its first two operands.
-      label: what it is named after.
       weight: which of the two operands is the parameter, or stands for it; None where neither does.
       around: what surrounds it.
     """
 
     equation: Any
     operands: tuple[Value, Value]
-    label: str
     weight: int | None
     around: Around
 
     @property
     def backward(self) -> bool:
         """Whether differentiation made it, and not a checkpoint again."""
-        return self.around.backward and not self.around.recomputed
+        return self.around.backward
 
     @property
     def tensors(self) -> tuple[Any, ...]:
@@ -104,17 +134,23 @@ class Follower:
       products: found so far.
       closed: what computes products and cannot be struck, one text each.
       meshes: over which parts of it run.
+      read: labels of the arguments that something differentiated is computed from.
+      moved: of a product, what is known of the first of these arguments that its elements are added to.
     """
 
     def __init__(self, kinds: frozenset[str], turns: int):
         self.products: list[FoundProduct] = []
         self.closed: list[str] = []
         self.meshes: list[Any] = []
+        self.read: set[str] = set()
+        self.moved: dict[int, Value] = {}
         self._kinds, self._turns, self._ids = kinds, turns, itertools.count()
+        self._same: dict[Any, list[int]] = {}  # ids of the results of equations, by what they compute
 
-    def fresh(self, label: str = "", fed: bool = False) -> Value:
-        """A value that equals no other."""
-        return Value(next(self._ids), label, fed=fed)
+    def fresh(self, label: str = "", fed: bool = False, size: int = 0) -> Value:
+        """A value that equals no other; that of an argument has a label."""
+        number = next(self._ids)
+        return Value(number, number, label, frozenset({label} if label and not fed else ()), size, fed=fed)
 
     def follow(self, body: Body, values: Sequence[Value], around: Around = Around()) -> list[Value]:  # noqa: B008
         """What is known of the results of a body, given what is known of its arguments."""
@@ -127,11 +163,14 @@ class Follower:
         for equation in jaxpr.eqns:
             marked = mark(equation)
             here = around._replace(
-                backward=around.backward or TRANSPOSED in marked,
+                differentiated=around.differentiated or DIFFERENTIATED in marked,
+                transposed=around.transposed + marked.count(TRANSPOSED),
                 recomputed=around.recomputed or RECOMPUTED in marked,
             )
-            results = self._results(equation, [read(atom) for atom in equation.invars], here)
-            known.update(zip(equation.outvars, results, strict=True))
+            given = [read(atom) for atom in equation.invars]
+            if here.differentiated:
+                self.read.update(one.label for one in given if one.label and one.product < 0 and not one.late)
+            known.update(zip(equation.outvars, self._results(equation, given, here), strict=True))
         return [read(atom) for atom in jaxpr.outvars]
 
     def _results(self, equation: Any, values: list[Value], around: Around) -> list[Value]:
@@ -143,7 +182,7 @@ class Follower:
         if name in RELAID and len(values) == len(equation.outvars):
             return values
         if name in PARTS:
-            return [values[0]._replace(id=next(self._ids), fed=any(one.fed for one in values))]
+            return [self._part(equation, values, around)]
         if name in DRAWN:
             return [self.fresh(fed=True) for _ in equation.outvars]
         inside = bodies(equation)
@@ -158,7 +197,7 @@ class Follower:
             return self._loop(inside[0], values, consts, len(values), here)
         if name == "cond" and inside:
             each = [self.follow(body, values[1:], around._replace(conditional=True)) for body in inside]
-            return [self._joined(list(branches), around) for branches in zip(*each, strict=True)]
+            return [self._joined(list(some), around, next(self._ids)) for some in zip(*each, strict=True)]
         if name == "shard_map":
             mesh, axes = params["mesh"], manual_axes(params)
             self.meshes.append(mesh)
@@ -168,46 +207,130 @@ class Follower:
             return self.follow(inside[0], values, around._replace(axes=(*around.axes, *axes), workers=workers))
         if inside:
             return self.follow(inside[0], values, around)
-        return [self._joined(values, around) for _ in equation.outvars]
+        if name in COLLECTIVES and len(values) == len(equation.outvars):
+            return [self._joined([one], around, next(self._ids)) for one in values]
+        return self._computed(equation, values, around)
 
-    def _joined(self, values: list[Value], around: Around) -> Value:
-        """A new value that is computed from others: it is named after the last product on the way to it."""
-        nearest = max(values, key=lambda one: (one.product, bool(one.label)), default=Value(0))
+    def _ids_of(self, equation: Any, values: Sequence[Value]) -> list[int]:
+        """The ids of an equation's results: those of one before it that computes the same."""
+        shapes = tuple(getattr(atom.aval, "shape", ()) for atom in equation.outvars)
+        given = [
+            str(atom.val) if is_literal(atom) else one.id for atom, one in zip(equation.invars, values, strict=True)
+        ]
+        key = (equation.primitive.name, tuple(given), shapes, str(equation.params))
+        if equation.effects or key not in self._same:
+            self._same[key] = [next(self._ids) for _ in equation.outvars]
+        return self._same[key]
+
+    def _part(self, equation: Any, values: list[Value], around: Around) -> Value:
+        """A part of the first operand, or this operand again and again."""
+        whole, (id_,) = values[0], self._ids_of(equation, values)
+        late = whole.late or (around.backward and not whole.known)
+        part = whole._replace(id=id_, fed=any(one.fed for one in values), late=late)
+        more = _elements(equation.outvars[0]) > _elements(equation.invars[0])
+        return part._replace(origins=frozenset()) if more and equation.primitive.name == "broadcast_in_dim" else part
+
+    def _computed(self, equation: Any, values: list[Value], around: Around) -> list[Value]:
+        """New values that are computed from others."""
+        found = []
+        for atom, id_ in zip(equation.outvars, self._ids_of(equation, values), strict=True):
+            least = 0 if equation.primitive.name in PLACED else _elements(atom)
+            alike = [least <= _elements(one) for one in equation.invars]
+            one = self._joined(values, around, id_, alike)
+            parts = [part for part in values if part.known]
+            if equation.primitive.name == "concatenate" and len(parts) > 1:
+                whole = all(part.whole for part in parts)
+                label = together([part.label for part in parts]) if whole else one.label
+                size = _elements(atom) if whole else one.size
+                several = sum(bool(part.origins) for part in parts) > 1
+                one = one._replace(label=label, size=size, mixed=one.mixed or several)
+            found.append(one)
+        return found
+
+    def _joined(self, values: list[Value], around: Around, id_: int, alike: Sequence[bool] = ()) -> Value:
+        """A new value that is computed from others: it is named after the last product on the way to it.
+
+        What a gradient is added to keeps its name: a parameter is a parameter after it has been updated.
+
+        Args:
+          id_: of the new value.
+          alike: of each of the others, whether its elements are the new one's, or summands of them; by default, all.
+        """
+        if values and all(one.id == values[0].id for one in values[1:]) and not alike:
+            return values[0]
+        like = [one for one, is_alike in zip(values, alike or [True] * len(values), strict=True) if is_alike]
+        origins, mixed = frozenset().union(*(one.origins for one in like)), any(one.mixed for one in like)
+        given = [one for one in like if one.label and one.product < 0 and not one.late]
+        kept = max(given, key=lambda one: (one.label in self.read, one.size), default=None)
+        late = any(one.late for one in values)
+        if late and not around.backward and kept is not None and kept.label in self.read:
+            for number in () if mixed else origins:
+                self.moved.setdefault(number, kept)
+            return kept._replace(id=id_, root=id_, origins=frozenset(), mixed=False)
+        known = [one for one in values if one.known]
+        roots = {one.root for one in known}
+        fed = any(one.fed for one in values)
+        nearest = max(values, key=lambda one: (one.product, bool(one.label)), default=self.fresh())
+        named = kept if kept is not None and not fed and not late else nearest
         return Value(
-            next(self._ids),
-            nearest.label,
-            nearest.product,
-            fed=any(one.fed for one in values),
-            late=(around.backward and not around.recomputed) or any(one.late for one in values),
+            id_,
+            roots.pop() if len(roots) == 1 else id_,
+            named.label,
+            frozenset() if fed or late else frozenset().union(*(one.leaves for one in known)),
+            named.size,
+            named.product,
+            fed=fed,
+            late=late or (around.backward and not known),
+            origins=origins if len(origins) <= MOST_ORIGINS else frozenset(),
+            mixed=mixed,
         )
 
     def _loop(self, body: Body, values: list[Value], consts: int, carried: int, around: Around) -> list[Value]:
-        """A loop.  A carried value counts as known only if it is known on entry and after one turn."""
-        init = values[consts:carried]
+        """A loop.  A carried value counts as known only if it is known on entry and after each turn."""
+        init = carry = values[consts:carried]
         lists: list[list[Any]] = [self.products, self.closed, self.meshes]
         found = [*map(len, lists)]
-        after = self.follow(body, values, around)
-        for listed, count in zip(lists, found, strict=True):
-            del listed[count:]
-        carry = []
-        for first, made in zip(init, after[: len(init)], strict=True):
-            # Weights that a loop updates keep their name; activations that begin as a parameter do not.
-            keeps = made.id == first.id or (made.late and not first.late) or not made.fed
-            same = first if made.id == first.id else first._replace(id=next(self._ids))
-            carry.append(same._replace(fed=first.fed or (made.fed and not keeps), late=first.late))
+        for _ in range(MOST_ROUNDS):
+            after = self.follow(body, [*values[:consts], *carry, *values[carried:]], around)
+            turned = [_carried(*each) for each in zip(init, after[: len(init)], strict=True)]
+            changes = [first.id != made.id for first, made in zip(carry, after[: len(init)], strict=True)]
+            if not any(changes) or (carry is not init and [one.fed for one in turned] == [one.fed for one in carry]):
+                return after
+            for listed, count in zip(lists, found, strict=True):
+                del listed[count:]
+            fresh = [(next(self._ids),) * 2 if changed else None for changed in changes]
+            carry = [
+                one if ids is None else one._replace(id=ids[0], root=ids[1])
+                for one, ids in zip(turned, fresh, strict=True)
+            ]
         return self.follow(body, [*values[:consts], *carry, *values[carried:]], around)
 
     def _product(self, equation: Any, values: list[Value], around: Around) -> Value:
         operands = values[0], values[1]
-        whole = [bool(one.label) and not one.fed and not one.late and one.product < 0 for one in operands]
-        weight = 1 if whole[1] else 0 if whole[0] else None
+        # Of two weights, a matrix goes before a vector that it is multiplied with.
+        first, second = (atom.aval.ndim for atom in equation.invars[:2])
+        before = (1, 0) if second >= first else (0, 1)
+        weight = next((place for place in before if operands[place].whole), None)
         short = [one.label.partition("@")[0] for one in operands]
         label = operands[weight].label if weight is not None else "@".join(part for part in short if part)
-        product = FoundProduct(equation, operands, label or equation.primitive.name, weight, around)
+        product = FoundProduct(equation, operands, weight, around)
         self.products.append(product)
-        late = product.backward or any(one.late for one in operands)
-        fed = any(one.fed for one in operands)
-        return Value(next(self._ids), product.label, len(self.products) - 1, fed, late)
+        number, late, fed = len(self.products) - 1, any(one.late for one in operands), any(one.fed for one in operands)
+        passed = frozenset() if around.differentiated else operands[0].origins | operands[1].origins
+        leaves = frozenset() if fed or late else operands[0].leaves | operands[1].leaves
+        (id_,) = self._ids_of(equation, values)
+        return Value(
+            id_,
+            id_,
+            label or equation.primitive.name,
+            leaves,
+            0,
+            number,
+            fed=fed,
+            late=late or product.backward,
+            origins=passed | {number},
+            mixed=any(one.mixed for one in operands),
+        )
 
     def _close(self, equation: Any) -> None:
         """List an equation that computes products of its own."""
@@ -225,81 +348,22 @@ class Follower:
             self.closed.append(f"{what} ({at})" if at else what)
 
 
-def roles(products: Sequence[FoundProduct]) -> list[tuple[str, str]]:
-    """The role of each product, and what it is named after.
+def _carried(first: Value, made: Value) -> Value:
+    """What is known of a value that a loop carries on, from its first and from what a turn makes of it."""
+    # Weights that a loop updates keep their name; activations that begin as a parameter do not.
+    keeps = made.id == first.id or (made.late and not first.late) or not made.fed
+    return first._replace(fed=first.fed or (made.fed and not keeps))
 
-    A product of the backward pass is known by what it shares with one before it: with the weight, it is the
-    gradient of the input.  What is left is the gradient of a weight: of the product whose gradient of the input
-    reads the same cotangent; else of one that has the same input; else of one whose weight has the size of the
-    gradient.
+
+def _elements(atom: Any) -> int:
+    return math.prod(getattr(atom.aval, "shape", ()))
+
+
+def together(labels: Sequence[str]) -> str:
+    """The name of what is put together of several: all of their names, or the first and the last of many.
+
+    >>> together(["q", "k", "q"]), together(["w0", "w1", "w2", "w3"])
+    ('q@k', 'w0@w3')
     """
-    found: list[tuple[str, str]] = []
-    before: list[FoundProduct] = []  # of the forward pass and of checkpoints, as far as they come earlier
-    by_cotangent: dict[int, str] = {}
-    waiting: list[int] = []
-    for number, product in enumerate(products):
-        if not product.backward:
-            late = any(one.late for one in product.operands) and not product.around.recomputed
-            found.append(("recompute" if product.around.recomputed else "update" if late else "forward", product.label))
-            if not late:
-                before.append(product)
-            continue
-        ids = [one.id for one in product.operands]
-        match = next((one for one in reversed(before) if _weight(one).id in ids), None)
-        if match is not None and _input(match).id not in ids:
-            cotangent = ids[1 - ids.index(_weight(match).id)]
-            by_cotangent[cotangent] = match.label
-            found.append(("grad_in", match.label))
-            continue
-        found.append(("grad_wt", product.label))
-        waiting.append(number)
-    taken: set[str] = set()
-    for number in waiting:
-        ids = [one.id for one in products[number].operands]
-        known = [by_cotangent[one] for one in ids if one in by_cotangent]
-        # Without a cotangent that is known: the first layer has no gradient of its input.
-        size = math.prod(products[number].tensors[-1].shape)
-        by_input = [one for one in reversed(before) if _input(one).id in ids]
-        by_size = [one for one in reversed(before) if math.prod(one.tensors[_weight_number(one)].shape) == size]
-        near = [one.label for one in by_input or by_size if one.label not in taken]
-        label = (known or near or [products[number].label])[0]
-        taken.add(label)
-        found[number] = ("grad_wt", label)
-    return found
-
-
-def _weight_number(product: FoundProduct) -> int:
-    return 1 if product.weight is None else product.weight
-
-
-def _weight(product: FoundProduct) -> Value:
-    return product.operands[_weight_number(product)]
-
-
-def _input(product: FoundProduct) -> Value:
-    return product.operands[1 - _weight_number(product)]
-
-
-def names(roles: Sequence[tuple[str, str]]) -> list[str]:
-    """A name for each product: its role, what it is named after, and which one it is where there are several.
-
-    Args:
-      roles: as `roles` gives them.
-
-    Characters that an injection file or a plan reads as something else become underscores.
-
-    >>> import jax, jax.numpy as jnp
-    >>> from fault_injection.any_step.jax_internals import PRODUCTS, opened
-    >>> jaxpr = jax.make_jaxpr(lambda w, x: jnp.tanh(x @ w) @ w.T)(jnp.ones((3, 2)), jnp.ones((4, 3)))
-    >>> follower = Follower(PRODUCTS, turns=1)
-    >>> _ = follower.follow(opened(jaxpr), [follower.fresh("fc/kernel"), follower.fresh("batch", fed=True)])
-    >>> names(roles(follower.products))
-    ['forward:fc/kernel', 'forward:fc/kernel#2']
-    """
-    count: dict[str, int] = {}
-    found = []
-    for role, label in roles:
-        name = f"{role}:{re.sub(r'[^A-Za-z0-9_./@-]+', '_', label)}"
-        count[name] = count.get(name, 0) + 1
-        found.append(name if count[name] == 1 else f"{name}#{count[name]}")
-    return found
+    found = list(dict.fromkeys(labels))
+    return "@".join(found if len(found) <= 3 else [found[0], found[-1]])

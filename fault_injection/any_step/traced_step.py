@@ -3,8 +3,9 @@
 import contextlib
 import gc
 import re
+import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,11 @@ import numpy as np
 from ..machine.errors import InputError
 from ..seam.trees import leaf_names
 from .jax_internals import Body, bodies, is_literal, line, opened, trace_of
+from .step_mistakes import cannot_be_traced, check_call, check_results, keeper
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 WORDS = "OSUMm"  # kinds of NumPy's types that are no numbers: objects, text, dates
+REGISTER = "make it a pytree, as with jax.tree_util.register_dataclass, or keep its arrays in a dict"
 
 
 class Flattening(NamedTuple):
@@ -49,6 +52,9 @@ class Flattening(NamedTuple):
                 raise InputError(f"the step was traced with other leaves: this state or batch {what} {odd[0]!r}")
         for place, setting in self.settings:
             if _differs(leaves[place], setting):
+                if has_arrays(setting):
+                    name, kind = leaf_names(tree)[place], type(setting).__name__
+                    raise InputError(f"{name!r} is another {kind} than the step was traced with: {REGISTER}")
                 raise InputError(
                     f"{leaf_names(tree)[place]!r} is {leaves[place]!r}; the step was traced with {setting!r}: "
                     "give it as an array if it changes"
@@ -83,8 +89,11 @@ class Flattening(NamedTuple):
         return jax.tree.unflatten(self.structure, leaves)
 
 
-def flattened(tree: Any) -> tuple[Any, Flattening]:
+def flattened(tree: Any, counted: Collection[int] | None = None) -> tuple[Any, Flattening]:
     """The arrays of a tree, with None in the place of what is none, and how the tree is made of them again.
+
+    Args:
+      counted: places of the leaves among which Python's numbers count as arrays; by default, all do.
 
     >>> arrays, form = flattened({"w": np.ones(2), "act": abs, "step": 0})
     >>> sorted(arrays), arrays["act"], form.joined(jax.tree.leaves(arrays))["act"]
@@ -97,10 +106,15 @@ def flattened(tree: Any) -> tuple[Any, Flattening]:
         return known and not words and not isinstance(leaf, bool)
 
     leaves, structure = jax.tree.flatten(tree)
-    settings = tuple((place, leaf) for place, leaf in enumerate(leaves) if not is_array(leaf))
-    arrays = [leaf for leaf in leaves if is_array(leaf)]
+    fixed = [counted is not None and place not in counted and is_number(leaf) for place, leaf in enumerate(leaves)]
+    settings = tuple((place, leaf) for place, leaf in enumerate(leaves) if fixed[place] or not is_array(leaf))
+    arrays = [leaf for place, leaf in enumerate(leaves) if not fixed[place] and is_array(leaf)]
     keys = tuple((place, jax.random.key_impl(leaf)) for place, leaf in enumerate(arrays) if _is_key(leaf))
-    plain = [jax.random.key_data(leaf) if _is_key(leaf) else leaf if is_array(leaf) else None for leaf in leaves]
+    others = {place for place, _ in settings}
+    plain = [
+        None if place in others else jax.random.key_data(leaf) if _is_key(leaf) else leaf
+        for place, leaf in enumerate(leaves)
+    ]
     return jax.tree.unflatten(structure, plain), Flattening(structure, settings, keys)
 
 
@@ -108,9 +122,58 @@ def _differs(leaf: Any, setting: Any) -> bool:
     """Whether a setting has another value.  Functions that are made anew, as by another `init`, cannot be compared."""
     if type(leaf) is not type(setting):
         return True
+    if has_arrays(leaf) or has_arrays(setting):  # nothing sees what is in them
+        return leaf is not setting
     if isinstance(leaf, np.ndarray):  # of strings, dates or objects
         return not np.array_equal(leaf, setting)
     return type(leaf).__eq__ is not object.__eq__ and bool(leaf != setting)  # type: ignore[comparison-overlap]
+
+
+def is_number(leaf: Any) -> bool:
+    """Whether a leaf is a number of Python's own."""
+    return type(leaf) in (int, float, complex)
+
+
+def has_arrays(leaf: Any, depth: int = 3) -> bool:
+    """Whether a leaf is an object that JAX does not see into, with arrays in it."""
+    if depth == 0 or isinstance(leaf, (jax.Array, np.ndarray, np.generic, type, types.FunctionType, types.ModuleType)):
+        return False
+    slots = [getattr(leaf, name, None) for name in getattr(type(leaf), "__slots__", ()) if isinstance(name, str)]
+    inside = [*getattr(leaf, "__dict__", {}).values(), *slots]
+    found = [one for value in inside for one in jax.tree.leaves(value)]
+    return any(isinstance(one, (jax.Array, np.ndarray)) or has_arrays(one, depth - 1) for one in found)
+
+
+def _place(path: Any, of: str) -> str:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    return f"{name!r} of the {of}" if name else f"the {of}"
+
+
+def _changing(step: Step, state: Any, batch: Any) -> frozenset[int]:
+    """Places of Python's numbers in a state that a step turns into arrays or changes.
+
+    The others stay what they are, such as sizes and rates of a model: the user's own step sees numbers.
+    """
+    leaves = jax.tree.leaves(state)
+    numbers = {place for place, leaf in enumerate(leaves) if is_number(leaf)}
+    if not numbers:
+        return frozenset()
+    new: list[Any] = []
+    form, of_batch = flattened(state, ())[1], flattened(batch)[1]
+    given = [*form.arrays(state), *of_batch.arrays(batch)]
+    count = len(given) - len(of_batch.arrays(batch))
+
+    def flat(*arrays: Any) -> None:
+        result = step(form.joined(arrays[:count]), of_batch.joined(arrays[count:]))
+        new.extend(jax.tree.leaves(result[0]))
+
+    try:
+        jax.make_jaxpr(flat)(*given)
+    except Exception:  # what it is shows when they are arrays
+        return frozenset(numbers)
+    if len(new) != len(leaves):
+        return frozenset(numbers)
+    return frozenset(place for place in numbers if not (is_number(new[place]) and new[place] == leaves[place]))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -161,7 +224,14 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
       InputError: the step cannot be traced, has other results, gives the state other shapes, dtypes or leaves,
         keeps traced values, or computes something else when it is traced again.
     """
-    of_state, state_form = flattened(state)
+    check_call(step)
+    for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
+        if has_arrays(leaf):
+            raise InputError(
+                f"{_place(path, 'state')} is a {type(leaf).__name__} that JAX does not see into: {REGISTER}"
+            )
+    counted = _changing(step, state, batch)
+    of_state, state_form = flattened(state, counted)
     of_batch, batch_form = flattened(batch)
     leaves = [*jax.tree.leaves(of_state), *jax.tree.leaves(of_batch)]
     count = len(jax.tree.leaves(of_state))
@@ -170,10 +240,8 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
 
     def flat(*given: Any) -> list[Any]:
         results = step(state_form.joined(given[:count]), batch_form.joined(given[count:]))
-        if not isinstance(results, tuple) or len(results) != 2:
-            found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
-            raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")
-        new, metrics = flattened(results[0])[0], results[1]
+        check_results(results, state)
+        new, metrics = flattened(results[0], counted)[0], results[1]
         told[:] = [leaf_names(new), jax.tree.structure(metrics)]
         return [*jax.tree.leaves(new), *jax.tree.leaves(metrics)]
 
@@ -197,34 +265,26 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     return Traced(closed, state_form, batch_form, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
 
 
-def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False, frozen: bool = True) -> Any:
+def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False) -> Any:
     try:
         if not watching:
             return jax.make_jaxpr(flat)(*leaves)
-        with jax.checking_leaks(), _only_new_garbage() if frozen else contextlib.nullcontext():
+        with jax.checking_leaks(), _only_new_garbage():
             return jax.make_jaxpr(flat)(*leaves)
     except InputError:
         raise
     except Exception as error:
-        if "Leaked trace" in str(error):
-            if frozen:
-                if (again := _kept_by_caches(flat, leaves)) is not None:
-                    return again
-                # What keeps the value may be a frozen object, which is not named.
-                return _traced(flat, leaves, watching, frozen=False)
-            kept = re.search(r"is referred to by (.*)", str(error)[str(error).find("Tracer") :])
-            where = f" ({kept[1][:100]})" if kept else ""
-            raise InputError(
-                f"the step keeps a value that it computes outside of itself{where}; return it among the metrics"
-            ) from None
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"the step cannot be traced: {type(error).__name__}: {reason[:300]}") from error
+        if not watching:
+            raise cannot_be_traced(error) from error
+    # A value is kept, or JAX's own search for what keeps it has failed, as it does where a dictionary is.
+    return _kept_by_caches(flat, leaves)
 
 
 def _kept_by_caches(flat: Callable[..., Any], leaves: Sequence[Any]) -> Any:
-    """The step traced again, if JAX's caches are all that kept values of it; else None.
+    """The step traced again, if caches are all that kept values of it; raises InputError if the user's code did.
 
-    They keep a function under `jax.checkpoint` with the values that it closes over, which is no mistake of the user.
+    JAX's caches keep a function under `jax.checkpoint` with the values that it closes over, which is no mistake of the
+    user.  Libraries have caches of their own.
     """
     traces: list[weakref.ref[Any]] = []
 
@@ -232,10 +292,16 @@ def _kept_by_caches(flat: Callable[..., Any], leaves: Sequence[Any]) -> Any:
         traces.append(weakref.ref(trace_of(given[0])))
         return flat(*given)
 
-    closed = jax.make_jaxpr(noted)(*leaves)
+    closed = _traced(noted, leaves)
     jax.clear_caches()
     gc.collect()
-    return closed if traces[0]() is None else None
+    trace = traces[0]()
+    kept = "" if trace is None else keeper(trace)
+    if kept:
+        raise InputError(
+            f"the step keeps a value that it computes outside of itself ({kept}): return it among the metrics"
+        )
+    return closed
 
 
 @contextlib.contextmanager

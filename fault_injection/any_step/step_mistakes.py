@@ -1,0 +1,147 @@
+"""What is said of a step that cannot be traced: the place in the user's file, and the remedy."""
+
+import gc
+import inspect
+import re
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..machine.errors import InputError
+from .jax_internals import is_tracer_of
+
+# What an error's text has in it, and what to do about it.
+REMEDIES = (
+    ("Attempted boolean conversion", "Python branches by a value that is traced; use jnp.where or lax.cond there"),
+    ("Abstract tracer value", "a number is asked for where it is traced, as by float() or .item(); return the array"),
+    ("TracerArrayConversion", "NumPy is given a value that is traced; use jax.numpy there"),
+    ("TracerIntegerConversion", "an index or a shape is traced; make it a number that the step does not get"),
+    ("set_mesh", "set the mesh around instrument and the loop, not in the step"),
+    (
+        "lowered and compiled for",
+        "the step is compiled ahead of time; give the function itself, before .lower().compile()",
+    ),
+)
+
+
+def check_call(step: Callable[..., Any]) -> None:
+    """See that a step takes a state and a batch; raises InputError."""
+    try:
+        signature = inspect.signature(step)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(0, 0)
+    except TypeError as error:
+        raise InputError(
+            f"the step is called as step(state, batch), and takes {signature} ({error}): put what it learns into one "
+            "state, as in `lambda state, batch: step(*state, batch)`, and return (state, metrics)"
+        ) from None
+
+
+def check_results(results: Any, state: Any) -> None:
+    """See that a step returns a new state and metrics of numbers; raises InputError."""
+    if not isinstance(results, tuple) or len(results) != 2:
+        found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
+        raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")
+    before, new, metrics = map(jax.tree.structure, (state, *results))
+    if before != new and before == metrics:
+        raise InputError(
+            "the step returns its metrics first; expected (state, metrics): wrap it, as in "
+            "`lambda state, batch: step(state, batch)[::-1]`"
+        )
+    if before != new and before == jax.tree.structure(results):
+        raise InputError(
+            "the step returns the new state alone; expected (state, metrics), with the loss among the metrics: "
+            'wrap it, as in `lambda state, batch: (step(state, batch), {"loss": ...})`'
+        )
+    for path, leaf in jax.tree_util.tree_flatten_with_path(results[1])[0]:
+        words = isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUMm"
+        if words or not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):
+            name = jax.tree_util.keystr(path, simple=True, separator="/")
+            found = f"{name!r} of the step's metrics is {leaf!r:.60}, which is no number"
+            raise InputError(f"{found}: leave it out of what the step returns")
+
+
+def cannot_be_traced(error: Exception) -> InputError:
+    """What is said of an error that is raised while a step is traced."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = lines[0][:300] if lines else ""
+    if reason.startswith("Mismatch") or reason.endswith(":"):  # JAX's text begins with the reason elsewhere
+        reason = " ".join(lines)[:300]
+    frames = [one for one in traceback.extract_tb(error.__traceback__) if _of_user(one.filename)]
+    at = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
+    whole = f"{type(error).__name__}: {text}"
+    remedy = next((f": {remedy}" for part, remedy in REMEDIES if part in whole), "")
+    return InputError(f"the step cannot be traced{at}: {type(error).__name__}: {reason.rstrip('.')}{remedy}")
+
+
+def _of_user(file: str) -> bool:
+    return not re.search(r"site-packages|fault_injection/(any_step|seam|runs|workloads)|^<|/contextlib\.py$", file)
+
+
+def keeper(trace: Any) -> str:
+    """What keeps a value of a trace, such as `Trainer.w`; empty where nothing of the user's does.
+
+    JAX's own search for it can fail, and looks at one step of the way alone.
+    """
+    for value in gc.get_objects():
+        if is_tracer_of(value, trace) and (found := _named(value, 5, {id(value)})):
+            return found
+    return ""
+
+
+def _named(value: Any, steps: int, seen: set[int]) -> str:
+    """The name of an attribute or variable through which a value can be reached."""
+    if steps == 0:
+        return ""
+    for holder in gc.get_referrers(value):
+        if id(holder) in seen or isinstance(holder, types.FrameType):
+            continue
+        seen.add(id(holder))
+        if isinstance(holder, (list, tuple, set, dict)):
+            name = _global(holder, value) or _named(holder, steps - 1, seen)
+        elif isinstance(holder, types.CellType):
+            name = next(_variables(holder), "")
+        else:
+            name = _attribute(holder, value)
+        if name:
+            return name
+    return ""
+
+
+def _global(holder: Any, value: Any) -> str:
+    """The name of a module's variable, or of an object's attribute where the object's dictionary is the holder."""
+    if not isinstance(holder, dict):
+        return ""
+    key = next((str(key) for key, one in list(holder.items()) if one is value), "")
+    if "__name__" in holder and "__spec__" in holder:
+        return "" if _of_library(str(holder["__name__"])) else f"{holder['__name__']}.{key}"
+    owner = next((one for one in gc.get_referrers(holder) if getattr(one, "__dict__", None) is holder), None)
+    return "" if owner is None or _of_library(type(owner).__module__) else f"{type(owner).__name__}.{key}"
+
+
+def _attribute(holder: Any, value: Any) -> str:
+    if _of_library(type(holder).__module__):
+        return ""
+    kept = getattr(holder, "__dict__", {})
+    key = next((key for key, one in kept.items() if one is value), "") if isinstance(kept, Mapping) else ""
+    return f"{type(holder).__name__}.{key}" if key else ""
+
+
+def _variables(cell: Any) -> Iterator[str]:
+    """The names that functions have for a variable of a function around them."""
+    for closure in gc.get_referrers(cell):
+        for function in gc.get_referrers(closure) if isinstance(closure, tuple) else ():
+            if isinstance(function, types.FunctionType) and not _of_library(function.__module__):
+                names: Sequence[str] = function.__code__.co_freevars
+                yield names[[one is cell for one in closure].index(True)]
+
+
+def _of_library(module: str | None) -> bool:
+    return (module or "").partition(".")[0] in ("jax", "jaxlib", "equinox", "flax", "builtins", "weakref", "functools")
