@@ -209,8 +209,8 @@ Seen = functools.partial(conditions.Seen, updates=2)
 @pytest.mark.parametrize(
     ("steps", "seen", "rule"),
     [
-        (0, Seen(1.05, 1.05), Rule.AT_ONCE),
-        (0, Seen(1.06, 1.0), NEVER),
+        (0, Seen(1.5, 1.05), Rule.AT_ONCE),
+        (0, Seen(1.51, 1.0), NEVER),
         (0, Seen(1.0, 1.06), NEVER),
         (1, Seen(1.0, 1.0), NEVER),  # it would have had its verdict a step before
         (2, Seen(2.0, 2.0, 0.05), Rule.WITHIN),
@@ -259,7 +259,7 @@ def test_what_is_near_a_threshold():
     near = Conditions().near
     assert not near(Rule.AT_ONCE, Seen(1.05)) and not near(Rule.VARIANCE, Seen(1.9, BIG))
     assert (
-        near(Rule.WITHIN, Seen(1.06, 1.0)) and near(Rule.WITHIN, Seen(1.0, 1.06)) and not near(Rule.WITHIN, Seen(1.0))
+        near(Rule.WITHIN, Seen(1.51, 1.0)) and near(Rule.WITHIN, Seen(1.0, 1.06)) and not near(Rule.WITHIN, Seen(1.5))
     )
     assert near(Rule.LOSS_GAP, Seen(BIG, 1.0, 0.0006)) and not near(Rule.LOSS_GAP, Seen(BIG, 1.0, 0.0005))
 

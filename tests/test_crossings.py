@@ -151,15 +151,16 @@ def test_replay_campaign_and_scoreboard_say_the_same(benches, schedule, text, nu
 
 
 @pytest.mark.parametrize("recovery", RECOVERIES)
-def test_nothing_is_undone_before_the_load_of_a_checkpoint(golden, benches, recovery):
+@pytest.mark.parametrize("step", [0, 3])
+def test_nothing_is_undone_before_the_load_of_a_checkpoint(golden, benches, recovery, step):
     """What was before is another job's: an alarm at the first step gets the altered state back, and no golden one."""
     lab = benches(CHECKPOINT, "once").lab
-    injection, back = injection_of(lab.plan, 0), BACK[recovery]
-    watching = Always(golden.program, DETECTORS["replay"], recovery=back)
+    injection, back = dataclasses.replace(injection_of(lab.plan, 0), step=step), BACK[recovery]
+    watching = Rings(golden.program, DETECTORS["replay"], recovery=back)
+    watching.at = Address(injection.epoch, step)
     alone = replay(injection, golden)
     recovered = replay(injection, golden, watching=[watching], keep=back.steps)
-    at = Address(injection.epoch, injection.step)
-    assert watching.actions == [Undone(at, at, back.again)]
+    assert watching.actions == [Undone(watching.at, watching.at, back.again)]
     assert recovered.outcome.exactly_masked_after is None
     known = watched_replay(injection, golden, DETECTORS["replay"], recovery)
     assert stops(known.watch, injection) == []  # what was loaded is what is executed again
@@ -169,16 +170,17 @@ def test_nothing_is_undone_before_the_load_of_a_checkpoint(golden, benches, reco
         assert said["actions"][0]["stopped_at_the_load"] == (recovery == "rewind")
         assert ("none before the load" in " ".join(sentences(said))) == (recovery == "rewind")
     else:  # the altered state meets the next batch
-        state, _ = restarted(golden.program, golden.fetch_state_before(at.epoch), injection.fault())
-        _, report = golden.program.step(state, golden.program.batch(at.epoch, 1), at.epoch, 1)
-        assert recovered.faulty.column("loss")[1] == report.loss
+        before = golden.fetch_state_before(1) if step == 0 else golden.fetch_state_after(Address(1, step - 1))
+        state, _ = restarted(golden.program, before, injection.fault())
+        _, report = golden.program.step(state, golden.program.batch(1, step + 1), 1, step + 1)
+        assert recovered.faulty.column("loss")[step + 1] == report.loss
 
 
-class Always(Watcher):
-    """Stops at the first step that it sees."""
+class Rings(Watcher):
+    """Stops at one step, each time."""
 
     def look(self, at, state, report):
-        return [Alarm(self.number(at), "loss", 0.0, STOP, 0.0)] if not self.alarms else [], 0.0
+        return [Alarm(self.number(at), "loss", 0.0, STOP, 0.0)] if at == self.at else [], 0.0
 
 
 # ---- Faults that may strike beyond the horizon ---------------------------------------------

@@ -67,14 +67,15 @@ def wrong(results):
     return [(r.number, r.early_rule, r.outcome) for r in results if r.early_outcome not in (None, r.outcome)]
 
 
-@pytest.mark.parametrize("name", ["accumulated", "scaled"])
+@pytest.mark.parametrize("name", ["accumulated", pytest.param("scaled", marks=pytest.mark.slow)])
 def test_a_difference_that_is_on_its_way_is_no_masked_one(tmp_path, name):
-    results = experiments(tmp_path, name, 24)
+    results = experiments(tmp_path, name, 16)
     assert not wrong(results)
     assert any(r.early_rule for r in results)  # they are still given
     assert any(r.outcome != MASKED for r in results)
 
 
+@pytest.mark.slow
 def test_a_fault_in_the_state_has_proofs_alone(tmp_path):
     """What is evaluated is an average that was struck: training goes on as if nothing were."""
     results = experiments(tmp_path, "averaged", 12, "state", "shadow/*", FLIPS)

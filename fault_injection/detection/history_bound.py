@@ -63,7 +63,7 @@ class HistoryBound(Detector):
     def update(self, memory: HistoryMemory, values: Array) -> tuple[HistoryMemory, Alarms]:
         xp = namespace(values)
         bound, largest = (xp.asarray(part) for part in memory)
-        learned = xp.where(xp.isnan(largest), xp.inf, self.margin * largest)
+        learned = xp.where(xp.isnan(largest) | (largest == 0), xp.inf, self.margin * largest)  # zeros teach nothing
         threshold = xp.where(xp.isnan(bound), learned, bound)
         finite = xp.isfinite(values)
         stop = (values > threshold) | ~finite
