@@ -183,7 +183,7 @@ STEPS = {  # a reference, and the user's own step, by what the first differs in
 def test_the_distance_from_the_own_step_is_judged_against_twins(differs, said):
     reference, own = (lambda arrays, _, f=f: [arrays[0], np.float32(f(arrays[1]))] for f in STEPS[differs])
     begin = [np.arange(3), np.random.default_rng(0).standard_normal(50, np.float32)]
-    told = distance(("n", "w"), lambda arrays: [*(arrays or begin)], reference, own, [None] * 3)
+    told = distance(("n", "w"), lambda arrays: [*(arrays or begin)], reference, own, [None] * 3, digits=23)
     assert said in told["sentence"]
     assert told["alarm"] is told["sentence"].startswith("ALARM") is (differs not in ("nothing", "rounding"))
 

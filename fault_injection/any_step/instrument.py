@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import functools
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,10 +16,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..machine.errors import InputError, did_you_mean
 from ..models.bits import ALL_ONES, host_words, unstruck
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, is_fixed, site_id
+from ..models.isolation import on_cpus
 from ..models.overwrite import Fetched, fault_of, words_of
 from ..models.site import TensorSpec, make_fault
 from .intercept import Interpreter, Layouts, Scope, Told
-from .jax_internals import PRODUCTS, is_explicit, layout, line, meshes_of, opened, typed_by
+from .jax_internals import PRODUCTS, is_explicit, is_of_vector, layout, line, meshes_of, opened, typed_by
 from .jaxpr_sites import Follower, FoundProduct
 from .site_names import names, roles
 from .step_checks import REPORTED, operation
@@ -316,6 +318,15 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
     for name in sites:
         if (other := ids.setdefault(site_id(name), name)) != name:
             raise InputError(f"sites {other!r} and {name!r} have the same id; rename a leaf of the state")
+    vectors = [
+        name for name, one in zip(sites, products, strict=True) if one.around.turns and is_of_vector(one.equation)
+    ]
+    if vectors and on_cpus():
+        warnings.warn(
+            f"{len(vectors)} sites such as {vectors[0]} multiply a vector in a loop, which XLA on CPUs compiles as one "
+            "kernel with what is around it: a step with an inactive fault may differ from the reference in last places",
+            stacklevel=3,
+        )
     interpreter = Interpreter(kinds, turns)
     assert interpreter.count(body.jaxpr) == len(sites)  # both number them alike
     return Instrumented(traced, sites, sites, tuple(follower.closed), tuple(follower.meshes), interpreter)

@@ -7,6 +7,7 @@ changes, this file is the one to edit.  What each name could be replaced with is
 
 import contextlib
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -283,6 +284,19 @@ def layout(equation: Any) -> tuple[str, ...]:
             named = ((numbers.lhs_spec, "NC"), (numbers.rhs_spec, "OI"), (numbers.out_spec, "NC"))
             return tuple("".join(one for _, one in sorted(zip(spec, two + space, strict=True))) for spec, two in named)
     return ()
+
+
+def is_of_vector(equation: Any) -> bool:
+    """Whether an equation is a product with a vector: one of its operands has no axis of its own, or one of 1."""
+    if equation.primitive.name != "dot_general":
+        return False
+    summed, batch = contracted(equation.params)
+    shapes = [atom.aval.shape for atom in equation.invars]
+    free = (
+        math.prod(length for axis, length in enumerate(shape) if axis not in (*mine, *shared))
+        for shape, mine, shared in zip(shapes, summed, batch, strict=True)
+    )
+    return min(free) == 1
 
 
 def contracted(params: dict[str, Any]) -> tuple[Any, Any]:

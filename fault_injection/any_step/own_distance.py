@@ -1,7 +1,8 @@
 """How far the reference is from the user's own step after a few steps, and whether rounding explains it.
 
 The reference has barriers, which change what the compiler fuses and so the rounding.  What rounding can do in these
-steps is measured: twins take them with the reference too, from a start whose numbers differ in the last place.
+steps is measured: twins take them with the reference too, from a start whose numbers differ in the last place of the
+narrowest format that products have: between those, XLA on CPUs leaves out roundings.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -50,7 +51,12 @@ def own_step(traced: Traced, step: Callable[[Any, Any], Any]) -> Take:
 
 
 def distance(
-    names: Sequence[str], start: Callable[[Leaves | None], Any], reference: Take, own: Take, batches: Sequence[Any]
+    names: Sequence[str],
+    start: Callable[[Leaves | None], Any],
+    reference: Take,
+    own: Take,
+    batches: Sequence[Any],
+    digits: int,
 ) -> dict[str, Any]:
     """How far the reference, and a step with an inactive fault, are from the user's own step, as JSON values.
 
@@ -61,6 +67,7 @@ def distance(
       start: gives fresh arrays on devices: of the initial state, or those given.
       reference, own: the two steps.
       batches: of the steps.
+      digits: bits of the mantissa that products have at least.
 
     Returns:
       A `sentence`; whether it is an `alarm`; how many `steps` were taken; how many `leaves` there are, how many of
@@ -77,11 +84,13 @@ def distance(
     if not any(np.any(each.norm) for each in apart):
         sentence = f"golden runs are made with barriers in the step: over {len(ours)} steps, they change no bit of it"
         return {"sentence": sentence, **told}
-    twins = [[*_taken(reference, start(_nudged(begin, number)), batches)] for number in range(TWINS)]
+    twins = [[*_taken(reference, start(_nudged(begin, number, digits)), batches)] for number in range(TWINS)]
     of_twins = [[Apart.of(*pair) for pair in zip(twin, ours, strict=True)] for twin in twins]
     told["of_twins"] = max(_most(twin[-1].relative) for twin in of_twins)
     for number, each in enumerate(apart):
-        floor = [4 * (number + 1) * _unit(leaf) * float(np.linalg.norm(_numbers(leaf))) for leaf in ours[number]]
+        floor = [
+            4 * (number + 1) * _unit(leaf, digits) * float(np.linalg.norm(_numbers(leaf))) for leaf in ours[number]
+        ]
         moved = Apart.of(ours[number], begin).norm
         noise, noise_of_most = (
             BEYOND * np.max([np.array(floor), *(getattr(twin[number], norm) for twin in of_twins)], axis=0)
@@ -121,8 +130,8 @@ def _taken(step: Take, arrays: Any, batches: Any) -> Iterator[Leaves]:
             yield [np.asarray(leaf) for leaf in jax.device_get(arrays)]
 
 
-def _nudged(leaves: Leaves, number: int) -> Leaves:
-    """The leaves, whose numbers but zeros differ in the last place: of twin 0 all of them."""
+def _nudged(leaves: Leaves, number: int, digits: int) -> Leaves:
+    """The leaves, whose numbers but zeros differ in the last place of so many: of twin 0 all of them."""
     rng = np.random.default_rng(number)
     found = []
     for leaf in leaves:
@@ -130,7 +139,7 @@ def _nudged(leaves: Leaves, number: int) -> Leaves:
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             parts = _parts(new)
             words = parts.view(f"uint{8 * parts.dtype.itemsize}")
-            other = words ^ words.dtype.type(1)
+            other = words ^ words.dtype.type(1 << max(0, jnp.finfo(leaf.dtype).nmant - digits))
             chosen = (parts != 0) & np.isfinite(other.view(parts.dtype).astype(np.float64))
             if number:
                 chosen &= rng.random(parts.shape) < 0.5
@@ -150,9 +159,11 @@ def _numbers(leaf: np.ndarray) -> np.ndarray:
     return _parts(leaf).astype(np.float64) if jnp.issubdtype(leaf.dtype, jnp.inexact) else np.zeros(0)
 
 
-def _unit(leaf: np.ndarray) -> float:
-    """The unit in the last place of 1; 0 of integers, which are not rounded."""
-    return float(jnp.finfo(leaf.dtype).eps) if jnp.issubdtype(leaf.dtype, jnp.inexact) else 0.0
+def _unit(leaf: np.ndarray, digits: int) -> float:
+    """The unit in the last place of 1, of so many bits or of the leaf's; 0 of integers, which are not rounded."""
+    if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+        return 0.0
+    return float(2.0 ** -min(digits, int(jnp.finfo(leaf.dtype).nmant)))
 
 
 def _apart(one: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:

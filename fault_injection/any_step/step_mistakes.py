@@ -20,6 +20,7 @@ REMEDIES = (
     ("Abstract tracer value", "a number is asked for where it is traced, as by float() or .item(); return the array"),
     ("TracerArrayConversion", "NumPy is given a value that is traced; use jax.numpy there"),
     ("TracerIntegerConversion", "an index or a shape is traced; make it a number that the step does not get"),
+    ("pytree structure error", "shardings need the structure of what they are for, or one for all of it"),
     ("set_mesh", "set the mesh around instrument and the loop, not in the step"),
     (
         "lowered and compiled for",
@@ -48,13 +49,13 @@ def check_results(results: Any, state: Any) -> None:
     if not isinstance(results, tuple) or len(results) != 2:
         found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
         raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")
-    before, new, metrics = map(jax.tree.structure, (state, *results))
+    before, new, metrics = (str(jax.tree.structure(tree)) for tree in (state, *results))
     if before != new and before == metrics:
         raise InputError(
             "the step returns its metrics first; expected (state, metrics): wrap it, as in "
             "`lambda state, batch: step(state, batch)[::-1]`"
         )
-    if before != new and before == jax.tree.structure(results):
+    if before != new and before == str(jax.tree.structure(results)):
         raise InputError(
             "the step returns the new state alone; expected (state, metrics), with the loss among the metrics: "
             'wrap it, as in `lambda state, batch: (step(state, batch), {"loss": ...})`'
@@ -76,7 +77,7 @@ def cannot_be_traced(error: Exception) -> InputError:
         reason = " ".join(lines)[:300]
     frames = [one for one in traceback.extract_tb(error.__traceback__) if _of_user(one.filename)]
     at = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
-    whole = f"{type(error).__name__}: {text}"
+    whole = f"{type(error).__name__}: {' '.join(lines)}"
     remedy = next((f": {remedy}" for part, remedy in REMEDIES if part in whole), "")
     return InputError(f"the step cannot be traced{at}: {type(error).__name__}: {reason.rstrip('.')}{remedy}")
 

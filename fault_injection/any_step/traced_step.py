@@ -235,14 +235,14 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     of_batch, batch_form = flattened(batch)
     leaves = [*jax.tree.leaves(of_state), *jax.tree.leaves(of_batch)]
     count = len(jax.tree.leaves(of_state))
-    names = leaf_names(of_state)
+    names = _names(of_state)
     told: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:
         results = step(state_form.joined(given[:count]), batch_form.joined(given[count:]))
         check_results(results, state)
         new, metrics = flattened(results[0], counted)[0], results[1]
-        told[:] = [leaf_names(new), jax.tree.structure(metrics)]
+        told[:] = [_names(new), jax.tree.structure(metrics)]
         return [*jax.tree.leaves(new), *jax.tree.leaves(metrics)]
 
     closed = _traced(flat, leaves)
@@ -263,6 +263,11 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     gives = {places[var] for var, gone in zip(operands, donated, strict=True) if gone}
     inputs = (*names, *(f"batch/{name}" if name else "batch" for name in leaf_names(of_batch)))
     return Traced(closed, state_form, batch_form, of_state, metrics, tuple(names), inputs, tuple(sorted(gives)))
+
+
+def _names(state: Any) -> list[str]:
+    """The paths of a state's leaves; a state that is one array is called `state`."""
+    return [name or "state" for name in leaf_names(state)]
 
 
 def _traced(flat: Callable[..., Any], leaves: Sequence[Any], watching: bool = False) -> Any:

@@ -124,7 +124,11 @@ class TracedTraining:
 
         batches = [self.batch(0, number) for number in range(steps)]
         own = own_step(traced, self.training.step)
-        return distance(traced.names, start, lambda arrays, batch: reference(arrays, batch)[0], own, batches)
+        kinds = {one.dtype for site in self.program.all_sites.values() for one in site.operands.values()}
+        digits = min(
+            int(jnp.finfo(kind).nmant) for kind in {*kinds, jnp.dtype("float32")} if jnp.issubdtype(kind, jnp.floating)
+        )
+        return distance(traced.names, start, lambda arrays, batch: reference(arrays, batch)[0], own, batches, digits)
 
 
 def training_program(made: TracedTraining, reductions: frozenset[str] = frozenset()) -> Program:

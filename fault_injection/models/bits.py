@@ -59,6 +59,15 @@ def width_of(dtype: Any) -> int:
     return int((ml_dtypes.finfo if "float" in dtype.name else ml_dtypes.iinfo)(dtype).bits)
 
 
+def low_bits(dtype: Any) -> np.uint32:
+    """The mask of the bits that an element of less than a byte has; all ones of others, which leave out high bits.
+
+    >>> hex(low_bits("int4")), hex(low_bits("uint8"))
+    ('0xf', '0xffffffff')
+    """
+    return np.uint32(ALL_ONES if (width := width_of(dtype)) >= 8 else (1 << width) - 1)
+
+
 def unstruck(dtype: Any) -> str:
     """Why no fault strikes elements of a type; empty where one can: masks are uint32.
 

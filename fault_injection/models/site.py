@@ -8,7 +8,7 @@ from typing import Any, Self
 import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 and its like by it
 import numpy as np
 
-from .bits import ALL_ONES, unstruck, width_of
+from .bits import low_bits, unstruck
 from .fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, fixed, padded_size, site_id
 
 
@@ -123,8 +123,6 @@ def make_fault(
     if size < index.size:
         raise ValueError(f"a fault of {index.size} elements does not fit the size {size}")
 
-    most = ALL_ONES if (width := width_of(struck.dtype)) >= 8 else (1 << width) - 1  # of a byte, the low bits alone
-
     def padded(values: int | np.ndarray, fill: int, dtype: type) -> np.ndarray:
         values = np.broadcast_to(np.asarray(values, dtype), index.shape)
         return fixed(np.pad(values, (0, size - index.size), constant_values=fill))
@@ -136,5 +134,5 @@ def make_fault(
         index=padded(index, INACTIVE, np.int32),
         source=padded(source, 0, np.int32),
         keep=padded(keep, 0, np.uint32),
-        flip=padded(np.asarray(flip, np.uint32) & np.uint32(most), 0, np.uint32),
+        flip=padded(np.asarray(flip, np.uint32) & low_bits(struck.dtype), 0, np.uint32),
     )
