@@ -50,7 +50,7 @@ class Envelope:
         for arrays in (*self._moments, *self._statistics, self._parameters):
             if arrays:
                 largest[arrays] = np.maximum(largest[arrays], self._conditions.floor * largest[arrays].max())
-        outside = np.where(value > 0, np.inf, 0)  # where the golden run has nothing but zeros
+        outside = np.where(value == 0, 0, np.inf)  # where the golden run has nothing but zeros
         ratio = np.divide(value, largest, out=outside, where=largest > 0)
         gap = 0.0 if before is None else abs(float(report.loss) - float(golden.loss))
         differs = np.asarray(report.digest) != golden.digest
