@@ -11,6 +11,7 @@ from ..any_step.training import Training
 from ..any_step.training_program import TracedTraining, traced_training, training_program
 from ..machine.errors import InputError
 from ..machine.sources import with_own_folder
+from ..models.bits import unstruck
 from ..models.site import Site
 from ..seam.program import Program
 from ..seam.state_faults import left_out_of_targets
@@ -37,7 +38,7 @@ class OwnTraining(Workload):
         return self.started.training.steps_per_epoch
 
     def sites(self) -> Mapping[str, Site]:
-        return self.started.program.sites
+        return {name: site for name, site in self.started.program.sites.items() if not _beyond_masks(site)}
 
     def remarks(self) -> list[str]:
         program, said = self.started.program, []
@@ -45,6 +46,7 @@ class OwnTraining(Workload):
             shared = f"{max(mesh.size for mesh in program.meshes)} devices share out the operands"
             said.append(f"{shared}; without workers, a position is one of the global operand")
         said += [f"not a target: {what}" for what in left_out_of_targets(self.started.state)]
+        said += [f"not a target: {site.name} {why}" for site in program.sites.values() if (why := _beyond_masks(site))]
         return [*said, *(f"not covered: {what}" for what in program.not_covered)]
 
     def program(
@@ -67,6 +69,11 @@ class OwnTraining(Workload):
     def identity(self) -> dict[str, Any]:
         # The file is known by what is in it, so that a folder can be moved.
         return {"name": pathlib.Path(self.name).name, "seed": self.seed, "workers": self.workers}
+
+
+def _beyond_masks(site: Site) -> str:
+    """Why no fault strikes a site; empty where one can."""
+    return next(filter(None, (unstruck(tensor.dtype) for tensor in site.operands.values())), "")
 
 
 @functools.lru_cache(maxsize=4)
