@@ -105,7 +105,7 @@ def audited(facts: Facts) -> Section:
         near = (
             ""
             if plan.audit_near is None
-            else f", and {plan.audit_near:.0%} of those near a threshold: a value exceeded the golden run's largest "
+            else f", and {plan.audit_near:.0%} of those near a threshold: a value exceeded what is usual "
             "without being large, or a large history came with a loss gap above half of the limit"
         )
         text.append(f"A random {plan.audit:.1%} of these runs go on to the end all the same{near}.")
