@@ -217,10 +217,12 @@ class Follower:
         given = [
             str(atom.val) if is_literal(atom) else one.id for atom, one in zip(equation.invars, values, strict=True)
         ]
-        key = (equation.primitive.name, tuple(given), shapes, str(equation.params))
-        if equation.effects or key not in self._same:
-            self._same[key] = [next(self._ids) for _ in equation.outvars]
-        return self._same[key]
+        key = (equation.primitive.name, tuple(given), shapes, tuple(equation.params.items()))
+        fresh = [next(self._ids) for _ in equation.outvars]
+        try:
+            return fresh if equation.effects else self._same.setdefault(key, fresh)
+        except TypeError:  # a parameter cannot be compared
+            return fresh
 
     def _part(self, equation: Any, values: list[Value], around: Around) -> Value:
         """A part of the first operand, or this operand again and again."""
