@@ -98,7 +98,7 @@ TABLE = [
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "stage", "sites", "models"), TABLE)
 def test_early_verdicts_are_what_runs_come_to(tmp_path, name, stage, sites, models):
-    results = experiments(tmp_path, name, 60, stage, sites, models)
+    results = experiments(tmp_path, name, 40, stage, sites, models)
     rules = collections.Counter(r.early_rule for r in results)
     print(name, stage, sites, dict(rules), dict(collections.Counter(r.outcome for r in results)), wrong(results))
     # A guess may be wrong now and then, which audits are for; beyond its premises it was in a quarter to all.
