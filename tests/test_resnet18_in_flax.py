@@ -35,10 +35,9 @@ def test_gradients_of_kernels_agree():
         assert np.abs(explicit - flax).max() <= 1e-5 * np.abs(explicit).max(), layer
 
 
-def test_the_same_faults_have_the_same_verdicts(monkeypatch):
+def test_the_same_faults_have_the_same_verdicts():
     import compare
 
-    monkeypatch.setattr(compare, "TWINS", 2)  # the fewest that have a spread
     strikes = compare.draw(0, 18)
     assert {(one.role, one.operand) for one in strikes} == {
         (role, operand) for role in ("forward", "grad_in", "grad_wt") for operand in Operand
@@ -49,12 +48,11 @@ def test_the_same_faults_have_the_same_verdicts(monkeypatch):
         assert other == pytest.approx(old, rel=1e-3, abs=1e-6), strike
         assert other_loss == pytest.approx(loss, rel=1e-3, nan_ok=True), strike
     noise = compare.spread(two)
-    followed = strikes[:12]
-    pairs = [[door.verdict(strike, noise).outcome for door in two] for strike in followed]
+    pairs = [[door.verdict(strike, noise).outcome for door in two] for strike in strikes]
     # Which other kinds there are depends on the processor.
-    assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 2
-    differing = [strike for strike, (a, b) in zip(followed, pairs, strict=True) if a.outcome != b.outcome]
-    assert len(differing) <= 3
+    assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 3
+    differing = [strike for strike, (a, b) in zip(strikes, pairs, strict=True) if a.outcome != b.outcome]
+    assert len(differing) <= 5
     for strike in differing:  # training amplifies rounding: then twins of one network differ among themselves, too
         explicit, flax = (compare.outcomes(door, strike, noise) for door in two)
         assert explicit & flax, strike
