@@ -121,10 +121,10 @@ def main() -> None:
                 f"width {max(one['width'] for one in ours):.2f} times full's at most",
                 flush=True,
             )
-    contained = sum(one["contains"] for one in found)
+    contained, kinds = sum(one["contains"] for one in found), len({one["training"] for one in found})
     print(
-        f"claim: the default's interval contains the full rate in {contained} of {len(found)} campaigns of "
-        f"{len({one['training'] for one in found})} kinds of training, bound 95 %: {'met' if contained >= 0.95 * len(found) else 'not met'}"
+        f"claim: the default's interval contains the full rate in {contained} of {len(found)} campaigns of {kinds} "
+        f"kinds of training, bound 95 %: {'met' if contained >= 0.95 * len(found) else 'not met'}"
     )
     if options.out:
         write_json(options.out, found)
