@@ -127,7 +127,7 @@ class Instrumented:
         if not isinstance(words, np.ndarray):
             return words
         told = words.tobytes()
-        if told != known:
+        if told != known or words.dtype != placed.dtype:
             meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
             with jax.ensure_compile_time_eval():  # also where the loop itself is traced
                 placed = jax.device_put(words, NamedSharding(meshes[0], PartitionSpec()) if meshes else None)

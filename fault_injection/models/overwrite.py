@@ -34,9 +34,12 @@ def words_of(fault: Fault, struck: Struck | None = None) -> Any:
     (array([-1, -1], dtype=int32), 18)
     """
     here, mask = [getattr(fault, name) for name in LEAVES], fault.keep.dtype
-    if struck is None and mask == np.uint32 and all(isinstance(leaf, np.ndarray | np.generic) for leaf in here):
-        none = bytes(12 + 8 * fault.index.size)  # NumPy's own calls are slower, and a loop asks at each step
-        return np.frombuffer(b"".join([leaf.tobytes() for leaf in here]) + none, np.uint32)
+    if struck is None and all(isinstance(leaf, np.ndarray | np.generic) for leaf in here):
+        if mask == np.uint64:
+            here = [leaf.view(f"u{leaf.itemsize}").astype(mask) for leaf in here]
+        none = bytes(mask.itemsize * (3 + 2 * fault.index.size))
+        # NumPy's own calls are slower, and a loop asks at each step.
+        return np.frombuffer(b"".join([leaf.tobytes() for leaf in here]) + none, mask)
     leaves = jax.tree.leaves((fault, nothing_struck(fault) if struck is None else struck))
     return jnp.concatenate([bits(jnp.asarray(leaf)).reshape(-1).astype(mask) for leaf in leaves])
 

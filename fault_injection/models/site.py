@@ -90,9 +90,8 @@ def make_fault(
       size: the K to pad to; by default `padded_size(n)`.
 
     Raises:
-      ValueError: a position that repeats or lies outside the operand, a `size` below n, a `keep` of
-        too few bits, or an operand that cannot be struck (more than 2³¹ − 1 elements, or elements that
-        `bits.unstruck` names).
+      ValueError: a position that repeats or lies outside the operand, a `size` below n, a `keep` of too few bits, or
+        an operand that cannot be struck (more than 2³¹ − 1 elements, or elements that `bits.unstruck` names).
 
     >>> shapes = {Operand.INPUT: (4, 3), Operand.WEIGHT: (3, 10), Operand.OUTPUT: (4, 10)}
     >>> operands = {operand: TensorSpec(shape, np.dtype("float32")) for operand, shape in shapes.items()}
@@ -104,9 +103,8 @@ def make_fault(
     Traceback (most recent call last):
     ValueError: position 40 lies outside the output of fc, which is [4, 10]; expected 0 to 39
     """
-    struck = site.operands[operand]
-    elements = math.prod(struck.shape)
-    name = site.named(operand)
+    struck, name = site.operands[operand], site.named(operand)
+    elements, mask, kept = math.prod(struck.shape), mask_type(struck.dtype), np.asarray(keep)
     if elements > LARGEST_OPERAND:
         raise ValueError(f"{name} has {elements} elements; a fault reaches at most {LARGEST_OPERAND}")
     if why := unstruck(struck.dtype):
@@ -123,7 +121,6 @@ def make_fault(
     if size < index.size:
         raise ValueError(f"a fault of {index.size} elements does not fit the size {size}")
 
-    mask, kept = mask_type(struck.dtype), np.asarray(keep)
     if mask is np.uint64 and kept.dtype == np.uint32 and kept.any():  # else its high bits would become 0
         raise ValueError(f"keep is uint32; masks of {name}, which is {struck.dtype}, are uint64")
 
