@@ -191,7 +191,7 @@ def test_faults_in_a_part_are_faults_in_its_leaves(part, seed):
     """Inverted bits, new ones and copies, also from one leaf to another."""
     random, (size,) = np.random.default_rng(seed), PARTS[part].shapes[Operand.INPUT]
     index, source = random.permutation(size)[:9], random.integers(size, size=9)
-    keep = random.choice(np.uint32([0, ALL_ONES]), 9)
+    keep = random.choice(np.uint32([0, 0xFFFFFFFF]), 9)
     source, flip = np.where(np.arange(9) < 3, source, index), random.integers(2**32, size=9, dtype=np.uint32)
     fault = make_fault(PARTS[part], Operand.INPUT, ALL, index, source=source, keep=keep, flip=flip)
 

@@ -10,13 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fault_injection.explicit.sites import list_sites
-from fault_injection.models.bits import rewritten
+from fault_injection.models.bits import ALL_ONES, rewritten
 from fault_injection.models.combinators import chain, residual
-from fault_injection.models.fault import INACTIVE, Operand, inactive_fault, padded_size
+from fault_injection.models.fault import INACTIVE, Operand, Struck, inactive_fault, padded_size
 from fault_injection.models.formulations import CPU_OPTIONS
 from fault_injection.models.layer import Context
 from fault_injection.models.layers.activation import relu, swish
@@ -35,7 +35,7 @@ from fault_injection.models.operations.convolution import (
 )
 from fault_injection.models.operations.operation import Summed
 from fault_injection.models.operations.product import Dense, DenseGradIn, DenseGradWt
-from fault_injection.models.overwrite import overwrite
+from fault_injection.models.overwrite import fault_of, overwrite, struck_of, words_of
 from fault_injection.models.site import Site, make_fault
 from fault_injection.models.strike import perform
 
@@ -155,6 +155,39 @@ def test_elements_are_overwritten_in_their_own_type_and_width(dtype):
     assert np.sum(report.old != report.new) == 2
 
 
+MASKS = st.integers(0, 2**64 - 1)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "int64", "uint64"])
+@settings(max_examples=10)
+@given(st.lists(MASKS, min_size=6, max_size=6), MASKS, MASKS)
+def test_elements_of_64_bits_are_overwritten_beside_narrower_operands(dtype, words_before, keep, flip):
+    tensor = np.array(words_before, np.uint64).view(dtype)
+    fault = fault_at([2, 5], tensor, source=[3, 2], keep=keep, flip=flip)
+    assert fault.keep.dtype == fault.flip.dtype == np.uint64
+    with jax.enable_x64(True):
+        after, report = struck(tensor, fault)
+        silent, told = struck(tensor, inactive_fault(8, mask=np.uint64))
+    expected = words(tensor).copy()
+    expected[[2, 5]] = (words(tensor)[[3, 2]] & np.uint64(keep)) ^ np.uint64(flip)
+    np.testing.assert_array_equal(after, expected)
+    np.testing.assert_array_equal(report.old[:2], words(tensor)[[2, 5]])
+    np.testing.assert_array_equal(report.new[:2], expected[[2, 5]])
+    np.testing.assert_array_equal(silent, words(tensor))
+    assert not np.any(told.old) and not np.any(told.new)
+
+
+@pytest.mark.parametrize("mask", [np.uint32, np.uint64])
+def test_a_fault_and_what_it_did_are_one_vector_of_the_type_of_its_masks(mask):
+    fault = fault_at([3], np.zeros(9, "float64" if mask is np.uint64 else "float32"), keep=ALL_ONES, flip=1 << 31)
+    told = Struck(np.int32(1), fault.flip, ~fault.flip, np.int32(1), np.int32(2))
+    with jax.enable_x64(True):
+        for vector in (words_of(fault, told), np.asarray(words_of(fault, told))):
+            assert vector.dtype == mask and vector.shape == (6 + 6 * 8,)
+            jax.tree.map(np.testing.assert_array_equal, (fault_of(vector), struck_of(vector)), (fault, told))
+        np.testing.assert_array_equal(struck_of(words_of(fault)).new, np.zeros(8, mask))
+
+
 @pytest.mark.parametrize("count", [64, 4096])
 def test_many_elements_are_overwritten_at_once(count):
     random = np.random.default_rng(0)
@@ -189,10 +222,10 @@ def test_operands_that_no_fault_reaches_are_refused():
     large = jax.ShapeDtypeStruct((2**16, 2**15), jnp.bfloat16)
     with pytest.raises(ValueError, match=r"^the input of site has 2147483648 elements; .* at most 2147483647$"):
         fault_at([0], large)
-    with pytest.raises(
-        ValueError, match=r"^the input of site is float64, which has 64 bits, more than the 32 of a mask"
-    ):
-        fault_at([0], np.zeros(3))
+    with pytest.raises(ValueError, match=r"^the input of site is complex64, which consists of complex numbers"):
+        fault_at([0], np.zeros(3, np.complex64))
+    with pytest.raises(ValueError, match="keep is uint32; masks of the input of site, which is float64, are uint64"):
+        fault_at([0], np.zeros(3), keep=np.uint32(0xFFFFFFFF))
     with pytest.raises(ValueError, match="9 elements does not fit the size 8"):
         fault_at(range(9))
 

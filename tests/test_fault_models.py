@@ -6,10 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from fault_injection.faults.fault_models import FAULT_MODELS, VALUES, bit_flip, histogram, measured, read_histogram
+from fault_injection.faults.element_bits import format_new_bits, from_masks, to_masks
+from fault_injection.faults.element_bits import new_bits as read_bits
+from fault_injection.faults.fault_models import (
+    FAULT_MODELS,
+    VALUES,
+    Pattern,
+    bit_flip,
+    histogram,
+    measured,
+    read_histogram,
+)
+from fault_injection.faults.number_formats import format_of
 from fault_injection.machine.errors import InputError
-from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand
+from fault_injection.models.site import Site, TensorSpec, make_fault
 
 pytestmark = pytest.mark.law
 
@@ -127,6 +138,37 @@ def test_zero_is_zero_and_the_worst_case_is_huge():
     assert stats.kstest(values, stats.uniform(1e16, 1e18 - 1e16).cdf).pvalue > UNLIKELY
 
 
+FORMATS = ("bool", "int4", "float8_e4m3fn", "bfloat16", "float16", "int32", "float32", "int64", "uint64", "float64")
+
+
+@given(st.sampled_from(FORMATS), st.sampled_from([*VALUES]), st.integers(0, 10**6))
+def test_masks_are_those_of_the_format_whatever_its_width(name, values, seed):
+    """And a file that has them as text strikes with the same masks."""
+    format, index = format_of(name), np.arange(3)
+    patterns = (Pattern(True, 1 << format.width - 1, 1.0), Pattern(False, 1, 1.0))
+    model = VALUES[values](*[patterns] * (values == "histogram"))
+    drawn = model(np.random.default_rng(seed), index, 10, format)
+    assert drawn.keep.dtype == drawn.flip.dtype == format.mask
+    assert all(int(flip) >> format.width == 0 for flip in drawn.flip)
+    if values == "random_finite":
+        assert np.isfinite(format.values(drawn.flip).astype(float)).all()
+    tensor = TensorSpec((10,), format.dtype)
+    site, kind = Site("leaf", "leaf", "state", {Operand.INPUT: tensor}), read_bits(format.dtype)
+    read = [kind.parse(format_new_bits(new, format.dtype)) for new in from_masks(drawn, tensor)]
+    one = make_fault(site, Operand.INPUT, 0, **vars(drawn))
+    other = make_fault(site, Operand.INPUT, 0, **vars(to_masks(read, index, tensor.shape)))
+    low = format.mask((1 << format.width) - 1)
+    assert (one.source == other.source).all() and one.keep.dtype == one.flip.dtype == format.mask
+    assert all((getattr(one, mask) & low == getattr(other, mask) & low).all() for mask in ("keep", "flip"))
+
+
+def test_each_of_64_bits_is_inverted_and_stuck():
+    rng, index = np.random.default_rng(1), np.arange(2000)
+    assert set(bit_flip()(rng, index, 2000, format_of("float64")).flip.tolist()) == {1 << bit for bit in range(64)}
+    stuck = [VALUES["stuck"]()(rng, index[:2], 2, format_of("int64")) for _ in range(800)]
+    assert {int(~one.keep[0]) for one in stuck} == {1 << bit for bit in range(64)}
+
+
 def test_chosen_bits_only():
     bits = bit_flip((30, 3))(np.random.default_rng(1), np.arange(1000), 1000)
     assert set(bits.flip.tolist()) == {1 << 30, 1 << 3}
@@ -152,13 +194,13 @@ def test_a_histogram_of_patterns(tmp_path):
     path = tmp_path / "patterns.csv"
     path.write_text("# from a beam test\nflip,00800000,3\n\nset,7fc00000, 1\nflip,ffffffff,0\n")
     bits = histogram(read_histogram(path))(np.random.default_rng(1), np.arange(DRAWS), DRAWS)
-    flips = bits.keep == ALL_ONES
+    flips = bits.keep != 0
     assert (bits.flip[flips] == 0x00800000).all() and (bits.flip[~flips] == 0x7FC00000).all()
     assert fits([flips.sum(), (~flips).sum()], [DRAWS * 0.75, DRAWS * 0.25])
 
 
 @pytest.mark.parametrize(
-    "row", ["flip,123456789,1", "turn,00000001,1", "flip,00000001,-1", "flip,00000001", "set,0000000g,1"]
+    "row", ["flip,123456789abcdef01,1", "turn,00000001,1", "flip,00000001,-1", "flip,00000001", "set,0000000g,1"]
 )
 def test_a_row_that_is_no_pattern_is_named(tmp_path, row):
     path = tmp_path / "patterns.csv"

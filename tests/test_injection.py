@@ -127,7 +127,7 @@ def test_a_fault_has_the_listed_elements_and_their_bits(injection):
             assert flip == np.array(injection.values).astype(dtype).view(f"u{dtype.itemsize}").tolist()
     else:
         assert flip == [new.flip for new in injection.bits]
-        assert keep == [new.keep for new in injection.bits]
+        assert keep == [new.keep & 0xFFFFFFFF for new in injection.bits]
         sources = [
             at if new.source is None else row_major(new.source) for at, new in zip(index, injection.bits, strict=True)
         ]
@@ -199,11 +199,11 @@ def test_bits_are_given_inverted_or_copied():
     assert injection.bits == (ElementBits(0x7F800000), ElementBits.inverted(0x00800000))
     fault = injection.fault()
     assert fault.flip[:2].tolist() == [0x7F800000, 0x00800000]
-    assert fault.keep[:2].tolist() == [0, ALL_ONES]
+    assert fault.keep[:2].tolist() == [0, 0xFFFFFFFF]
 
     fault = parse_injection(with_bits("inj_bits,copy:1/1/1/1,5")).fault()
     assert fault.source[0] == ((1 * 3 + 1) * 8 + 1) * 8 + 1
-    assert (fault.keep[:2].tolist(), fault.flip[:2].tolist()) == ([ALL_ONES, 0], [0, 5])
+    assert (fault.keep[:2].tolist(), fault.flip[:2].tolist()) == ([0xFFFFFFFF, 0], [0, 5])
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,27 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_steps
 import pytest
 from command_line import answer, said
 
+from fault_injection.any_step.instrument import instrument
 from fault_injection.any_step.own_distance import distance
 from fault_injection.any_step.traced_step import flattened
 from fault_injection.any_step.training_program import traced_training, training_program
 from fault_injection.faults.element_bits import new_bits
 from fault_injection.faults.number_formats import format_of
 from fault_injection.machine.errors import InputError
-from fault_injection.models.bits import host_words, of_host_words, width_of
-from fault_injection.models.fault import Operand
+from fault_injection.models.bits import host_words, of_host_words, rewritten, width_of
+from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.overwrite import bits, of_bits, overwritten
 from fault_injection.models.site import Site, TensorSpec, make_fault
+from fault_injection.questions.outcomes.sampling import injection_of
+from fault_injection.questions.outcomes.store import Store
 from fault_injection.runs.golden_run import nudged
 from fault_injection.seam.state_faults import left_out_of_targets, state_sites, struck_state
+from fault_injection.seam.trees import same_bits
+from fault_injection.workloads.registry import find_workload
 
 NARROW = ("bool", "int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu")
 FILE = """
@@ -128,18 +134,136 @@ def test_every_leaf_trains_and_what_cannot_be_struck_is_named(made):
     assert sum(np.any(a != b) for a, b in pairs) == 1
 
 
-def test_numbers_of_64_bits_train_and_are_named(made):
+OWN_64 = """
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp, numpy as np
+from fault_injection import Measure, Training
+
+def batch(epoch, step):
+    return np.random.default_rng([epoch, step]).normal(size=(6, 4))
+
+def init():
+    params = {"w": jnp.eye(4), "v": jnp.eye(4)}
+    counts = {"count": jnp.int64(0), "hash": jnp.uint64(2**63 + 5), "seen": jnp.int32(0)}
+    return {"params": params, "mu": jax.tree.map(jnp.zeros_like, params), **counts}
+
+def loss_of(params, x):
+    turned, _ = jax.lax.scan(lambda h, _: (jnp.tanh(h @ params["w"]), None), x, None, length=2)
+    return jnp.mean((turned @ params["v"] - 2 * x) ** 2)
+
+def step(state, x):
+    loss, grads = jax.value_and_grad(loss_of)(state["params"], x)
+    mu = jax.tree.map(lambda m, g: 0.9 * m + g, state["mu"], grads)
+    params = jax.tree.map(lambda p, m: p - 0.01 * m, state["params"], mu)
+    return state | {"params": params, "mu": mu, "count": state["count"] + 1}, {"loss": loss}
+
+def training():
+    measure = Measure("loss", "lower", chance=10.0, tolerance=0.02, limits=(0.0, 100.0))
+    return Training(init, step, batch, 4, 2, lambda state: {"loss": loss_of(state["params"], batch(9, 0))}, measure)
+"""
+OPERATION = "stage,fwrd_inject\nfmodel,{model}\ntarget_worker,0\ntarget_layer,forward:params/w"
+STRUCK_64 = {  # by what is struck: rows, where, what it becomes, and what differs of old and new bits
+    "an output": (OPERATION.format(model="RD"), "1/5/3", "inj_values,0.1234567890123456789", None),
+    "a weight": (OPERATION.format(model="WT"), "1/2/3,0/0/0", f"inj_bits,xor:{1 << 62:x},xor:{1 << 63:x}", [62, 63]),
+    "a leaf": ("target,params/w", "0/0,1/1", f"inj_bits,xor:{1 << 63:x},xor:1", [63, 0]),
+    "a count": ("target,count", "0", f"inj_bits,xor:{1 << 62:x}", [62]),
+    "an unsigned number": ("target,hash", "0", f"inj_bits,clear:{1 << 63:x}", [63]),
+    "a checkpoint": (
+        "target,checkpoint/state/float64/1",
+        "3,40",
+        f"inj_bits,xor:{1 << 62:x},xor:{1 << 63:x}",
+        [62, 63],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def file_64(tmp_path_factory):
+    path = tmp_path_factory.mktemp("own") / "own_64.py"
+    path.write_text(OWN_64)
+    return path
+
+
+@pytest.fixture
+def own_64(file_64):
+    jax.config.update("jax_enable_x64", True)  # as the file does when it is first read
+    yield file_64
+    jax.config.update("jax_enable_x64", False)
+
+
+def written(path, own, rows, at, becomes):
+    path.write_text(f"model,{own}:training\n{rows}\ntarget_epoch,1\ntarget_step,0\ninj_pos,{at}\n{becomes}\nseed,0\n")
+    return path
+
+
+def test_numbers_of_64_bits_are_struck_in_replays(own_64, tmp_path, capsys):
+    assert not find_workload(f"{own_64}:training").remarks()
+    for what, (rows, at, becomes, differ) in STRUCK_64.items():
+        path, out = written(tmp_path / "fault.csv", own_64, rows, at, becomes), tmp_path / what
+        answer(capsys, "replay", path, "--cache", own_64.parent, "--out", out)
+        told = json.loads((out / "provenance.json").read_text())["struck"]
+        old, new = ([int(bits, 16) for bits in told[when]] for when in ("old_bits", "new_bits"))
+        changed = [a ^ b for a, b in zip(old, new, strict=True)]
+        assert told["elements_changed"] == sum(map(bool, changed)) > 0
+        if differ is None:
+            assert new == [np.float64(0.1234567890123456789).view(np.uint64)] and told["new"] == [0.12345678901234568]
+        else:
+            assert changed == [1 << bit for bit in differ]
+
+
+@pytest.mark.parametrize(
+    ("target", "at", "value", "line"),
+    [
+        ("params/w", "0/0", "1e400", "at most 1.7976931e308 in size (or inf)"),
+        ("params/w", "0/0", "1e-400", "at least 4.9e-324 in size (or 0)"),
+        ("count", "0", str(2**53 + 1), "expected whole numbers from -9007199254740991 to 9007199254740991"),
+        ("hash", "0", "-1", "expected whole numbers from 0 to 9007199254740991"),
+    ],
+)
+def test_a_value_that_a_cell_cannot_say_is_refused(own_64, tmp_path, capsys, target, at, value, line):
+    path = written(tmp_path / "fault.csv", own_64, f"target,{target}", at, f"inj_values,{value}")
+    code, _, err = said(capsys, "replay", path, "--cache", tmp_path)
+    assert code == 2 and line in err
+
+
+def test_a_strike_of_64_bits_equals_a_step_modified_by_hand():
     with jax.enable_x64(True):
+        state, batch = jax.tree.map(np.float64, own_steps.small_state()), np.float64(own_steps.IMAGES)
+        program = instrument(own_steps.small_step(own_steps.plain(own_steps.SMALL)), state, batch)
+        assert same_bits(program(inactive_fault(mask=np.uint64), state, batch)[0], program.reference(state, batch))
+        word = int(state["fc"][7, 3].view(np.uint64))
+        for bit in (0, 31, 32, 62, 63):
+            hand = own_steps.by_hand(own_steps.SMALL, "forward:fc", "weight", (7, 3), np.uint64(word ^ 1 << bit))
+            found, struck = program(program.fault("forward:fc", "weight", (7, 3), flip=1 << bit), state, batch)
+            assert (int(struck.old[0]), int(struck.new[0])) == (word, word ^ 1 << bit)
+            assert same_bits(found, jax.jit(own_steps.small_step(hand))(state, batch))
 
-        def step(state, batch):
-            loss, of_w = jax.value_and_grad(lambda w: jnp.sum((batch @ w) ** 2))(state["w"])
-            return {"w": state["w"] - 0.1 * of_w}, {"loss": loss}
 
-        plain = made["training"](step, lambda epoch, number: np.ones((2, 4)), lambda: {"w": np.eye(4)})
-        program = training_program(traced_training(plain))
-        assert left_out_of_targets(program.state) == ["w has 64 bits, more than the 32 of a mask"]
-        state, told = program.step(program.place(program.init()), program.batch(0, 0), 0, 0)
-        assert jax.tree.leaves(state)[-1].dtype == "float64" and np.isfinite(told.magnitude).all()
+PLAN_64 = """
+workload = "{own}:training"
+[faults]
+experiments = 8
+stages = [{stages}]
+[faults.models]
+{model} = 1
+[run]
+exit = "exact"
+"""
+
+
+@pytest.mark.parametrize(("stages", "model"), [('"forward", "backward"', "RD"), ('"state"', "FLIPS_1")])
+def test_numbers_of_64_bits_are_struck_in_campaigns(own_64, tmp_path, capsys, stages, model):
+    plan = tmp_path / "plan.toml"
+    plan.write_text(PLAN_64.format(own=own_64, stages=stages, model=model))
+    answer(capsys, "campaign", plan, "--out", tmp_path / "out", "--cache", own_64.parent, "--jobs", "1")
+    with Store(tmp_path / "out") as store:
+        rows = [*store.query("SELECT number, old_bits, new_bits FROM experiments")]
+        faults = [injection_of(store.plan(), number).fault() for number in range(8)]
+    assert len(rows) == 8 and any(bits < 0 for _, *each in rows for bits in each)  # signed, as SQLite's numbers are
+    for number, *each in rows:
+        old, new = np.array(each, np.int64).view(np.uint64)
+        assert new == rewritten(old, faults[number].keep[0], faults[number].flip[0])
 
 
 def test_a_golden_run_keeps_and_reads_all_of_them(file, tmp_path, capsys):

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.errors import InputError, did_you_mean
-from ..models.bits import ALL_ONES, host_words, unstruck
+from ..models.bits import ALL_ONES, host_words, mask_type, unstruck
 from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, is_fixed, site_id
 from ..models.isolation import on_cpus
 from ..models.overwrite import Fetched, fault_of, words_of
@@ -127,7 +127,7 @@ class Instrumented:
         if not isinstance(words, np.ndarray):
             return words
         told = words.tobytes()
-        if told != known:
+        if told != known or words.dtype != placed.dtype:
             meshes = [mesh for mesh in self.meshes if isinstance(mesh, Mesh)]
             with jax.ensure_compile_time_eval():  # also where the loop itself is traced
                 placed = jax.device_put(words, NamedSharding(meshes[0], PartitionSpec()) if meshes else None)
@@ -209,12 +209,9 @@ class Instrumented:
         at = [before + _position(one, shape, place.named(operand)) for one in listed]
         if (values is None) == (flip is None):
             raise InputError("a fault either sets values or flips bits; give values=… or flip=…")
-        keep, masks = 0, np.broadcast_to(np.asarray(0 if flip is None else flip, np.uint32), len(at))
-        if flip is None:
-            given = np.broadcast_to(np.asarray(values), len(at))
-            masks = host_words(given.astype(tensor.dtype)).astype(np.uint32)
-        else:
-            keep = ALL_ONES
+        keep = 0 if flip is None else ALL_ONES
+        masks = host_words(np.asarray(values).astype(tensor.dtype)) if flip is None else flip
+        masks = np.broadcast_to(np.asarray(masks, mask_type(tensor.dtype)), len(at))
         try:
             return make_fault(place, operand, worker, at, keep=keep, flip=masks)
         except ValueError as error:

@@ -191,19 +191,19 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[li
 
     It raises Untrustworthy where an inactive fault changes a bit.
     """
-    sizes: set[int] = set()  # of faults: each has its executable
+    compared: set[tuple[int, np.dtype]] = set()  # numbers of elements, and types of masks: each has its executable
 
     def step(arrays: list[Any], batch: Batch, fault: Fault) -> Any:
-        if (size := len(fault.index)) not in sizes:
+        if (kind := (len(fault.index), fault.keep.dtype)) not in compared:
             clean, _ = reference([jnp.copy(one) for one in arrays], batch)
-            silent, _ = struck(words_of(inactive_fault(size)), arrays, batch)
+            silent, _ = struck(words_of(inactive_fault(kind[0], mask=kind[1])), arrays, batch)
             pairs = zip(names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
                 raise Untrustworthy(
                     f"the step with an inactive fault differs from the reference in {len(odd)} of {len(names)} leaves, "
                     f"{odd[0]!r} the first"
                 )
-            sizes.add(size)
+            compared.add(kind)
         return struck(words_of(fault), arrays, batch)
 
     return step

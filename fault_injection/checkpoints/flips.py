@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
-from ..models.bits import NewBits
+from ..models.bits import NewBits, mask_type
 from ..seam.checkpoint_faults import saved_leaves
 from ..seam.program import Program
 from ..seam.stages import CHECKPOINT
@@ -105,12 +105,13 @@ def _counted_through(
     nothing: str,
 ) -> AlteredBits:
     """Flips of several arrays as those of one vector of all their elements."""
-    index, masks, begin = [np.empty(0, np.int64)], [np.empty(0, np.uint32)], 0
+    mask = mask_type(format)
+    index, masks, begin = [np.empty(0, np.int64)], [np.empty(0, mask)], 0
     for leaf in leaves:
         if leaf.leaf.name in flips:
             places, inverted = flips[leaf.leaf.name]
             index.append(begin + places)
-            masks.append(inverted.astype(np.uint32))
+            masks.append(inverted.astype(mask))
         begin += leaf.size
     found = NewBits.inverted(np.concatenate(index), np.concatenate(masks))
     if not len(found.index):

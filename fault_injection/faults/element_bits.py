@@ -154,12 +154,14 @@ def to_masks(new: Sequence[ElementBits], index: Indices, shape: tuple[int, ...])
     >>> copy = ElementBits(0, ALL_ONES, (1, 1))
     >>> to_masks([ElementBits(5), ElementBits.inverted(1), copy], np.arange(3), (2, 2)).source
     array([0, 1, 3])
+
+    The masks are uint64: those of any width.
     """
     source = np.array(index)
     copied = [at for at, each in enumerate(new) if each.source is not None]
     if copied:
         source[copied] = ravel([each.source for each in new if each.source is not None], shape)
-    keep, flip = (np.array([getattr(each, name) for each in new], np.uint32) for name in ("keep", "flip"))
+    keep, flip = (np.array([getattr(each, name) for each in new], np.uint64) for name in ("keep", "flip"))
     return NewBits(np.asarray(index), source, keep, flip)
 
 

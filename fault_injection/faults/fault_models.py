@@ -17,7 +17,7 @@ import numpy as np
 from ..machine.errors import InputError
 from ..machine.files import read_text
 from ..machine.reading import SHOWN
-from ..models.bits import ALL_ONES, NewBits
+from ..models.bits import NewBits
 from ..models.fault import Operand
 from .number_formats import FLOAT32, Format
 
@@ -39,9 +39,8 @@ def bit_flip(bits: tuple[int, ...] = ()) -> Values:
     """
 
     def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
-        return NewBits.inverted(
-            index, np.uint32(1) << rng.choice(np.array(bits or range(format.width), np.uint32), index.shape)
-        )
+        bit = rng.choice(np.array(bits or range(format.width), format.mask), index.shape)
+        return NewBits.inverted(index, format.mask(1) << bit)
 
     return values
 
@@ -55,9 +54,9 @@ def stuck(bits: tuple[int, ...] = ()) -> Values:
     """
 
     def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
-        mask = np.uint32(1) << np.uint32(rng.choice(np.array(bits or range(format.width), np.uint32)))
-        keep = np.full(index.shape, ALL_ONES, np.uint32) ^ mask
-        return NewBits(index, index, keep, np.full(index.shape, mask * np.uint32(rng.integers(2)), np.uint32))
+        mask = format.mask(1) << rng.choice(np.array(bits or range(format.width), format.mask))
+        flip = mask * format.mask(rng.integers(2))
+        return NewBits(index, index, *(np.full(index.shape, each, format.mask) for each in (~mask, flip)))
 
     return values
 
@@ -79,12 +78,12 @@ def same_tensor(rng: np.random.Generator, index: Indices, size: int, format: For
     array([1, 0])
     """
     source = (index + rng.integers(1, max(size, 2), size=index.shape)) % size
-    return NewBits(index, source, np.full(index.shape, ALL_ONES, np.uint32), np.zeros(index.shape, np.uint32))
+    return dataclasses.replace(NewBits.inverted(index, format.mask(0)), source=source)
 
 
 def zero(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
     """Zero."""
-    return NewBits.given(index, 0)
+    return NewBits.given(index, format.mask(0))
 
 
 def worst_case(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
@@ -110,10 +109,10 @@ def measured(rng: np.random.Generator, index: Indices, size: int, format: Format
     if kind < 0.5:
         return zero(rng, index, size, format)
     if kind < 0.51 and format.special:
-        return NewBits.given(index, rng.choice(np.array(format.special, np.uint32)))
+        return NewBits.given(index, rng.choice(np.array(format.special, format.mask)))
     count = 1 if rng.random() < 0.38 else rng.integers(2, 9)
-    places = rng.permuted(np.tile(np.arange(format.width, dtype=np.uint32), (index.size, 1)), axis=1)[:, :count]
-    return NewBits.inverted(index, np.bitwise_or.reduce(np.uint32(1) << places, axis=1))
+    places = rng.permuted(np.tile(np.arange(format.width, dtype=format.mask), (index.size, 1)), axis=1)[:, :count]
+    return NewBits.inverted(index, np.bitwise_or.reduce(format.mask(1) << places, axis=1))
 
 
 class Pattern(NamedTuple):
@@ -139,11 +138,12 @@ def histogram(patterns: tuple[Pattern, ...]) -> Values:
     """
     weights = np.array([pattern.weight for pattern in patterns])
     kinds = np.array([pattern.flip for pattern in patterns])
-    bits = np.array([pattern.bits for pattern in patterns], np.uint32)
+    bits = np.array([pattern.bits for pattern in patterns], np.uint64)
 
     def values(rng: np.random.Generator, index: Indices, size: int, format: Format = FLOAT32) -> NewBits:
         row = rng.choice(len(weights), index.shape, p=weights / weights.sum())
-        return NewBits(index, index, np.where(kinds[row], ALL_ONES, 0).astype(np.uint32), bits[row])
+        keep = np.where(kinds[row], ~format.mask(0), format.mask(0))
+        return NewBits(index, index, keep, bits[row].astype(format.mask))
 
     return values
 
@@ -151,7 +151,7 @@ def histogram(patterns: tuple[Pattern, ...]) -> Values:
 def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
     """Bit patterns from a file of rows `flip,MASK,WEIGHT` (these bits are inverted) or `set,BITS,WEIGHT`.
 
-    Masks and bits are hexadecimal, of at most eight digits: as many as an element of the operand has.
+    Masks and bits are hexadecimal, of at most as many digits as an element of the operand has.
     Empty rows, and rows that begin with `#`, are passed over.
 
     Raises:
@@ -161,7 +161,7 @@ def read_histogram(path: pathlib.Path) -> tuple[Pattern, ...]:
     for line, row in enumerate(read_text(path).splitlines(), 1):
         if not row.strip() or row.lstrip().startswith("#"):
             continue
-        found = re.fullmatch(r"\s*(flip|set)\s*,\s*([0-9a-fA-F]{1,8})\s*,\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*", row)
+        found = re.fullmatch(r"\s*(flip|set)\s*,\s*([0-9a-fA-F]{1,16})\s*,\s*([0-9]{1,15}(?:\.[0-9]{1,15})?)\s*", row)
         if found is None:
             raise InputError(
                 f"{row[:SHOWN]!r}; expected a row such as flip,00800000,12.5 or set,00000000,50", path, line

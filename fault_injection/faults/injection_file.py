@@ -15,7 +15,6 @@ import operator
 import pathlib
 import re
 import shlex
-import sys
 from collections.abc import Callable, Iterable, Sequence
 
 import ml_dtypes
@@ -48,6 +47,8 @@ OF_OPERATIONS = ("stage", "fmodel", "target_worker", "target_layer")  # for whic
 OWN_ROWS = ("target", "inj_lane", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
 INSTEAD = {"inj_pos": "inj_lane", "inj_values": "inj_bits"}  # a row that can replace a published one
 
+EXACT = 2**53 - 1  # a float64 has all whole numbers up to there
+
 # What other programs write for numbers that are none, and how an injection file writes it.
 OTHER_SPELLINGS = {r"[+-]?nan": "nan", r"\+?inf(inity)?": "inf", r"-inf(inity)?": "-inf"}
 
@@ -72,10 +73,7 @@ def _lacks(text: str, format: Format) -> bool:
 
 def _beyond(text: str, format: Format) -> str | None:
     """What a number should have been that only rounding would make infinite, NaN or zero; None where it is none."""
-    value = float(text)
-    if value == 0 and re.split("[eE]", text)[0].strip("+-.0"):
-        value = math.ulp(0)  # what a float64 has left of it
-    return format.beyond(value if math.isfinite(value) else sys.float_info.max)
+    return format.beyond(float(text), zero=not re.split("[eE]", text)[0].strip("+-.0"))
 
 
 def _expected_value(format: Format, text: str) -> str:
@@ -313,6 +311,8 @@ def _check_whole(rows: Rows, values: Sequence[float], layer: str, operand: Opera
     if format_of(dtype).exponent:
         return
     least, most = (0, 1) if dtype.kind == "b" else (ml_dtypes.iinfo(dtype).min, ml_dtypes.iinfo(dtype).max)
+    if dtype.itemsize == 8:  # a cell is read as a float64; `inj_bits` says others
+        least, most = max(least, -EXACT), min(most, EXACT)
     wrong = next((value for value in values if not value.is_integer() or not least <= value <= most), None)
     if wrong is not None:
         of = f"the {operand.name.lower()} of {layer}, which is {dtype.name}"
@@ -325,9 +325,9 @@ def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[Element
         why = "what becomes of an element's own or copied bits is only known when it runs"
         raise rows.wrong("inj_values", f"leave out inj_values, because {why}")
     stated = format_of(dtype).bits(values)
-    given = np.array([new.flip for new in bits], np.uint32)
+    given = np.array([new.flip for new in bits], stated.dtype)
     # As float32: NumPy warns of signalling NaNs of narrower formats.
-    nan = [np.isnan(of_host_words(each, dtype).astype(np.float32)) for each in (stated, given)]
+    nan = [np.isnan(of_host_words(each, dtype).astype(np.result_type(dtype, "f4"))) for each in (stated, given)]
     different = (stated != given) & ~(nan[0] & nan[1])
     if different.any():
         at = int(different.argmax())

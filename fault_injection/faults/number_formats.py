@@ -1,6 +1,6 @@
 """Number formats of operands: what their bits mean, and which bits a number has.
 
-Floating-point formats of at most 32 bits are those of NumPy and `ml_dtypes`; integers have bits too.
+Floating-point formats of at most 64 bits are those of NumPy and `ml_dtypes`; integers have bits too.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from ..models.bits import host_words, of_host_words, width_of
+from ..models.bits import host_words, mask_type, of_host_words, width_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Format:
         return np.dtype(self.name)
 
     @property
+    def mask(self) -> type[np.uint32] | type[np.uint64]:
+        """The type of masks for its elements."""
+        return mask_type(self.dtype)
+
+    @property
     def special(self) -> tuple[int, ...]:
         """The bits of a NaN and, where there are any, of both infinities."""
         values = [np.nan, np.inf, -np.inf][: 3 if self.infinite else 1]
@@ -54,28 +59,29 @@ class Format:
         return float(ml_dtypes.finfo(self.name).max) if self.exponent else float(ml_dtypes.iinfo(self.name).max)
 
     def bits(self, values: Sequence[float] | np.ndarray) -> np.ndarray:
-        """uint32 [K]: the bits of numbers rounded to this format, or of integers as they are.
+        """Of type `mask`, [K]: the bits of numbers rounded to this format, or of integers as they are.
 
         >>> [hex(bits) for bits in FLOAT32.bits((1.0, -0.0))]
         ['0x3f800000', '0x80000000']
         """
         with np.errstate(over="ignore", under="ignore", invalid="ignore"):
             rounded = np.array(values, np.float64).astype(self.dtype)
-        return host_words(rounded).astype(np.uint32)
+        return host_words(rounded).astype(self.mask)
 
     def values(self, bits: Sequence[int] | np.ndarray) -> np.ndarray:
         """The numbers of given bits (integers [K]), in this format's own type."""
         return of_host_words(np.asarray(bits), self.dtype)
 
     def finite(self, rng: np.random.Generator, count: tuple[int, ...]) -> np.ndarray:
-        """uint32: bits drawn uniformly from those of all finite numbers."""
+        """Of type `mask`: bits drawn uniformly from those of all finite numbers."""
+        below: Any = functools.partial(rng.integers, size=count, dtype=self.mask)
         if not self.exponent:
-            return rng.integers(1 << self.width, size=count, dtype=np.uint32)
-        sign = rng.integers(2, size=count, dtype=np.uint32) << (self.width - 1)
+            return below(1 << self.width)
+        sign = below(2) << (self.width - 1)
         if not self.infinite:  # all ones alone is a NaN
-            return sign | rng.integers((1 << (self.width - 1)) - 1, size=count, dtype=np.uint32)
-        exponent = rng.integers((1 << self.exponent) - 1, size=count, dtype=np.uint32)  # all ones: NaN and infinity
-        return sign | (exponent << self.mantissa) | rng.integers(1 << self.mantissa, size=count, dtype=np.uint32)
+            return sign | below((1 << (self.width - 1)) - 1)
+        exponent = below((1 << self.exponent) - 1)  # all ones: NaN and infinity
+        return sign | (exponent << self.mantissa) | below(1 << self.mantissa)
 
     def role(self, bit: int) -> str:
         """What a bit is for: `sign`, or its place in exponent or mantissa, counted from the top.
@@ -99,18 +105,22 @@ class Format:
         """
         return next((bit for bit in range(self.width) if self.role(bit) == role), None)
 
-    def beyond(self, value: float) -> str | None:
-        """What a number should have been that only rounding would make infinite, NaN or zero; None if it is none.
+    def beyond(self, value: float, zero: bool) -> str | None:
+        """What a finite number should have been that rounding makes infinite, NaN or zero; None if it is none.
 
-        >>> print(format_of("float16").beyond(1e9))
+        Args:
+          value: the number, which a float64 has perhaps rounded already.
+          zero: whether it is zero.
+
+        >>> print(format_of("float16").beyond(1e9, zero=False))
         a float16, at most 65504 in size (or inf)
         """
-        if not self.exponent or not np.isfinite(value):
+        if not self.exponent:
             return None
         rounded = float(self.values(self.bits([value]))[0])
         if not np.isfinite(rounded):
             return f"a {self.name}, at most {_short(self.largest)} in size (or {'inf' if self.infinite else 'nan'})"
-        if rounded == 0 and value != 0:
+        if rounded == 0 and not zero:
             least = float(ml_dtypes.finfo(self.name).smallest_subnormal)
             return f"a {self.name}, at least {least:.2g} in size (or 0)"
         return None
@@ -123,7 +133,7 @@ def _short(number: float) -> str:
 
 @functools.cache
 def format_of(dtype: Any) -> Format:
-    """The format of a floating-point type of at most 32 bits, or of integers."""
+    """The format of a floating-point type of at most 64 bits, or of integers."""
     found = np.dtype(dtype)
     width = width_of(found)
     if not found.name.startswith(("float", "bfloat")):  # whose kinds NumPy does not tell apart

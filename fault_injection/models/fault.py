@@ -1,7 +1,7 @@
 """What a fault is, and what a step reports of it: values without JAX (how one enters a tensor: `models.overwrite`).
 
 A fault is data, not code.  Inside a step its site, operand, worker, positions and bits are traced integers, so one
-executable serves all of them.  Only the number of elements K is a shape.
+executable serves all of them.  Only the number of elements K is a shape, and the width of masks a type.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Fault(NewBits):
       worker: int32 scalar, the global number of the data-parallel worker.
       index: int32 [K], distinct row-major positions in the operand of that worker; `INACTIVE` pads.
       source: int32 [K], positions whose bits are read.
-      keep, flip: uint32 [K], masks; an operand of narrower elements takes their low bits.
+      keep, flip: uint32 [K], masks, of an operand of 64 bits uint64; one of narrower elements takes their low bits.
 
     >>> fault = inactive_fault(2)
     >>> fault.index.shape, int(fault.site) == INACTIVE
@@ -59,7 +59,7 @@ class Struck:
 
     Attributes:
       hits: int32, number of operations struck: 1, or 0 for an inactive fault.
-      old, new: uint32 [K], bits of the listed elements before and after.
+      old, new: [K], bits of the listed elements before and after, of the type of the fault's masks.
       operand_changed: int32, number of elements of the whole operand whose bits changed.
       output_changed: int32, number of elements of the operation's result (of that worker) whose
         bits differ from the clean result.
@@ -93,16 +93,19 @@ def padded_size(count: int) -> int:
     return size
 
 
-def inactive_fault(size: int = 1, site: Any = None) -> Fault:
+def inactive_fault(size: int = 1, site: Any = None, mask: Any = np.uint32) -> Fault:
     """A fault of K = `size` elements that strikes nowhere, or no element of the site that it names.
+
+    Args:
+      mask: the type of its masks, see `bits.mask_type`.
 
     >>> inactive_fault(2).index
     array([-1, -1], dtype=int32)
     """
-    none, zero = fixed(np.full(size, INACTIVE, np.int32)), fixed(np.zeros(size, np.uint32))
+    none, zero, keep = (fixed(np.full(size, *each)) for each in ((INACTIVE, np.int32), (0, np.int32), (0, mask)))
     site = np.int32(INACTIVE) if site is None else site
     where = {"site": site, "operand": np.int32(0), "worker": np.int32(INACTIVE)}
-    return Fault(index=none, source=zero.view(np.int32), keep=zero, flip=zero, **where)
+    return Fault(index=none, source=zero, keep=keep, flip=keep, **where)
 
 
 def is_fixed(fault: Fault) -> bool:
@@ -122,5 +125,5 @@ def fixed(array: np.ndarray) -> np.ndarray:
 
 def nothing_struck(fault: Fault) -> Struck:
     """The report of an operation that was not struck: all zero, of the fault's K."""
-    zero, none = np.int32(0), np.zeros(fault.index.shape, np.uint32)
+    zero, none = np.int32(0), np.zeros(fault.index.shape, fault.keep.dtype)
     return Struck(zero, none, none, zero, zero)

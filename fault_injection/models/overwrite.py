@@ -22,7 +22,9 @@ jax.tree_util.register_dataclass(Struck, [field.name for field in dataclasses.fi
 
 
 def words_of(fault: Fault, struck: Struck | None = None) -> Any:
-    """A fault and what it did, as one vector uint32 [6 + 6K]: each array that a step takes or gives costs time.
+    """A fault and what it did, as one vector [6 + 6K]: each array that a step takes or gives costs time.
+
+    The vector has the type of the fault's masks: uint32, or uint64.
 
     Args:
       struck: what the fault did; nothing by default.
@@ -31,12 +33,15 @@ def words_of(fault: Fault, struck: Struck | None = None) -> Any:
     >>> fault_of(words_of(fault)).index, len(words_of(fault))
     (array([-1, -1], dtype=int32), 18)
     """
-    here = [getattr(fault, name) for name in LEAVES]
+    here, mask = [getattr(fault, name) for name in LEAVES], fault.keep.dtype
     if struck is None and all(isinstance(leaf, np.ndarray | np.generic) for leaf in here):
-        none = bytes(12 + 8 * fault.index.size)  # NumPy's own calls are slower, and a loop asks at each step
-        return np.frombuffer(b"".join([leaf.tobytes() for leaf in here]) + none, np.uint32)
+        if mask == np.uint64:
+            here = [leaf.view(f"u{leaf.itemsize}").astype(mask) for leaf in here]
+        none = bytes(mask.itemsize * (3 + 2 * fault.index.size))
+        # NumPy's own calls are slower, and a loop asks at each step.
+        return np.frombuffer(b"".join([leaf.tobytes() for leaf in here]) + none, mask)
     leaves = jax.tree.leaves((fault, nothing_struck(fault) if struck is None else struck))
-    return jnp.concatenate([bits(jnp.asarray(leaf)).reshape(-1) for leaf in leaves])
+    return jnp.concatenate([bits(jnp.asarray(leaf)).reshape(-1).astype(mask) for leaf in leaves])
 
 
 def fault_of(words: jax.Array | np.ndarray) -> Fault:
@@ -83,14 +88,13 @@ jax.tree_util.register_pytree_node(
 
 
 def _parted(words: jax.Array | np.ndarray) -> tuple[Fault, Struck]:
-    fault = inactive_fault(words.size // 6 - 1)
+    fault = inactive_fault(words.size // 6 - 1, mask=words.dtype)
     leaves, tree = jax.tree.flatten((fault, nothing_struck(fault)))
     here = isinstance(words, np.ndarray)
     parts = (np if here else jnp).split(words, np.cumsum([leaf.size for leaf in leaves])[:-1])
+    typed: Any = np.ndarray.view if here else lax.bitcast_convert_type
     each = [
-        part.reshape(leaf.shape).view(leaf.dtype)
-        if here
-        else lax.bitcast_convert_type(part.reshape(leaf.shape), leaf.dtype)
+        typed(part.reshape(leaf.shape).astype(f"u{leaf.itemsize}"), leaf.dtype)
         for part, leaf in zip(parts, leaves, strict=True)
     ]
     return jax.tree.unflatten(tree, each)
@@ -123,8 +127,8 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
 
     Args:
       tensors: the operands, in the order of `Operand`; any shapes.  Each is read and written in its
-        own dtype: truth values, integers or floating-point numbers of at most 32 bits (wider ones can
-        only stay as they are).
+        own dtype: truth values, integers or floating-point numbers of at most as many bits as the fault's
+        masks (wider ones can only stay as they are).
 
     Returns:
       The tensors with the fault in them, and what was done to the listed elements (all counts are 0).
@@ -137,13 +141,13 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     >>> x.tolist(), w.tolist(), struck.old.tolist(), struck.new.tolist()
     ([1, 2], [5, 4, 7], [6], [4])
     """
-    before = [bits(tensor).reshape(-1) for tensor in tensors]
+    before, mask = [bits(tensor).reshape(-1) for tensor in tensors], fault.keep.dtype
     named = [lax.eq(fault.operand, np.int32(number)) for number in range(len(tensors))]
     size = _element(np.array([min(words.size, LARGEST_OPERAND) for words in before], np.int32), fault.operand)
 
     def of_named(each: list[jax.Array]) -> jax.Array:
         """The scalar of the tensor that is named."""
-        found, *others = (scalar.astype(jnp.uint32) for scalar in each)
+        found, *others = (scalar.astype(mask) for scalar in each)
         for here, scalar in zip(named[1:], others, strict=True):
             found = lax.select(here, scalar, found)
         return found
@@ -157,12 +161,12 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
         struck = [rewritten(_element(words, source), keep, flip) for words in before]
         values = [lax.select(listed & here, *pair) for here, *pair in zip(named, struck, present, strict=True)]
         after = [_put(words, at, word) for words, word in zip(after, values, strict=True)]
-        found, made = (lax.select(listed, of_named(each), jnp.uint32(0)) for each in (present, values))
+        found, made = (lax.select(listed, of_named(each), mask.type(0)) for each in (present, values))
         return after, _put(old, k, found), _put(new, k, made)
 
     # One loop for all of them: a gather and a scatter, or a loop for each, take longer to compile.  It ends behind
     # the last listed element: most of a large fault may be padding.
-    none = jnp.zeros_like(fault.index, jnp.uint32)
+    none = jnp.zeros_like(fault.index, mask)
     start = (before, none, none)
     if none.size == 1:
         after, old, new = write(np.int32(0), start)

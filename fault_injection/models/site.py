@@ -8,7 +8,7 @@ from typing import Any, Self
 import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 and its like by it
 import numpy as np
 
-from .bits import low_bits, unstruck
+from .bits import low_bits, mask_type, unstruck
 from .fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, fixed, padded_size, site_id
 
 
@@ -86,13 +86,12 @@ def make_fault(
       worker: global number of the worker struck.
       index: [n] distinct row-major positions in the operand of one worker.
       source: [n] positions read; by default `index`.
-      keep, flip: masks, scalar or [n].
+      keep, flip: masks, scalar or [n]; of `keep` an operand takes the low bits.
       size: the K to pad to; by default `padded_size(n)`.
 
     Raises:
-      ValueError: a position that repeats or lies outside the operand, a `size` below n, or an
-        operand that cannot be struck (more than 2³¹ − 1 elements, or elements that `bits.unstruck`
-        names).
+      ValueError: a position that repeats or lies outside the operand, a `size` below n, a `keep` of too few bits, or
+        an operand that cannot be struck (more than 2³¹ − 1 elements, or elements that `bits.unstruck` names).
 
     >>> shapes = {Operand.INPUT: (4, 3), Operand.WEIGHT: (3, 10), Operand.OUTPUT: (4, 10)}
     >>> operands = {operand: TensorSpec(shape, np.dtype("float32")) for operand, shape in shapes.items()}
@@ -104,9 +103,8 @@ def make_fault(
     Traceback (most recent call last):
     ValueError: position 40 lies outside the output of fc, which is [4, 10]; expected 0 to 39
     """
-    struck = site.operands[operand]
-    elements = math.prod(struck.shape)
-    name = site.named(operand)
+    struck, name = site.operands[operand], site.named(operand)
+    elements, mask, kept = math.prod(struck.shape), mask_type(struck.dtype), np.asarray(keep)
     if elements > LARGEST_OPERAND:
         raise ValueError(f"{name} has {elements} elements; a fault reaches at most {LARGEST_OPERAND}")
     if why := unstruck(struck.dtype):
@@ -123,6 +121,9 @@ def make_fault(
     if size < index.size:
         raise ValueError(f"a fault of {index.size} elements does not fit the size {size}")
 
+    if mask is np.uint64 and kept.dtype == np.uint32 and kept.any():  # else its high bits would become 0
+        raise ValueError(f"keep is uint32; masks of {name}, which is {struck.dtype}, are uint64")
+
     def padded(values: int | np.ndarray, fill: int, dtype: type) -> np.ndarray:
         values = np.broadcast_to(np.asarray(values, dtype), index.shape)
         return fixed(np.pad(values, (0, size - index.size), constant_values=fill))
@@ -133,6 +134,6 @@ def make_fault(
         worker=np.int32(worker),
         index=padded(index, INACTIVE, np.int32),
         source=padded(source, 0, np.int32),
-        keep=padded(keep, 0, np.uint32),
-        flip=padded(np.asarray(flip, np.uint32) & low_bits(struck.dtype), 0, np.uint32),
+        keep=padded(kept.astype(mask), 0, mask),
+        flip=padded(np.asarray(flip, mask) & low_bits(struck.dtype), 0, mask),
     )

@@ -124,7 +124,7 @@ def describe_fault(injection: Injection, struck: Struck) -> str:
     changed = int(struck.old[0]) ^ int(struck.new[0])
     differing = [bit for bit in range(width_of(old.dtype) - 1, -1, -1) if changed >> bit & 1]
     which = f"bits {', '.join(map(str, differing))} differ" if differing else "no bit differs"
-    values = f"from {float(old)!r} to {float(new)!r} ({which}, bit 0 the lowest)"
+    values = f"from {_number(old)!r} to {_number(new)!r} ({which}, bit 0 the lowest)"
     first = "" if len(injection.positions) == 1 else "the first of them "
     result = f"; {int(struck.output_changed)} element(s) of the operation's result changed"
     result = "" if injection.of_leaf else result
@@ -161,6 +161,11 @@ def published_log(replay: Replay) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _number(value: np.generic) -> float | int:
+    """An element as Python's number: a float, but of integers of 64 bits, of which a float has not all."""
+    return int(value) if value.dtype.kind in "iu" and value.itemsize == 8 else float(value)
+
+
 def _figures(named: Mapping[str, float | np.ndarray]) -> list[str]:
     """Numbers with their names; a metric that is the loss itself stands once."""
     return [f"{name}: {float(value):.5f}" for name, value in named.items()]
@@ -172,13 +177,13 @@ def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
     if left_out(injection.site, struck):
         return [f"Inject layer: {injection.layer}", "The step left the operation out: nothing was struck"]
     # A file's own numbers where it gives them; they may have more digits than the operand's dtype.
-    new = injection.values or [float(value) for value in struck_values(injection, struck.new)]
+    new = injection.values or [_number(value) for value in struck_values(injection, struck.new)]
     return [
         f"Inject worker: {'all' if injection.worker == ALL else injection.worker}",
         f"Inject layer: {injection.layer}",
         f"Shape for target layer is {tuple(shape)}",
         *(
-            f"Position is {position}, Golden data is {float(before)!r}, inject data is {value!r}"
+            f"Position is {position}, Golden data is {_number(before)!r}, inject data is {value!r}"
             for position, before, value in zip(
                 injection.positions, struck_values(injection, struck.old), new, strict=True
             )

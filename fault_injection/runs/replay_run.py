@@ -183,7 +183,7 @@ def _up_to_the_fault(
 
     progress.compiling("the step with the fault")
     site = fault.site if injection.stage in BESIDE else None
-    nothing = {struck_at: inactive_fault(len(fault.index), site)}
+    nothing = {struck_at: inactive_fault(len(fault.index), site, fault.keep.dtype)}
     waiting = addresses(begin, struck_at, program.steps_per_epoch)
     alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
     control = follow(program, alike, waiting, nothing, [Repeats(golden)]).state

@@ -125,9 +125,9 @@ def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck
 
     def words(index: np.ndarray) -> np.ndarray:
         each = [np.asarray(leaves[number]).reshape(-1)[at] for number, at in places(index)]
-        return np.array([_word(element, target.dtype) for element in each], np.uint32)
+        return np.array([_word(element, target.dtype) for element in each], fault.keep.dtype)
 
-    old, new = np.zeros(len(listed), np.uint32), np.zeros(len(listed), np.uint32)
+    old, new = (np.zeros(len(listed), fault.keep.dtype) for _ in range(2))
     old[listed] = words(fault.index)
     new[listed] = rewritten(words(fault.source), fault.keep[listed], fault.flip[listed])
     for number in {number for number, _ in places(fault.index)}:
@@ -144,6 +144,6 @@ def _word(element: Any, dtype: np.dtype) -> int:
         return int(host_words(element.astype(dtype))[()])
 
 
-def _number(word: np.uint32, dtype: np.dtype, wide: np.dtype) -> Any:
+def _number(word: np.unsignedinteger, dtype: np.dtype, wide: np.dtype) -> Any:
     """The element that is loaded of these bits."""
     return of_host_words(np.asarray(word), dtype).astype(wide)

@@ -139,10 +139,9 @@ def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Stru
     return dataclasses.replace(told, hits=told.hits + np.int32(1))
 
 
-def _word(leaf: jax.Array, at: int) -> np.uint32:
+def _word(leaf: jax.Array, at: int) -> Any:
     """The bits of an element."""
-    element = np.asarray(leaf.reshape(-1)[at])
-    return np.uint32(host_words(element)[()])
+    return host_words(np.asarray(leaf.reshape(-1)[at]))[()]
 
 
 @jax.jit

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...faults.schedule import ONCE
+from ...models.bits import signed
 from ...models.fault import Fault, Struck, inactive_fault
 from ...models.site import Site
 from ...runs.course import Course
@@ -71,14 +72,15 @@ class Laboratory:
             lambda epoch, step: Walk(golden, walks, epoch).state_before(step)
         )
         self.noise = functools.cache(lambda window: noise_floor(golden, plan.workload.epochs, window, plan.twins))
-        self._controlled: set[tuple[int, int]] = set()
+        self._controlled: set[tuple[int, np.dtype, int]] = set()
 
     def control(self, at: Address, fault: Fault) -> float:
         """See that both executables reproduce the golden run, also the one that strikes while nothing strikes.
 
         Args:
           at: a step of the golden run.
-          fault: each number of elements has an executable, which is controlled once; so has each leaf of the state.
+          fault: each number of elements, and each type of masks, has an executable, which is controlled once; so has
+            each leaf of the state.
 
         Returns:
           Seconds that it took, compiling included.
@@ -86,14 +88,14 @@ class Laboratory:
         Raises:
           NotRepeated: one of them does not.
         """
-        size, site = len(fault.index), fault.site if self.plan.leaf in BESIDE else None
-        if (size, int(site or 0)) in self._controlled:
+        size, mask, site = len(fault.index), fault.keep.dtype, fault.site if self.plan.leaf in BESIDE else None
+        if (kind := (size, mask, int(site or 0))) in self._controlled:
             return 0.0
         begun = time.perf_counter()
-        for faults in ({at: inactive_fault(size, site)}, {}):
+        for faults in ({at: inactive_fault(size, site, mask)}, {}):
             start = copied(self.state_before(at.epoch, at.step))
             follow(self.golden.program, start, [at], faults, [Repeats(self.golden)])
-        self._controlled.add((size, int(site or 0)))
+        self._controlled.add(kind)
         return time.perf_counter() - begun
 
     def golden_after(self, fault: Address, at: Address) -> State:
@@ -233,8 +235,8 @@ def _result(
         elements=len(choice.bits.index),
         bit=choice.one_bit,
         first_position=int(choice.bits.index[0]),
-        old_bits=int(struck.old[0]),
-        new_bits=int(struck.new[0]),
+        old_bits=signed(struck.old[0]),
+        new_bits=signed(struck.new[0]),
         operand_changed=int(struck.operand_changed),
         output_changed=int(struck.output_changed),
         outcome=outcome,
@@ -270,8 +272,8 @@ def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alter
     if choice.site.stage != CHECKPOINT:
         return ()
     places = elements_of(lab.golden.program.state, choice.site.name, choice.bits.index)
-    words = zip(places, struck.old.tolist(), struck.new.tolist(), strict=False)  # those of a fault are padded
-    return tuple(Alteration(*place, before, after) for place, before, after in words)
+    words = zip(places, struck.old, struck.new, strict=False)  # those of a fault are padded
+    return tuple(Alteration(*place, signed(before), signed(after)) for place, before, after in words)
 
 
 def copied(state: State) -> State:

@@ -14,7 +14,7 @@ from ...faults.number_formats import Format
 from ...faults.schedule import ONCE, Schedule
 from ...machine.reading import fits
 from ...models.bits import ALL_ONES, NewBits
-from ...models.fault import Operand
+from ...models.fault import LARGEST_OPERAND, Operand
 from ...models.site import Site
 from ...runs.steps import Address, horizon_or_end, numbered
 from ...seam.measure import NONFINITE_RULES
@@ -55,8 +55,8 @@ class Model:
         """Which elements of an operand are struck, and what they become."""
         if self.values == ALTERED:
             options = dict(self.options)
-            index, flip = np.array(options["index"], np.int64), np.array(options["flip"], np.uint32)
-            return NewBits.inverted(index, flip)
+            index, flip = np.array(options["index"], np.int64), np.array(options["flip"], np.uint64)
+            return NewBits.inverted(index, flip.astype(format.mask))
         index = FAULT_MODELS[self.name].places(rng, size)
         return VALUES[self.values](**dict(self.options))(rng, index, size, format)
 
@@ -68,7 +68,8 @@ class Model:
             return self.name in FAULT_MODELS and 0 < self.weight < 1e6
         options = dict(self.options)
         index, flip = options["index"], options["flip"]
-        whole = all(type(number) is int and 0 <= number <= ALL_ONES for number in (*index, *flip))
+        limits = [(number, LARGEST_OPERAND) for number in index] + [(number, ALL_ONES) for number in flip]
+        whole = all(type(number) is int and 0 <= number <= limit for number, limit in limits)
         return whole and len(index) == len(set(index)) == len(flip) > 0
 
 

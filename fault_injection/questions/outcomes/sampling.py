@@ -9,7 +9,7 @@ import numpy as np
 from ...faults.injection import ALL, Injection
 from ...faults.number_formats import format_of
 from ...machine.errors import InputError
-from ...models.bits import ALL_ONES, NewBits
+from ...models.bits import NewBits
 from ...models.fault import Fault, Operand
 from ...models.site import Site, make_fault
 from ...runs.steps import Address
@@ -109,7 +109,7 @@ class Choice:
     def one_bit(self) -> int | None:
         """The bit that is inverted in one element, or stuck in all; 0 is the lowest."""
         masks = set((self.bits.flip | ~self.bits.keep).tolist())
-        alone = len(self.bits.index) == 1 or not (self.bits.keep == ALL_ONES).any()
+        alone = len(self.bits.index) == 1 or not (~self.bits.keep == 0).any()
         if not alone or len(masks) > 1 or (mask := masks.pop()).bit_count() != 1:
             return None
         return mask.bit_length() - 1

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ...faults.injection import ALL
 from ...machine.reading import fits
+from ...models.bits import width_of
 from ...models.fault import Operand
 from ...runs.outcome import OUTCOMES
 from ...seam.measure import Measure
@@ -141,14 +142,15 @@ def wrong_column(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
                 if not (column.null if row[name] is None else fits(row[name], column.kind)):
                     return name
             typed.add(types_of_row)
-        for name in counted:
-            if row[name] is not None and row[name] < 0:
-                return name
         for name, valid in known.items():
             if row[name] not in valid:
                 return name
-        if row["stage"] != sites[row["site"]].stage:
+        if row["stage"] != (site := sites[row["site"]]).stage:
             return "stage"
+        wide = width_of(site.operands[Operand[row["operand"].upper()]].dtype) > 32  # whose bits are signed
+        for name in counted:
+            if row[name] is not None and row[name] < 0 and not (wide and name in ("old_bits", "new_bits")):
+                return name
         recorded = row["steps"] + row["audit_steps"]
         return None if recorded and len(row["curve"]) == CURVE * recorded else "curve"
 

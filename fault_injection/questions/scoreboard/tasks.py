@@ -15,6 +15,7 @@ from ...detection.recovery import RECOVERIES, needed, undoing
 from ...detection.registry import telling, watcher
 from ...detection.signals import reductions_of
 from ...detection.watch import Watcher
+from ...models.bits import signed
 from ...runs.follow import again, follow
 from ...runs.golden_run import Repeats, nudged
 from ...runs.steps import Address, Back, Observer, addresses, numbered
@@ -151,8 +152,8 @@ def watched(bench: Bench, settings: Settings, number: int) -> dict[str, Any]:
     course.take(lab.state_before(at.epoch, at.step), at, last, list(watchers.values()), past_nonfinite=True)
     struck_at = numbered(at, plan.steps_per_epoch)
     found: dict[str, Any] = {
-        "old": int(course.struck.old[0]),
-        "new": int(course.struck.new[0]),
+        "old": signed(course.struck.old[0]),
+        "new": signed(course.struck.new[0]),
         "loss": [float(x) for x in course.recorder.run.column("loss")[at.step :]],
         "seen": {name: _seen(watcher, struck_at) for name, watcher in watchers.items()},
         "recovered": {},
