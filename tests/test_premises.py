@@ -215,7 +215,7 @@ def test_statistics_are_apart_only_if_nothing_else_has_differed():
     assert seen_of(norm, norm, norm).apart and not seen_of(other).apart
     assert not seen_of(norm, other).apart and not seen_of(norm, other, norm).apart
     assert not seen_of((row(), row()), norm).apart
-    assert Conditions().rule(2, seen_of(norm, norm, norm), in_operation=False) == Rule.VARIANCE
+    assert Conditions().rule(2, seen_of(norm, norm, norm), premises=False) == Rule.VARIANCE
 
 
 def test_an_unknown_array_that_differs_blocks_while_it_does():

@@ -62,7 +62,7 @@ def test_an_audit_without_an_end_may_have_had_either():
 
 
 def row(n: int, outcome: str = MASKED, exit: str = "conditions", near: int = 0, ended: str | None = None):
-    return {"exit": exit, "outcome": outcome, "near": near, "ended": ended, "n": n}
+    return {"exit": exit, "outcome": outcome, "near": near, "early_rule": "at once", "ended": ended, "n": n}
 
 
 PLAN = parse_plan('workload = "resnet18"\n[faults]\nexperiments = 100\n[faults.models]\nRD = 1\nZERO = 3')
