@@ -8,9 +8,12 @@ from campaign_stores import TOY, result, run_inline
 from fault_injection.campaign.task import Ready
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule
 from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.report.conduct import audited as audited_section
+from fault_injection.questions.outcomes.report.facts import Facts
 from fault_injection.questions.outcomes.result import END
 from fault_injection.questions.outcomes.sampling import draw_experiment
 from fault_injection.questions.outcomes.standing import standing
+from fault_injection.questions.outcomes.store import Store
 from fault_injection.runs.outcome import MASKED, SLOW
 from fault_injection.seam.measure import Measure
 
