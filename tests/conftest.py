@@ -13,6 +13,7 @@ from fault_injection.machine.environment import prepare
 
 HERE = pathlib.Path(__file__).parent
 FIXTURES = pytest.StashKey[pathlib.Path]()
+QUICK = "--xla_backend_optimization_level=0"
 
 # Compiled programs are kept between runs of the tests, and shared with the processes they start.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".pytest_cache" / "xla"))
@@ -29,8 +30,9 @@ def pytest_cmdline_main(config):
     of tests: a folder of `*.json.gz` after that flag is understood here as what it is.
     """
     if "slow" not in config.option.markexpr.split(" and ")[:1]:
-        # Compiling takes most of the time of the quick tests.  The slow ones compile as commands do.
-        os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_backend_optimization_level=0"
+        # Compiling takes most of the time of the quick tests.  The slow ones compile as commands do, but for those
+        # that ask for `compiled_quickly`.
+        os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} {QUICK}"
     config.stash[FIXTURES] = HERE / "fixtures"
     folders = [arg for arg in config.args if any(pathlib.Path(arg).glob("*.json.gz"))]
     if config.option.showfixtures and folders:
@@ -76,6 +78,22 @@ def forget_compiled_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For slow tests whose statements no optimisation of a compiler decides: XLA compiles in half the time.
+
+    So it does in the processes that they start, and for the whole file: programs are compared that are compiled alike.
+    """
+    if QUICK in os.environ["XLA_FLAGS"]:  # as all quick tests are
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True)

@@ -14,6 +14,8 @@ from fault_injection.questions.scoreboard.store import ScoreStore
 from fault_injection.questions.scoreboard.tasks import SWEPT
 from fault_injection.runs.outcome import MASKED
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 PLAN = """
 workload = "resnet18"
 [options]
