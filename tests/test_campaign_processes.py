@@ -16,7 +16,7 @@ import pytest
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.store import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 PLAN = """
 workload = "resnet18"
@@ -37,8 +37,8 @@ RBFLIP = 1
 """
 
 
-KILLS = 5
-LONGER, SHORTER = 80, 24  # experiments; of the longer plan so many that all kills fall into them
+KILLS = 4
+LONGER, SHORTER = 64, 24  # experiments; of the longer plan so many that all kills fall into them
 
 
 def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):
@@ -89,7 +89,7 @@ def undisturbed(longer):
 
 
 def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
-    """One while it sets up, then one in each fifth of the experiments, at any moment; every third hits the driver."""
+    """One while it sets up, then one in each fourth of the experiments, at any moment; every third hits the driver."""
     rng = random.Random(1)
     process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     for kill in range(KILLS):
