@@ -1,6 +1,7 @@
 """Faults in the checkpoint that a run restarts from: what each strategy makes of them, and `continue`."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import ml_dtypes
@@ -17,9 +18,11 @@ from fault_injection.models.site import make_fault
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import choose, draw_experiment
 from fault_injection.seam.beside import faulty_step
-from fault_injection.seam.checkpoint_faults import PARTS, checkpoint_sites
+from fault_injection.seam.checkpoint_faults import PARTS, checkpoint_sites, restarted
+from fault_injection.seam.leaves import Leaf, Role
 from fault_injection.seam.stages import CHECKPOINT
 from fault_injection.seam.state_faults import placed_leaves
+from fault_injection.seam.state_spec import StateSpec
 from fault_injection.seam.trees import same_bits
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
@@ -116,6 +119,21 @@ def test_an_element_that_is_saved_in_a_narrower_format_alone_is_rounded(format):
     expected, _ = found.step(found.place(by_hand), found.batch(0, 2), 0, 2)
     assert same_bits(new, expected)
     assert (told.struck.old ^ told.struck.new)[:2].tolist() == bits
+
+
+@pytest.mark.parametrize("format", ["float64", "float32", "bfloat16", "float16"])
+def test_a_checkpoint_of_float64_is_saved_in_its_own_format_and_in_all_that_are_narrower(format):
+    leaves = (Leaf("w", Role.PARAMETER), Leaf("m", Role.HISTORY))
+    spec = StateSpec([jax.ShapeDtypeStruct((3,), np.float64)] * 2, leaves, ())
+    dtype, state = np.dtype(format), [np.array([1 / 3, 2 / 3, 3.0]), np.ones(3)]
+    mask = 1 << 8 * dtype.itemsize - 1  # the sign
+    site = checkpoint_sites(spec)[f"checkpoint/model/{format}/1"]
+    fault = make_fault(site, Operand.INPUT, -1, [1], keep=ALL_ONES, flip=mask)
+    started, struck = restarted(SimpleNamespace(state=spec, start=lambda load: load(0)), state, fault)
+    assert (
+        started[0].tolist() == [1 / 3, -float(np.float64(2 / 3).astype(dtype)), 3.0] and started[0].dtype == np.float64
+    )
+    assert started[1].tolist() == [1, 1, 1] and int(struck.old[0]) ^ int(struck.new[0]) == mask
 
 
 @pytest.mark.slow

@@ -22,6 +22,7 @@ from fault_injection.models.overwrite import bits, of_bits, overwritten
 from fault_injection.models.site import Site, TensorSpec, make_fault
 from fault_injection.questions.outcomes.sampling import injection_of
 from fault_injection.questions.outcomes.store import Store
+from fault_injection.runs.golden_checks import Comparable
 from fault_injection.runs.golden_run import nudged
 from fault_injection.seam.state_faults import left_out_of_targets, state_sites, struck_state
 from fault_injection.seam.trees import same_bits
@@ -285,6 +286,16 @@ def test_a_golden_run_keeps_and_reads_all_of_them(file, tmp_path, capsys):
 def test_what_cannot_be_compared_is_refused_in_one_line(file, tmp_path, capsys, name, line):
     code, _, err = said(capsys, "golden", f"{file}:{name}", "--cache", tmp_path)
     assert code == 2 and line in err.splitlines()[-1]
+
+
+def test_a_golden_run_that_was_kept_before_it_was_looked_at_is_refused_when_it_is_read(
+    file, tmp_path, capsys, monkeypatch
+):
+    for asked in ("after_step", "after_epoch"):
+        monkeypatch.setattr(Comparable, asked, lambda *told: None)
+    code, _, err = said(capsys, "golden", f"{file}:diverging", "--cache", tmp_path)
+    assert [*tmp_path.glob("golden/*/records/*.npz")]  # it was made
+    assert code == 2 and "the golden run's own loss is nan at epoch 0, step 0" in err.splitlines()[-1]
 
 
 STEPS = {  # a reference, and the user's own step, by what the first differs in

@@ -1,6 +1,7 @@
 """Early verdicts are given only where their premises hold: what they say of a run is what the run comes to."""
 
 import collections
+import dataclasses
 import pathlib
 
 import jax
@@ -11,8 +12,10 @@ import premises_steps
 import pytest
 from optax import contrib
 
+from fault_injection.any_step.instrument import supporting_patterns
 from fault_injection.any_step.state_roles import state_leaves
-from fault_injection.any_step.training_program import traced_training
+from fault_injection.any_step.training_program import traced_training, training_program
+from fault_injection.models.fault import inactive_fault
 from fault_injection.questions.outcomes.conditions import Conditions, Rule, Seen
 from fault_injection.questions.outcomes.early_verdict import Envelope
 from fault_injection.questions.outcomes.experiment import Laboratory, run_experiment
@@ -111,6 +114,20 @@ def test_early_verdicts_are_what_runs_come_to(tmp_path, name, stage, sites, mode
 def test_what_strikes_again_has_no_early_verdict(tmp_path):
     results = experiments(tmp_path, "sgd", 12, schedule='schedule = "every 5"')
     assert not any(r.early_rule for r in results)
+
+
+@pytest.mark.slow  # quick tests compile without optimization
+def test_products_of_one_number_keep_their_bits_whatever_is_compiled_around_them():
+    """Prodigy adds up products of vectors, and the reference gives its buffers away: the two steps differ in much."""
+    made = traced_training(premises_steps.prodigy())
+    made = dataclasses.replace(made, program=supporting_patterns(made.program, "grad_wt:*"))
+    program = training_program(made)
+    state = program.place(program.init())
+    for number in range(8):
+        batch = program.batch(0, number)
+        silent, _ = program.faulty_step(state, batch, 0, number, inactive_fault(64))
+        state, _ = program.step(state, batch, 0, number)
+        assert jax.tree.map(np.array_equal, silent, state) == jax.tree.map(lambda _: True, state), number
 
 
 NAMES = ["w", "fc.weight", "mlp/~/linear_0", "dense 1", "conv:0", "größe", "h[0]", "a+b", "q#2", "a,b", "x|y", "w*"]

@@ -24,6 +24,8 @@ from fault_injection.faults.injection_file import format_injection, parse_inject
 from fault_injection.machine.sources import ROOT
 from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, OUTCOMES
+from fault_injection.runs.replay_run import golden_for, replay
+from fault_injection.runs.unfinished import Keeper
 from fault_injection.seam.leaves import Role
 from fault_injection.seam.trees import same_bits
 from fault_injection.workloads.registry import find_workload, restore_workload
@@ -147,6 +149,31 @@ def test_an_operation_in_a_branch_that_is_not_taken_is_not_struck(capsys, tmp_pa
     provenance = json.loads((tmp_path / "left out" / "provenance.json").read_text())
     assert "left the operation out, so nothing was struck" in provenance["fault"]
     assert provenance["own_step"]["steps"] == 3
+
+
+def test_a_lasting_fault_has_struck_whichever_step_it_struck_first_and_also_where_its_run_goes_on(
+    tmp_path, cache, monkeypatch
+):
+    """The step that the file names leaves the operation out; a later one of that epoch does not."""
+    rows = {"stage": "fwrd_inject", "fmodel": "RD", "layer": "forward:params/fc2/kernel"}
+    text = INJECTION.format(workload=WORKLOAD.replace(":training", ":branching"), **rows, position="3/1", value="0.5")
+    text = text.replace("target_step,3", "target_step,2").replace("target_epoch,1", "target_epoch,0")
+    injection = parse_injection(text + "schedule,permanent\n")
+    golden = golden_for(injection, cache)
+    whole = replay(injection, golden)
+    assert whole.outcome.struck and whole.struck.hits == 1
+
+    def killed(keeper, *epoch):
+        kept(keeper, *epoch)
+        raise KeyboardInterrupt
+
+    kept = Keeper.after_epoch
+    monkeypatch.setattr(Keeper, "after_epoch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replay(injection, golden)
+    monkeypatch.undo()
+    resumed = replay(injection, golden)
+    assert resumed.outcome == whole.outcome and resumed.struck.old[0] == whole.struck.old[0]
 
 
 @pytest.mark.parametrize(

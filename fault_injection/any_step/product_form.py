@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.isolation import fence
+from ..models.isolation import fence, isolated
 from ..models.overwrite import bits
 from .jax_internals import contracted, evaluate, is_widened, kernel_axes, wide_product
 
@@ -59,14 +59,24 @@ class Form:
       equation: the site's.
       operands: how each of them is kept.
       dimension_numbers: of the product of what is kept; None where the equation is evaluated as it stands.
+      apart: whether it is compiled as a function of its own.  XLA on CPUs writes a product whose result is one number
+        as a loop of multiplications and additions, and fuses the loop with what is around it, in which the choice of
+        the multiplication that is fused with an addition depends on the whole program.
     """
 
     equation: Any
     operands: tuple[Kept, ...]
     dimension_numbers: Any = None
+    apart: bool = False
 
     def compute(self, operands: Sequence[jax.Array]) -> jax.Array:
         """The result, as it is in the step, of operands as they are kept."""
+        if self.apart:
+            with isolated("false"):
+                return jax.jit(self._compute)(operands)
+        return self._compute(operands)
+
+    def _compute(self, operands: Sequence[jax.Array]) -> jax.Array:
         if self.dimension_numbers is None:
             given = [one.back(kept) for one, kept in zip(self.operands, operands, strict=True)]
             return rounded(evaluate(self.equation, given)[0])
@@ -112,7 +122,8 @@ def form_of(equation: Any, as_written: bool) -> Form:
         matrices.append(one)
         summed.append((len(shape) - 1 if sums_last else len(shape) - 2,))
     several = (0,) if batches[0] else ()
-    return Form(equation, tuple(matrices), (tuple(summed), (several, several)) if wide else None)
+    apart = math.prod(equation.outvars[0].aval.shape) == 1
+    return Form(equation, tuple(matrices), (tuple(summed), (several, several)) if wide else None, apart)
 
 
 def _as_matrices(

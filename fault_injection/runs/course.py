@@ -39,7 +39,7 @@ class Course:
       golden_after: the golden state after a step from `at` on.
       noise: spread over the golden run's twins, see `verdict_of`.
       recorder: has recorded the steps before the first one to be taken.
-      struck: what the fault did, where it has struck already.
+      struck: what the fault did, where steps that it names have been taken already.
       masked_ends: whether it ends where its state is the golden one again.
     """
 
@@ -117,7 +117,7 @@ class Course:
 
     @property
     def struck(self) -> Struck:
-        """What the fault did at its first step."""
+        """What the fault did at the first step that it struck, see `Witness`."""
         assert self.witness.struck is not None  # the faulty step was taken
         return self.witness.struck
 

@@ -227,12 +227,14 @@ class Golden:
         """The record of an epoch that has been made.
 
         Raises:
-          InputError: it is damaged.
+          InputError: it is damaged, or nothing can be compared with it, see `Comparable`.
         """
         try:
-            return from_leader(lambda: self.store.read_record(epoch))
+            record = from_leader(lambda: self.store.read_record(epoch))
         except DamagedFile as error:
             raise InputError(f"{error}; delete it, and it is made again") from None
+        self._comparable().recorded(epoch, record)
+        return record
 
     def fetch_run(self, epochs: int) -> Run:
         """The records up to, but not including, `epochs`."""
@@ -270,6 +272,9 @@ class Golden:
         state = self.start.state if self.start else nudged(self.program, self.twin)
         return self.first, self.program.place(state)
 
+    def _comparable(self) -> Comparable:
+        return Comparable(f"twin {self.twin}" if self.twin else "golden run", self.program.measure())
+
     def _train(self, state: State, first: int, until: int, *more: Observer) -> State:
         """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
         if first == self.first:
@@ -277,10 +282,9 @@ class Golden:
             from_leader(lambda: self.store.write_checkpoint(first, begun))
         steps = addresses(Address(first, 0), Address(until, -1), self.program.steps_per_epoch)
         name = f"twin {self.twin}" if self.twin else "golden"
-        recorder, called = Recorder(Run(first, (), 0)), name if self.twin else "golden run"
-        comparable = Comparable(called, self.program.measure())
+        recorder = Recorder(Run(first, (), 0))
         with Progress(name, (until - first) * self.program.steps_per_epoch) as progress:
-            observers = [progress, comparable, recorder, _Filing(self, recorder), *more]
+            observers = [progress, self._comparable(), recorder, _Filing(self, recorder), *more]
             return follow(self.program, state, steps, observers=observers).state
 
 

@@ -43,7 +43,7 @@ class Replay:
       outcome: the verdict.
       golden: the fault-free run, from its own first epoch on, as far as the faulty one was to go.
       faulty: the run with the fault, from the start of the fault's epoch.
-      struck: what the fault did, as the step reported it.
+      struck: what the fault did, as the first step that it struck reported it.
       seconds: that it took, the golden run included where it had to be made.
     """
 

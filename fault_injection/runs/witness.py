@@ -16,17 +16,21 @@ class FaultNotApplied(Untrustworthy):
 
 
 class Witness(Observer):
-    """Compares what every faulty step reports with the fault, and holds what the first one reports.
+    """Compares what every faulty step reports with the fault, and holds what the first one reports that was struck.
 
     Attributes:
-      struck: what the fault did; None before the faulty step.
-      nothing: whether each step so far that the fault names has left the operation out.
+      struck: what the fault did at the first step that ran the operation; as long as none has, at the first that it
+        names; None before that one.
     """
 
     def __init__(self, site: Site, fault: Fault, at: Address, struck: Struck | None = None):
         self._site, self._fault, self._at = site, fault, at
         self.struck = struck
-        self.nothing = struck is None or left_out(site, struck)
+
+    @property
+    def nothing(self) -> bool:
+        """Whether each step so far that the fault names has left the operation out."""
+        return self.struck is None or left_out(self._site, self.struck)
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         """Look at the step; raises FaultNotApplied where its observations contradict the fault."""
@@ -34,8 +38,8 @@ class Witness(Observer):
         if due or report.struck is not None:
             absent = left_out(self._site, report.struck)
             struck = check_struck(self._site.name, self._fault, report.struck, absent)
-            self.nothing &= absent
-            self.struck = self.struck or struck
+            if self.nothing:
+                self.struck = struck
 
 
 def left_out(site: Site, struck: Struck | None) -> bool:

@@ -27,8 +27,8 @@ PARTS = {
     "optimizer": (Role.HISTORY,),
     "state": (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY),
 }
-# Number formats in which checkpoints are saved, other than that of the state.
-NARROWER = (np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
+# Number formats in which checkpoints are saved; those that are narrower than the state's own are offered beside it.
+FORMATS = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.float16))
 
 
 class _Target(NamedTuple):
@@ -101,7 +101,7 @@ def _targets(state: StateSpec) -> Mapping[str, _Target]:
         if len(dtypes) != 1 or sum(leaf.size for leaf in leaves) > LARGEST_OPERAND:
             continue
         (own,) = dtypes
-        for dtype in (own, *(each for each in NARROWER if each.itemsize < own.itemsize)):
+        for dtype in (own, *(each for each in FORMATS if each.itemsize < own.itemsize)):
             for loaders in _counts(state.loaders):
                 found[f"{CHECKPOINT}/{part}/{dtype.name}/{loaders}"] = _Target(leaves, dtype, loaders)
     return found
