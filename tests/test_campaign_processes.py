@@ -13,6 +13,7 @@ import time
 import killed
 import pytest
 
+from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.store import Store
 
@@ -160,17 +161,16 @@ def test_a_scheduler_of_which_a_worker_is_killed(tmp_path, cache, repository, un
     assert verdicts(tmp_path) == undisturbed
 
 
-def test_one_experiment_again_and_the_tables(folder, cache, repository, longer):
+def test_one_experiment_again_and_the_tables(folder, cache, longer):
     out = folder / "out"
     number, outcome = next((n, o) for n, o, _, _, exit in longer if exit == "non-finite")
-    fault_injection = [sys.executable, "-m", "fault_injection"]
     for command in (
-        ["replay", out, "--id", str(number), "--cache", cache],
-        ["export", out, "--id", str(number)],
+        ["replay", out, "--id", number, "--cache", cache],
+        ["export", out, "--id", number],
         ["export", out, "--format", "parquet"],
         ["report", out],
     ):
-        subprocess.run([*fault_injection, *command], cwd=repository, check=True, capture_output=True)
+        assert main([*map(str, command)]) == 0
     found = json.loads((out / f"experiment_{number}" / "outcome.json").read_text())
     assert found["outcome"] == outcome
     file = f"experiment_{number}.csv"

@@ -78,24 +78,35 @@ def test_what_tensorflow_writes_is_read_and_imported_value_by_value(python, writ
             assert array.tobytes() == expected[name].tobytes(), name
 
 
+DAMAGES = [
+    lambda index, data: data.write_bytes(data.read_bytes()[:-1000]),
+    lambda index, data: data.write_bytes(data.read_bytes()[:5000] + b"!" + data.read_bytes()[5001:]),
+    lambda index, data: index.write_bytes(index.read_bytes()[:100]),
+]
+FETCHED = """
+import sys
+from fault_injection.commands.main import main
+for folder in sys.argv[1:]:
+    assert main(["fetch-checkpoints", "resnet18_sgd", "--from", folder, "--cache", f"{folder}/cache"]) == 2
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda index, data: data.write_bytes(data.read_bytes()[:-1000]),
-        lambda index, data: data.write_bytes(data.read_bytes()[:5000] + b"!" + data.read_bytes()[5001:]),
-        lambda index, data: index.write_bytes(index.read_bytes()[:100]),
-    ],
-)
-def test_a_damaged_or_partial_checkpoint_is_named(python, written, repository, tmp_path, damage):
-    files = [tmp_path / f"resnet18_sgd.{suffix}" for suffix in ("index", "data-00000-of-00001")]
-    for file in files:
-        file.write_bytes((written / file.name).read_bytes())
-    damage(*files)
-    done = in_its_environment(python, repository, "resnet18_sgd", "--from", tmp_path, "--cache", tmp_path / "cache")
-    assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"{tmp_path / 'resnet18_sgd'}: not a whole TensorFlow checkpoint (")
-    assert not (tmp_path / "cache" / "upstream").exists()
+def test_a_damaged_or_partial_checkpoint_is_named(python, written, repository, tmp_path):
+    """All of them by one process: TensorFlow takes long to import."""
+    folders = [tmp_path / str(number) for number in range(len(DAMAGES))]
+    for folder, damage in zip(folders, DAMAGES, strict=True):
+        folder.mkdir()
+        files = [folder / f"resnet18_sgd.{suffix}" for suffix in ("index", "data-00000-of-00001")]
+        for file in files:
+            file.write_bytes((written / file.name).read_bytes())
+        damage(*files)
+    environment = os.environ | {"PYTHONPATH": str(repository)}
+    done = subprocess.run([python, "-c", FETCHED, *folders], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    named = [line for line in done.stderr.splitlines() if ": not a whole TensorFlow checkpoint (" in line]
+    assert [line.partition(": ")[0] for line in named] == [str(folder / "resnet18_sgd") for folder in folders]
+    assert not list(tmp_path.glob("*/cache/upstream"))
 
 
 class GoogleDrive(http.server.ThreadingHTTPServer):
