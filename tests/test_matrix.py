@@ -11,6 +11,7 @@ import itertools
 import pathlib
 
 import jax
+import module_training
 import momentum_training
 import numpy as np
 import premises_steps
@@ -22,6 +23,7 @@ import test_transformer
 from fault_injection.checkpoints.continuation import alteration, named_arrays
 from fault_injection.detection.nonfinite import NonFinite
 from fault_injection.faults.schedule import SCHEDULE
+from fault_injection.machine.sources import ROOT
 from fault_injection.models.bits import host_words, of_host_words, rewritten
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions
 from fault_injection.questions.outcomes.experiment import Laboratory, run_experiment
@@ -94,8 +96,20 @@ TRAININGS = {
         "shadow/*",
         ('sites = ["grad_wt:*"]', OPERATION),
     ),
+    "module": (
+        lambda: find_workload(own(module_training, "training")),
+        "forward:*",
+        "0/layers/*",
+        ('sites = ["grad_wt:*"]', OPERATION),
+    ),
+    "equinox": (
+        lambda: find_workload(f"{ROOT}/examples/equinox/my_run.py:training"),
+        "forward:*",
+        "0/layers/*",
+        ('sites = ["grad_wt:*"]', OPERATION),
+    ),
 }
-QUICK = {("momentum", "every 3", "operand"), ("momentum", "once", "state"), ("momentum", "permanent", "gradient")}
+QUICK = {("module", "every 3", "operand"), ("momentum", "once", "state"), ("momentum", "permanent", "gradient")}
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +122,8 @@ def as_users_have_it():
 @functools.cache
 def plan_of(training, target):
     """The plan of the campaign that follows every run, with the options of the workload."""
+    if training == "equinox":
+        pytest.importorskip("equinox", reason="no extra of this project; `module` is in its style")
     make, operation, leaves, gradient = TRAININGS[training]
     workload = make()
     struck, models = {
