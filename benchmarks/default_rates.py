@@ -2,7 +2,8 @@
 
 Each campaign is made once, every run followed to its end; its rows say what an early verdict would have been, too.
 A default campaign of the same plan has the same faults.  It audits those that its own plan draws, and believes the
-other early verdicts.  So its interval follows from the same rows, and is compared with the rate of all ends.
+other early verdicts; of faults beyond the rules' premises only those of rules that its audits support.  So its interval
+follows from the same rows, and is compared with the rate of all ends.
 """
 
 import argparse
@@ -15,10 +16,13 @@ from fault_injection.campaign.rates import wilson
 from fault_injection.machine.environment import prepare
 from fault_injection.machine.errors import Untrustworthy
 from fault_injection.machine.files import write_json
-from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions
+from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule
 from fault_injection.questions.outcomes.experiment import Laboratory, run_experiment
+from fault_injection.questions.outcomes.plan import Plan
 from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.result import Result
 from fault_injection.questions.outcomes.sampling import draw_experiment
+from fault_injection.questions.outcomes.support import Support
 from fault_injection.questions.outcomes.tally import tally_of
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.outcome import MASKED, UNDECIDED
@@ -67,22 +71,12 @@ def campaigns(kind: tuple[str, str, str, str], seeds: int, experiments: int, cac
     for seed in range(seeds):
         full, default = plan(seed, "full"), plan(seed, CONDITIONS)
         lab = Laboratory(full, golden, Conditions(), golden.folder / f"walks{seed}")
-        rows = []
-        for number in sorted(range(experiments), key=lambda number: draw_experiment(full, number).epoch):
-            result = run_experiment(lab, number)
-            row = {"exit": result.exit, "outcome": result.outcome, "near": result.near, "ended": None, "n": 1}
-            if result.early_outcome is not None:
-                audited = draw_experiment(default, number).audited
-                row |= {
-                    "exit": CONDITIONS,
-                    "outcome": result.early_outcome,
-                    "ended": result.outcome if audited else None,
-                }
-            rows.append((row, result))
-        ends = [result.outcome for _, result in rows if result.outcome != UNDECIDED]
+        numbers = sorted(range(experiments), key=lambda number: draw_experiment(full, number).epoch)
+        results = [run_experiment(lab, number, tuple(Rule)) for number in numbers]
+        ends = [result.outcome for result in results if result.outcome != UNDECIDED]
         rate = wilson(sum(outcome != MASKED for outcome in ends), len(ends))
-        interval = tally_of([row for row, _ in rows], default).not_masked(default.confidence)
-        early = [result for _, result in rows if result.early_outcome is not None]
+        interval = tally_of(rows_of(results, default), default).not_masked(default.confidence)
+        early = [result for result in results if result.early_outcome is not None]
         found.append(
             {
                 "training": f"{name}, {stage} {sites}",
@@ -99,16 +93,42 @@ def campaigns(kind: tuple[str, str, str, str], seeds: int, experiments: int, cac
     return found
 
 
+def rows_of(results: list[Result], default: Plan) -> list[dict]:
+    """What the store of a default campaign says of runs that were followed to the end, each with its early verdict."""
+    audits = {result.number for result in results if draw_experiment(default, result.number).audited}
+    trusted = set(Rule)
+    if default.audits_first:
+        trusted = {Rule.VARIANCE, *(rule for rule in Rule if _support(rule, results, audits).enough)}
+    rows = []
+    for result in results:
+        row = {"exit": result.exit, "outcome": result.outcome, "near": result.near, "early_rule": None, "ended": None}
+        audited = result.number in audits
+        if result.early_rule is not None and (audited or result.early_rule in trusted):
+            ended = result.outcome if audited else None
+            guess = {"outcome": result.early_outcome, "early_rule": result.early_rule, "ended": ended}
+            row |= {"exit": CONDITIONS, **guess}
+        rows.append({**row, "n": 1})
+    return rows
+
+
+def _support(rule: Rule, results: list[Result], audits: set[int]) -> Support:
+    theirs = [result for result in results if result.early_rule == rule and result.number in audits]
+    return Support(rule, len(theirs), sum(result.outcome != result.early_outcome for result in theirs))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--seeds", type=int, default=7, help="campaigns of each training")
     parser.add_argument("--experiments", type=int, default=60, help="of each campaign")
+    parser.add_argument("--training", help="of these alone, and the same of what is struck: TRAINING, STAGE SITES")
     parser.add_argument("--out", type=pathlib.Path, help="a file for the numbers, as JSON")
     options = parser.parse_args()
     prepare()
     found = []
     with tempfile.TemporaryDirectory() as cache:
         for kind in KINDS:
+            if options.training not in (None, f"{kind[0]}, {kind[1]} {kind[2]}"):
+                continue
             try:
                 ours = campaigns(kind, options.seeds, options.experiments, pathlib.Path(cache))
             except Untrustworthy as error:

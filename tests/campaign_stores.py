@@ -1,12 +1,18 @@
 """A small campaign's store, made without running anything."""
 
+import concurrent.futures
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable
 
 import numpy as np
 
+from fault_injection.campaign.executors import Slot
+from fault_injection.campaign.task import Task
+from fault_injection.questions.outcomes import jobs
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions
+from fault_injection.questions.outcomes.driver import campaign
 from fault_injection.questions.outcomes.plan import Plan
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.result import END, Result
@@ -95,3 +101,36 @@ def fill(
             store.add(result(number, **changes(number)), ENVIRONMENT, KEY)
         store.event("finished")
     return folder
+
+
+class Inline(concurrent.futures.Executor):
+    """Runs what it is given in this process."""
+
+    def submit(self, function, /, *arguments):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(function(*arguments))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def run_inline(out, plan, monkeypatch, results, make_golden, fails=()):
+    """A campaign whose experiments' results are there already, but for those over which a process dies.
+
+    Returns the number of each experiment, in their order, with the rules that may end it.
+    """
+    made = []
+
+    def experiment(task, golden_key, number, supported):
+        made.append((number, supported))
+        if number in fails:
+            raise concurrent.futures.BrokenExecutor
+        return results[number], {"host": "here"}
+
+    monkeypatch.setattr(jobs, "make_golden", make_golden)
+    monkeypatch.setattr(jobs, "walk", lambda *arguments: (0, 0.0))
+    monkeypatch.setattr(jobs, "experiment", experiment)
+    slot = Slot(Inline, lambda: 1, (concurrent.futures.BrokenExecutor,), Inline())
+    campaign(Task(plan), out, contextlib.nullcontext([slot]))
+    return made

@@ -1,5 +1,6 @@
 """Options and shared set-up of the tests."""
 
+import collections
 import gc
 import os
 import pathlib
@@ -13,6 +14,12 @@ from fault_injection.machine.environment import prepare
 
 HERE = pathlib.Path(__file__).parent
 FIXTURES = pytest.StashKey[pathlib.Path]()
+QUICK = "--xla_backend_optimization_level=0"
+# Files whose slow tests take minutes: they come first, so that at the end no worker is left alone with one of them.
+LONGEST = [
+    *("resnet18_in_flax", "shipped", "parity", "training", "strategies", "with_tensorflow", "training_of_ones_own"),
+    *("checksum", "strategy_processes", "matrix", "campaign_processes", "scoreboard", "two_phase"),
+]
 
 # Compiled programs are kept between runs of the tests, and shared with the processes they start.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".pytest_cache" / "xla"))
@@ -29,8 +36,10 @@ def pytest_cmdline_main(config):
     of tests: a folder of `*.json.gz` after that flag is understood here as what it is.
     """
     if "slow" not in config.option.markexpr.split(" and ")[:1]:
-        # Compiling takes most of the time of the quick tests.  The slow ones compile as commands do.
-        os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} --xla_backend_optimization_level=0"
+        # Compiling takes most of the time of the quick tests.  The slow ones compile as commands do, but for those
+        # that ask for `compiled_quickly`.
+        os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} {QUICK}"
+    config.option.loadscopereorder = False  # pytest-xdist keeps the order that is made below
     config.stash[FIXTURES] = HERE / "fixtures"
     folders = [arg for arg in config.args if any(pathlib.Path(arg).glob("*.json.gz"))]
     if config.option.showfixtures and folders:
@@ -44,6 +53,14 @@ def pytest_ignore_collect(collection_path, config):
     if config.option.markexpr == "law" and collection_path.name.startswith("test_"):
         return "pytest.mark.law" not in collection_path.read_text() or None
     return None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items):
+    """The longest files first, the others by how many tests they have."""
+    tests = collections.Counter(item.path for item in items)
+    longest = {f"test_{name}.py": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: (longest.get(item.path.name, len(longest)), -tests[item.path], item.path))
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +93,22 @@ def forget_compiled_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For slow tests whose statements no optimisation of a compiler decides: XLA compiles in half the time.
+
+    So it does in the processes that they start, and for the whole file: programs are compared that are compiled alike.
+    """
+    if QUICK in os.environ["XLA_FLAGS"]:  # as all quick tests are
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True)

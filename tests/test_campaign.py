@@ -3,8 +3,6 @@
 # Above 400 lines: one campaign, which takes a minute to make, is looked at from all sides.
 
 import collections
-import concurrent.futures
-import contextlib
 import csv
 import dataclasses
 import functools
@@ -18,18 +16,17 @@ import sys
 import jax
 import numpy as np
 import pytest
+from campaign_stores import run_inline
 
 from fault_injection.campaign.dispatcher import JobLost
-from fault_injection.campaign.executors import Slot
-from fault_injection.campaign.task import Ready, Task, environment_of
+from fault_injection.campaign.task import Ready, environment_of
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
-from fault_injection.questions.outcomes import conditions, jobs
+from fault_injection.questions.outcomes import conditions
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule
-from fault_injection.questions.outcomes.driver import campaign
 from fault_injection.questions.outcomes.experiment import Laboratory, run_experiment
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.projection import Projection
@@ -46,6 +43,8 @@ from fault_injection.runs.replay_run import replay
 from fault_injection.runs.steps import Address, addresses, numbered
 from fault_injection.seam.leaves import Role
 from fault_injection.seam.measure import Measure
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 PLAN = parse_plan("""
 workload = "resnet18"
@@ -240,13 +239,13 @@ def test_the_rules_of_an_early_verdict_at_both_edges(steps, seen, rule):
         seen = dataclasses.replace(seen, updates=steps)
     assert Conditions().rule(steps, seen, unread=True) == rule
     # A fault in the state need not make anything large; and steps may read what is not known to be unread.
-    assert Conditions().rule(steps, seen, in_operation=False, unread=True) is NEVER
+    assert Conditions().rule(steps, seen, premises=False, unread=True) is NEVER
     assert Conditions().rule(steps, seen) == (NEVER if rule == Rule.VARIANCE else rule)
 
 
 def test_statistics_that_alone_differ_are_projected_however_small():
     def rule(steps, seen):
-        return Conditions().rule(steps, dataclasses.replace(seen, apart=True), in_operation=False)
+        return Conditions().rule(steps, dataclasses.replace(seen, apart=True), premises=False)
 
     assert [rule(steps, Seen(1.0, variance)) for steps in (0, 1, 2) for variance in (0.1, BIG, np.nan)] == [
         *[NEVER] * 6,
@@ -335,42 +334,15 @@ def test_another_plan_is_refused_by_what_differs(folder):
 MEASURE = Measure("accuracy", "higher", 0.1, 0.02)
 
 
-class Inline(concurrent.futures.Executor):
-    """Runs what it is given in this process."""
-
-    def submit(self, function, /, *arguments):
-        future = concurrent.futures.Future()
-        try:
-            future.set_result(function(*arguments))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-def run_inline(out, monkeypatch, results, make_golden, fails):
-    """A campaign whose experiments' results are there already, but for those over which a process dies."""
-
-    def experiment(task, golden_key, number):
-        if number in fails:
-            raise concurrent.futures.BrokenExecutor
-        return results[number], {"host": "here"}
-
-    monkeypatch.setattr(jobs, "make_golden", make_golden)
-    monkeypatch.setattr(jobs, "walk", lambda *arguments: (0, 0.0))
-    monkeypatch.setattr(jobs, "experiment", experiment)
-    slot = Slot(Inline, lambda: 1, (concurrent.futures.BrokenExecutor,), Inline())
-    campaign(Task(PLAN), out, contextlib.nullcontext([slot]))
-
-
 def test_an_experiment_that_kills_its_process_costs_no_other(tmp_path, monkeypatch, results):
     about = {"conditions": dataclasses.asdict(Conditions()), "measure": MEASURE._asdict()}
     ready = Ready("a plan's key", "a golden run's key", about, tmp_path / "walks")
     with pytest.raises(JobLost, match=r"1 experiments lost their process 5 times and have no verdict: experiment 3;"):
-        run_inline(tmp_path / "out", monkeypatch, results, lambda task: ready, {3})
+        run_inline(tmp_path / "out", PLAN, monkeypatch, results, lambda task: ready, {3})
     everything = set(range(PLAN.experiments))
     with Store(tmp_path / "out") as store:
         assert store.done() == everything - {3}
-    run_inline(tmp_path / "out", monkeypatch, results, lambda task: ready, set())
+    run_inline(tmp_path / "out", PLAN, monkeypatch, results, lambda task: ready)
     with Store(tmp_path / "out") as store:
         assert store.done() == everything
 
@@ -380,7 +352,7 @@ def test_a_campaign_that_cannot_begin_leaves_nothing(tmp_path, monkeypatch, resu
         raise InputError("no such data")
 
     with pytest.raises(InputError, match="no such data"):
-        run_inline(tmp_path / "out", monkeypatch, results, make_golden, set())
+        run_inline(tmp_path / "out", PLAN, monkeypatch, results, make_golden)
     assert not list(tmp_path.iterdir())
 
 

@@ -13,10 +13,11 @@ import time
 import killed
 import pytest
 
+from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.store import Store
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 PLAN = """
 workload = "resnet18"
@@ -37,8 +38,8 @@ RBFLIP = 1
 """
 
 
-KILLS = 5
-LONGER, SHORTER = 80, 24  # experiments; of the longer plan so many that all kills fall into them
+KILLS = 4
+LONGER, SHORTER = 64, 24  # experiments; of the longer plan so many that all kills fall into them
 
 
 def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):
@@ -89,7 +90,7 @@ def undisturbed(longer):
 
 
 def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
-    """One while it sets up, then one in each fifth of the experiments, at any moment; every third hits the driver."""
+    """One while it sets up, then one in each fourth of the experiments, at any moment; every third hits the driver."""
     rng = random.Random(1)
     process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     for kill in range(KILLS):
@@ -160,17 +161,16 @@ def test_a_scheduler_of_which_a_worker_is_killed(tmp_path, cache, repository, un
     assert verdicts(tmp_path) == undisturbed
 
 
-def test_one_experiment_again_and_the_tables(folder, cache, repository, longer):
+def test_one_experiment_again_and_the_tables(folder, cache, longer):
     out = folder / "out"
     number, outcome = next((n, o) for n, o, _, _, exit in longer if exit == "non-finite")
-    fault_injection = [sys.executable, "-m", "fault_injection"]
     for command in (
-        ["replay", out, "--id", str(number), "--cache", cache],
-        ["export", out, "--id", str(number)],
+        ["replay", out, "--id", number, "--cache", cache],
+        ["export", out, "--id", number],
         ["export", out, "--format", "parquet"],
         ["report", out],
     ):
-        subprocess.run([*fault_injection, *command], cwd=repository, check=True, capture_output=True)
+        assert main([*map(str, command)]) == 0
     found = json.loads((out / f"experiment_{number}" / "outcome.json").read_text())
     assert found["outcome"] == outcome
     file = f"experiment_{number}.csv"

@@ -29,6 +29,8 @@ from fault_injection.runs.replay_run import replay
 from fault_injection.runs.steps import Address
 from fault_injection.seam.checkpoint_faults import restarted
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 DETECTORS = {"replay": ReExecutionSettings(every=1), "checksum": Checksum(), "loss_spike": LossSpike(warm_up=3)}
 RECOVERIES = ("recompute", "rewind", "skip")
 SCHEDULES = ("once", "permanent", "every 3", "probability 0.5")

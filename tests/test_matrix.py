@@ -30,11 +30,13 @@ from fault_injection.questions.outcomes.experiment import Laboratory, run_experi
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
 from fault_injection.questions.scoreboard.settings import Settings
-from fault_injection.questions.scoreboard.tasks import bench_of, watched
+from fault_injection.questions.scoreboard.tasks import Bench, watched
 from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.replay_run import replay
 from fault_injection.seam.workload import format_option
 from fault_injection.workloads.registry import find_workload
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 SCHEDULES = ("once", "permanent", "every 3", "probability 0.5")
 PLAN = """
@@ -173,7 +175,7 @@ def test_all_commands_say_the_same_of_a_fault(golden_of, tmp_path, training, sch
     full = dataclasses.replace(plan_of(training, target), schedule=SCHEDULE.parse(schedule))
     by_default = dataclasses.replace(full, exit=CONDITIONS, audit=0.5, audit_near=None)
     labs = {plan.exit: Laboratory(plan, golden, Conditions(), golden.folder / "walks") for plan in (full, by_default)}
-    bench = bench_of(labs["full"], {"nonfinite": NonFinite()})
+    bench = Bench(labs["full"], {"nonfinite": NonFinite()}, {})  # which remembers nothing of the golden run
     for number in range(1 if (training, schedule, target) not in QUICK else 2):
         result = run_experiment(labs["full"], number)
         injection = injection_of(full, number)

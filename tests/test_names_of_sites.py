@@ -14,7 +14,10 @@ from fault_injection.seam.trees import leaf_names
 QUICK = ("lstm", "one sum", "minibatches", "low rank, merged")
 STRUCK = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in many_steps.STEPS]
 
-pytestmark = pytest.mark.filterwarnings("ignore:.* multiply a vector in a loop")  # L-BFGS does
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.* multiply a vector in a loop"),  # L-BFGS does
+    pytest.mark.usefixtures("compiled_quickly"),
+]
 
 
 @pytest.fixture(autouse=True)

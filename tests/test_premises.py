@@ -27,6 +27,8 @@ from fault_injection.seam.leaves import Leaf, Role
 from fault_injection.seam.state_spec import StateSpec
 from fault_injection.seam.trees import leaf_names
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 @pytest.fixture(autouse=True)
 def promoting():
@@ -71,17 +73,17 @@ def wrong(results):
 
 
 @pytest.mark.parametrize("name", ["accumulated", pytest.param("scaled", marks=pytest.mark.slow)])
-def test_a_difference_that_is_on_its_way_is_no_masked_one(tmp_path, name):
-    results = experiments(tmp_path, name, 16)
+def test_a_difference_that_is_on_its_way_is_no_masked_one(cache, name):
+    results = experiments(cache, name, 16)
     assert not wrong(results)
     assert any(r.early_rule for r in results)  # they are still given
     assert any(r.outcome != MASKED for r in results)
 
 
 @pytest.mark.slow
-def test_a_fault_in_the_state_has_proofs_alone(tmp_path):
+def test_a_fault_in_the_state_has_proofs_alone(cache):
     """What is evaluated is an average that was struck: training goes on as if nothing were."""
-    results = experiments(tmp_path, "averaged", 12, "state", "shadow/*", FLIPS)
+    results = experiments(cache, "averaged", 12, "state", "shadow/*", FLIPS)
     assert not any(r.early_rule for r in results)
     assert len({r.outcome for r in results}) > 1
 
@@ -100,8 +102,8 @@ TABLE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "stage", "sites", "models"), TABLE)
-def test_early_verdicts_are_what_runs_come_to(tmp_path, name, stage, sites, models):
-    results = experiments(tmp_path, name, 40, stage, sites, models)
+def test_early_verdicts_are_what_runs_come_to(cache, name, stage, sites, models):
+    results = experiments(cache, name, 40, stage, sites, models)
     rules = collections.Counter(r.early_rule for r in results)
     print(name, stage, sites, dict(rules), dict(collections.Counter(r.outcome for r in results)), wrong(results))
     # A guess may be wrong now and then, which audits are for; beyond its premises it was in a quarter to all.
@@ -109,8 +111,8 @@ def test_early_verdicts_are_what_runs_come_to(tmp_path, name, stage, sites, mode
 
 
 @pytest.mark.slow
-def test_what_strikes_again_has_no_early_verdict(tmp_path):
-    results = experiments(tmp_path, "sgd", 12, schedule='schedule = "every 5"')
+def test_what_strikes_again_has_no_early_verdict(cache):
+    results = experiments(cache, "sgd", 12, schedule='schedule = "every 5"')
     assert not any(r.early_rule for r in results)
 
 
@@ -232,7 +234,7 @@ def test_statistics_are_apart_only_if_nothing_else_has_differed():
     assert seen_of(norm, norm, norm).apart and not seen_of(other).apart
     assert not seen_of(norm, other).apart and not seen_of(norm, other, norm).apart
     assert not seen_of((row(), row()), norm).apart
-    assert Conditions().rule(2, seen_of(norm, norm, norm), in_operation=False) == Rule.VARIANCE
+    assert Conditions().rule(2, seen_of(norm, norm, norm), premises=False) == Rule.VARIANCE
 
 
 def test_an_unknown_array_that_differs_blocks_while_it_does():

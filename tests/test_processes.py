@@ -19,6 +19,8 @@ from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import write_injection
 from fault_injection.workloads.image import ImageWorkload
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 WORKLOAD = small(epochs=3)
 # Of worker 3, which process 1 computes.
 FAULT = Injection(WORKLOAD, "bkwd_inject", "RD", 3, SITE, 1, 4, ((5, 2, 1, 3),), (0.05,))

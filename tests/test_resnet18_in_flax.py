@@ -51,8 +51,15 @@ def test_the_same_faults_have_the_same_verdicts():
     pairs = [[door.verdict(strike, noise).outcome for door in two] for strike in strikes]
     # Which other kinds there are depends on the processor.
     assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 3
-    differing = [strike for strike, (a, b) in zip(strikes, pairs, strict=True) if a.outcome != b.outcome]
+    met = [(strike, [{one.outcome} for one in pair]) for strike, pair in zip(strikes, pairs, strict=True)]
+    differing = [(strike, outcomes) for strike, outcomes in met if not set.intersection(*outcomes)]
     assert len(differing) <= 5
-    for strike in differing:  # training amplifies rounding: then twins of one network differ among themselves, too
-        explicit, flax = (compare.outcomes(door, strike, noise) for door in two)
-        assert explicit & flax, strike
+    # Training amplifies rounding: then twins of one network differ among themselves, too.  They are run until one of
+    # either network comes to what one of the other has come to.
+    for strike, outcomes in differing:
+        for twin in range(1, compare.TWINS + 1):
+            for door, of_twins in zip(two, outcomes, strict=True):
+                of_twins.add(door.verdict(strike, noise, twin).outcome.outcome)
+            if set.intersection(*outcomes):
+                break
+        assert set.intersection(*outcomes), strike

@@ -14,6 +14,8 @@ from fault_injection.questions.scoreboard.store import ScoreStore
 from fault_injection.questions.scoreboard.tasks import SWEPT
 from fault_injection.runs.outcome import MASKED
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 PLAN = """
 workload = "resnet18"
 [options]
@@ -146,10 +148,10 @@ def test_by_default_all_detectors_watch_that_can(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, capsys):
+def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, cache, capsys):
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     path.write_text(PLAN + SCORE)
-    command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(tmp_path / "cache"), "--json"]
+    command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(cache), "--json"]
     assert main(command) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["experiments"] == 8 and (out / "score.html").stat().st_size > 10_000
@@ -186,11 +188,13 @@ def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_a_permanent_fault_strikes_the_watched_and_the_recovered_run_as_often_as_the_judged_one(tmp_path, capsys):
+def test_a_permanent_fault_strikes_the_watched_and_the_recovered_run_as_often_as_the_judged_one(
+    tmp_path, cache, capsys
+):
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     plan = PLAN.replace("experiments = 8", 'experiments = 3\nschedule = "permanent"').replace("RD = 1\n", "")
     path.write_text(plan + SCORE)
-    command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(tmp_path / "cache"), "--json"]
+    command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(cache), "--json"]
     assert main(command) == 0  # else what was watched is not what was judged
     with ScoreStore(out) as store:
         recovered = [value["recovered"]["rewind"] for _, value in store.all("experiment")]

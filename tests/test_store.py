@@ -22,7 +22,7 @@ from fault_injection.questions.outcomes.schema import DIGEST, TABLES, digest_of
 from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.seam.measure import Measure
 
-FLIPS = [400, pytest.param(8_000, marks=pytest.mark.slow)]
+FLIPS = [400, pytest.param(3_000, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from strategy_programs import NAMES, WORKERS, program
 from fault_injection.checkpoints.continuation import named_arrays
 from fault_injection.machine.files import write_arrays
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 # Every loader starts from a state of its own: by how much its parameters and moments are larger tells whose it is.
 TRAINED = """

@@ -406,8 +406,7 @@ program = workload.program()
 sites, state = workload.sites(), program.place(program.init())
 batch = program.batch(0, 0)
 clean, _ = program.faulty_step(state, batch, 0, 0, inactive_fault())  # compared with the reference, bit by bit
-for some in ([*sites][:1], [*sites][1::3]):
-    workload.program(frozenset(some)).faulty_step(state, batch, 0, 0, inactive_fault())
+workload.program(frozenset([*sites][1::3])).faulty_step(state, batch, 0, 0, inactive_fault())  # and so is this one
 struck = 0
 for site in sites.values():
     for operand in Operand:

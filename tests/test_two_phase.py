@@ -3,6 +3,7 @@
 import collections
 import csv
 import dataclasses
+import functools
 import itertools
 import json
 import shutil
@@ -62,7 +63,7 @@ def test_an_audit_without_an_end_may_have_had_either():
 
 
 def row(n: int, outcome: str = MASKED, exit: str = "conditions", near: int = 0, ended: str | None = None):
-    return {"exit": exit, "outcome": outcome, "near": near, "ended": ended, "n": n}
+    return {"exit": exit, "outcome": outcome, "near": near, "early_rule": "at once", "ended": ended, "n": n}
 
 
 PLAN = parse_plan('workload = "resnet18"\n[faults]\nexperiments = 100\n[faults.models]\nRD = 1\nZERO = 3')
@@ -217,9 +218,14 @@ class Population:
         return np.array([known_bad, known, *early, *audited, *self.rng.binomial(audited, self.wrong)])
 
 
+@functools.cache  # small campaigns often have the same numbers
+def estimate(bad: int, known: int, *early: int):
+    kinds = np.reshape(early, (3, -1)).T.tolist()
+    return two_phase(bad, known, [Guesses(total, 0, m, j) for total, m, j in kinds])
+
+
 def estimated(numbers: np.ndarray):
-    (bad, known), early = numbers[:2], numbers[2:].reshape(3, -1).T
-    return two_phase(bad, known, [Guesses(total, 0, m, j) for total, m, j in early])
+    return estimate(*numbers.tolist())
 
 
 def coverage(population: Population, campaigns: int, experiments: int, audit: float, until: float | None) -> float:

@@ -1,13 +1,14 @@
 """Writes TensorFlow checkpoints as the published ones are laid out; runs where TensorFlow is, as a program.
 
-    python write_tensorflow.py LAYOUT.json WORKLOAD ITERATION PREFIX [--no-optimizer]
+    python write_tensorflow.py LAYOUT.json ITERATION FOLDER WORKLOAD...
 
-Every array is drawn from a generator seeded by its key (`value`), so that a reader knows what to expect.
+In FOLDER each is called as its workload.  Every array is drawn from a generator seeded by its key (`value`), so that
+a reader knows what to expect.
 """
 
-import argparse
 import json
 import pathlib
+import sys
 import zlib
 
 import numpy as np
@@ -25,7 +26,7 @@ def slot_key(key: str, slot: str) -> str:
     return f"{key.removesuffix(END)}/.OPTIMIZER_SLOT/optimizer/{slot}{END}"
 
 
-def main():
+def main(layouts: str, iteration: str, folder: str, *workloads: str):
     import tensorflow as tf
 
     class Node(tf.__internal__.tracking.AutoTrackable):
@@ -43,38 +44,35 @@ def main():
         def get_slot(self, variable, name):
             return self._slots.get((variable.ref(), name))
 
-    parser = argparse.ArgumentParser()
-    for name in ("layout", "workload", "iteration", "prefix"):
-        parser.add_argument(name)
-    parser.add_argument("--no-optimizer", action="store_true")
-    options = parser.parse_args()
-    layout = json.loads(pathlib.Path(options.layout).read_text())["workloads"][options.workload]
-
-    root = tf.train.Checkpoint()
-    optimizer = Optimizer()
-    with_moments = any("beta_1" in key for key, _ in layout)
-    for key, shape in layout:
-        if key.startswith("optimizer/"):
-            continue
-        *path, leaf = key.removesuffix(END).split("/")
-        node = root
-        for part in path:
-            if not hasattr(node, part):
-                setattr(node, part, Node())
-            node = getattr(node, part)
-        variable = tf.Variable(value(key, shape))
-        setattr(node, leaf, variable)
-        if with_moments and leaf in ("kernel", "bias", "gamma", "beta", "depthwise_kernel"):
-            for slot in ("m", "v"):
-                optimizer._slots[variable.ref(), slot] = tf.Variable(value(slot_key(key, slot), shape))
-    if not options.no_optimizer:
+    def write(workload: str, layout: list[tuple[str, list[int]]]):
+        root = tf.train.Checkpoint()
+        optimizer = Optimizer()
+        with_moments = any("beta_1" in key for key, _ in layout)
+        for key, shape in layout:
+            if key.startswith("optimizer/"):
+                continue
+            *path, leaf = key.removesuffix(END).split("/")
+            node = root
+            for part in path:
+                if not hasattr(node, part):
+                    setattr(node, part, Node())
+                node = getattr(node, part)
+            variable = tf.Variable(value(key, shape))
+            setattr(node, leaf, variable)
+            if with_moments and leaf in ("kernel", "bias", "gamma", "beta", "depthwise_kernel"):
+                for slot in ("m", "v"):
+                    optimizer._slots[variable.ref(), slot] = tf.Variable(value(slot_key(key, slot), shape))
         root.optimizer = optimizer
         for key, shape in layout:
             if key.startswith("optimizer/"):
                 optimizer.__setattr__(key.split("/")[1], tf.Variable(value(key, shape)))
-        optimizer.iter = tf.Variable(int(options.iteration), dtype=tf.int64)
-    root.write(options.prefix)
+        optimizer.iter = tf.Variable(int(iteration), dtype=tf.int64)
+        root.write(f"{folder}/{workload}")
+
+    layout_of = json.loads(pathlib.Path(layouts).read_text())["workloads"]
+    for workload in workloads:
+        write(workload, layout_of[workload])
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -101,6 +101,11 @@ def _audits(plan: Plan) -> tuple[dict[str, float] | None, list[str]]:
     )
     if plan.audit_near is not None:
         text += f". Of those near a threshold {plan.audit_near:.0%} more"
+    if plan.audits_first:
+        text += (
+            ". They are made first, because the faults are beyond the rules' premises; if they do not support a rule, "
+            "its runs are followed"
+        )
     widths = (
         f"If {BAD:.0%} of the other experiments are not masked, and no audit differs, the interval of the rate of what "
         f"was not masked is {100 * found.width:.2g} points wide; {100 * found.full:.2g} if every run is followed."

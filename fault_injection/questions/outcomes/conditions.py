@@ -7,7 +7,8 @@ gradient, the gradient itself is looked at, because its update is a multiple of 
 no parameter may be large, and that everything is finite: audits of faults in the state asked for it.
 
 The condition speaks of a transient fault in an operation, of what an optimizer does with the gradient, and of
-parameters as what is evaluated.  So a rule is used only where that is so (`Conditions.rule`).
+parameters as what is evaluated.  So a rule is used only where that is so (`Conditions.rule`), or where audits of
+the same campaign support it (`audits.supported`).
 """
 
 import dataclasses
@@ -78,7 +79,7 @@ class Conditions:
     close_loss: float = 1e-3
     floor: float = 0.01
 
-    def rule(self, steps: int, seen: Seen, in_operation: bool = True, unread: bool = False) -> Rule | None:
+    def rule(self, steps: int, seen: Seen, premises: bool = True, unread: bool = False) -> Rule | None:
         """The rule by which a run need not be followed, or None.  What is not a number satisfies none.
 
         >>> Conditions().rule(0, Seen(history=1.0, variance=1.0))
@@ -89,13 +90,13 @@ class Conditions:
         Args:
           steps: how many after the faulty one.
           seen: in these and the faulty one.
-          in_operation: whether the optimizer has yet to make an update of what the fault struck.  What strikes a
-            state or an update need not make anything large to do harm.
+          premises: whether the optimizer has yet to make an update of what the fault struck, or audits decide what
+            the rules are worth.  What strikes a state or an update need not make anything large to do harm.
           unread: whether training is known to read no running statistics of norms.
         """
         if seen.apart:  # however small: a variance near zero does harm, too
             return Rule.VARIANCE if steps == self.steps and self._small(seen) else None
-        if not in_operation or seen.unknown or not seen.finite or not seen.parameters <= self.margin:
+        if not premises or seen.unknown or not seen.finite or not seen.parameters <= self.margin:
             return None
         if steps == 0 and self._usual(seen):
             return Rule.AT_ONCE

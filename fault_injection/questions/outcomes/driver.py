@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import shutil
 from typing import Any
@@ -15,11 +16,13 @@ from ...machine.files import only_writer
 from ...machine.processes import say
 from ...runs.dependencies import content_hash
 from . import jobs
+from .conditions import Rule
 from .plan import Plan
 from .result import Result
 from .sampling import Experiment, draw_experiment
 from .standing import LOCK, outcome_lines, outcome_rates
 from .store import Store
+from .support import support
 from .walks import work_by_epochs
 
 
@@ -94,4 +97,20 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
     def keep(_: Experiment, value: tuple[Result, dict[str, Any]]) -> None:
         store.add(*value, golden.key)
 
-    work_by_epochs(dispatcher, golden, missing, jobs.experiment, keep, lines, store.walked)
+    def work(experiments: list[Experiment], rules: tuple[Rule, ...] = ()) -> None:
+        nonlocal before
+        before = store.done()
+        function = functools.partial(jobs.experiment, supported=rules)
+        work_by_epochs(dispatcher, golden, experiments, function, keep, lines, store.walked)
+
+    rules: tuple[Rule, ...] = ()
+    if plan.audits_first:
+        work([e for e in missing if e.audited])
+        missing = [e for e in missing if not e.audited]
+        found = support(store)
+        rules = tuple(each.rule for each in found if each.enough)
+        if missing:
+            told = ", ".join(map(str, found)) or "no early verdict"
+            store.event(f"audits, made first: {told}; rules in use: {', '.join(rules) or 'none'}")
+    work(missing, rules)
+    dispatcher.settle("experiments")

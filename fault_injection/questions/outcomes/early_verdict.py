@@ -1,6 +1,6 @@
 """Looks at a faulty run's first steps, and ends it where its conditions say that it need not be followed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -113,7 +113,8 @@ class EarlyVerdict(Observer):
       record: the golden record of an epoch.
       reached: what a run comes to by a rule, and when it is not finite; None where the rule gives no verdict.
       ends: whether the run ends there, or goes on to its end all the same.
-      in_operation, unread: see `Conditions.rule`.
+      trusted: the rules that may give it; a run that meets another one first has no early verdict.
+      premises, unread: see `Conditions.rule`.
     """
 
     def __init__(
@@ -124,25 +125,30 @@ class EarlyVerdict(Observer):
         record: Callable[[int], Epoch],
         reached: Callable[[Rule, Seen], tuple[Run, int | None] | None],
         ends: Callable[[Rule, Seen], bool],
-        in_operation: bool = True,
+        trusted: Collection[Rule] = tuple(Rule),
+        premises: bool = True,
         unread: bool = False,
     ):
         self._envelope, self._conditions, self._since, self._record = envelope, conditions, since, record
         self._reached, self._ends = reached, ends
-        self._in_operation, self._unread = in_operation, unread
+        self._trusted, self._premises, self._unread = trusted, premises, unread
+        self._looks = True
         self._before: StepRow | None = None
         self.seen = Seen()
         self.given: Early | None = None
 
     def after_step(self, at: Address, state: State, report: StepReport) -> str | None:
-        if self.given is not None or (self.seen.updates or 0) > self._conditions.steps:
+        if not self._looks or (self.seen.updates or 0) > self._conditions.steps:
             return None
         steps, epoch = self._since(at), self._record(at.epoch)
         golden = StepRow(*(epoch[name][at.step] for name in PER_STEP))
         self.seen = self._envelope.after(self.seen, report, golden, self._before)
         self._before = golden
-        rule = self._conditions.rule(steps, self.seen, self._in_operation, self._unread)
+        rule = self._conditions.rule(steps, self.seen, self._premises, self._unread)
         if rule is None or (reached := self._reached(rule, self.seen)) is None:
+            return None
+        self._looks = False
+        if rule not in self._trusted:
             return None
         self.given = Early(rule, steps, *reached)
         return CONDITIONS if self._ends(rule, self.seen) else None

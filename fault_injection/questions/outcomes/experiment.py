@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import jax
@@ -124,8 +124,11 @@ class Laboratory:
         )
 
 
-def run_experiment(lab: Laboratory, number: int) -> Result:
+def run_experiment(lab: Laboratory, number: int, supported: Collection[Rule] = ()) -> Result:
     """Experiment `number` of a plan, to its verdict.
+
+    Args:
+      supported: rules that end a run with a fault beyond their premises; see `Plan.beyond_premises`.
 
     Raises:
       NotRepeated: the machine does not reproduce the golden run.
@@ -134,7 +137,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     begun = time.perf_counter()
     choice = choose(lab.plan, draw_experiment(lab.plan, number))
     setting_up = lab.control(choice.at, choice.fault)
-    trail = _follow(lab, choice)
+    trail = _follow(lab, choice, supported)
     verdict = trail.course.verdict(finished=trail.ended == END)
     early = None if trail.early is None else _early_verdict(lab, trail.early, trail.seen, trail.course.judged)
     if early is not None and trail.course.witness.nothing:
@@ -143,7 +146,7 @@ def run_experiment(lab: Laboratory, number: int) -> Result:
     return _result(lab, choice, trail, verdict, early, seconds, setting_up)
 
 
-def _follow(lab: Laboratory, choice: Choice) -> Trail:
+def _follow(lab: Laboratory, choice: Choice, supported: Collection[Rule]) -> Trail:
     """The faulty step and those after it, until the plan's exit mode has a verdict."""
     plan, golden, at = lab.plan, lab.golden, choice.at
     last, end = plan.last_step(at), plan.end
@@ -158,6 +161,7 @@ def _follow(lab: Laboratory, choice: Choice) -> Trail:
         e, near = choice.experiment, lab.conditions.near(rule, seen)
         return plan.exit == "conditions" and not e.audited and not (near and e.audited_near)
 
+    beyond, audit = plan.beyond_premises, plan.audits_first and choice.experiment.audited
     golden_after = functools.partial(lab.golden_after, at)
     projection = Projection(golden, at, since, lab.record, golden_after, plan.nonfinite)
     verdict = EarlyVerdict(
@@ -167,8 +171,10 @@ def _follow(lab: Laboratory, choice: Choice) -> Trail:
         lab.record,
         reached,
         ends,
-        in_operation=_before_update(choice.site),
-        unread=golden.program.extras.trains_without_statistics,
+        # That statistics which alone differ change evaluations alone is no guess of what the fault does.
+        trusted=(Rule.VARIANCE, *supported) if beyond and not audit else tuple(Rule),
+        premises=beyond or _before_update(choice.site),
+        unread=golden.program.extras.trains_without_statistics and not beyond,
     )
     looking = [projection, verdict] if plan.schedule == ONCE else []  # what strikes again is no premise of any rule
 

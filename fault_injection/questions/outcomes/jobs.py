@@ -9,7 +9,7 @@ from ...campaign.task import Ready, Task, environment_of, require_alike
 from ...machine.processes import say
 from ...runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
 from ...runs.golden_run import Golden, kept_epochs
-from .conditions import Conditions
+from .conditions import Conditions, Rule
 from .experiment import Laboratory, run_experiment
 from .plan import Plan
 from .result import Result
@@ -70,10 +70,12 @@ def walk(task: Task[Plan], golden_key: str, epoch: int, steps: tuple[int, ...]) 
     return Walk(lab.golden, lab.walks, epoch).go(states), time.perf_counter() - begun
 
 
-def experiment(task: Task[Plan], golden_key: str, number: int) -> tuple[Result, dict[str, Any]]:
-    """One experiment to its verdict, and where it was made."""
+def experiment(
+    task: Task[Plan], golden_key: str, number: int, supported: tuple[Rule, ...] = ()
+) -> tuple[Result, dict[str, Any]]:
+    """One experiment to its verdict, and where it was made; see `run_experiment`."""
     lab = alike(task, golden_key)
-    return run_experiment(lab, number), environment_of(lab.golden)
+    return run_experiment(lab, number, supported), environment_of(lab.golden)
 
 
 def alike(task: Task[Plan], golden_key: str) -> Laboratory:

@@ -18,7 +18,7 @@ from ...models.fault import LARGEST_OPERAND, Operand
 from ...models.site import Site
 from ...runs.steps import Address, horizon_or_end, numbered
 from ...seam.measure import NONFINITE_RULES
-from ...seam.stages import BESIDE, CHECKPOINT
+from ...seam.stages import BESIDE, CHECKPOINT, UPDATE
 from ...seam.workload import Workload, format_option
 from ...workloads.registry import find_workload, restore_workload
 
@@ -127,6 +127,16 @@ class Plan:
     def restarts(self) -> bool:
         """Whether each experiment restarts from an altered checkpoint that the plan lists."""
         return self.models[0].values == ALTERED
+
+    @property
+    def beyond_premises(self) -> bool:
+        """Whether its faults strike what no rule of early verdicts speaks of; see `conditions`."""
+        return self.leaf in (*BESIDE, UPDATE) and self.schedule == ONCE
+
+    @property
+    def audits_first(self) -> bool:
+        """Whether its audits are made before all else, because a rule ends other runs only if they support it."""
+        return self.beyond_premises and self.exit == "conditions"
 
     @property
     def owners(self) -> int:

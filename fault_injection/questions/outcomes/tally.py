@@ -27,13 +27,15 @@ class GuessKind(NamedTuple):
     Attributes:
       near: whether they are near a threshold; False where audits do not tell these apart.
       masked: whether they say *Masked*.
+      rule: by which, where each rule answers for itself (`Plan.beyond_premises`); else empty.
     """
 
     near: bool
     masked: bool
+    rule: str = ""
 
     def __str__(self) -> str:
-        where = ", near a threshold" if self.near else ""
+        where = (", near a threshold" if self.near else "") + (f" ({self.rule})" if self.rule else "")
         return f"{MASKED}{where}" if self.masked else f"not {MASKED}{where}"
 
 
@@ -166,7 +168,7 @@ class Tally:
 
 
 def tally_of(rows: Iterable[sqlite3.Row], plan: Plan) -> Tally:
-    """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, ended, n."""
+    """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, early_rule, ended, n."""
     known: Counts = collections.Counter()
     early: dict[GuessKind, Verdicts] = {}
     for row in rows:
@@ -174,7 +176,8 @@ def tally_of(rows: Iterable[sqlite3.Row], plan: Plan) -> Tally:
         if row["exit"] != CONDITIONS or outcome == UNDECIDED:
             known[outcome] += n
             continue
-        kind = GuessKind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED)
+        rule = row["early_rule"] if plan.beyond_premises else ""
+        kind = GuessKind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED, rule)
         if ended is None:
             one = Verdicts(guessed=collections.Counter({outcome: n}))
         elif ended == UNDECIDED:

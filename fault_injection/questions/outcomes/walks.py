@@ -25,7 +25,7 @@ def work_by_epochs(
     walked: Callable[[int, int, float], object] = lambda epoch, steps, seconds: None,
     back: int = 0,
 ) -> None:
-    """Do the experiments that are left; raises JobLost, at the end, where some have lost their process too often.
+    """Do the experiments that are left; those that lose their process too often are in `dispatcher.given_up`.
 
     Args:
       function: of jobs; does one experiment, given the golden run's key and the experiment's number.
@@ -69,4 +69,3 @@ def work_by_epochs(
     with display(lines) as show:
         dispatcher.work(walk_ahead, show)
     shutil.rmtree(walks, ignore_errors=True)
-    dispatcher.settle("experiments")

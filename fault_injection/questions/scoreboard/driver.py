@@ -81,6 +81,7 @@ def _run(task: tasks.ScoreTask, store: ScoreStore, judged: dict[int, Any], dispa
 
     # A recovery goes back one step further.
     work_by_epochs(dispatcher, golden, missing, tasks.watch_experiment, keep, lines, back=1)
+    dispatcher.settle("experiments")
     if store.get("cost", "all") is None:  # what the detectors cost is measured when nothing else runs
         cost = dispatcher.call("the measurement of costs", tasks.detector_costs, golden.golden_key, PAIRS)
         store.put("cost", "all", cost)

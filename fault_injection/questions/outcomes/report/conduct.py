@@ -5,6 +5,7 @@ import json
 
 from ....campaign.page import Cell, Section, Table
 from ....campaign.rates import at_most
+from ..support import ENOUGH, RARE
 from .facts import Facts
 from .summary import audit, cost
 
@@ -109,6 +110,12 @@ def audited(facts: Facts) -> Section:
             "without being large, or a large history came with a loss gap above half of the limit"
         )
         text.append(f"A random {plan.audit:.1%} of these runs go on to the end all the same{near}.")
+        if plan.audits_first:
+            text.append(
+                "What the faults of this plan strike is beyond the premises of the rules. So these runs were made "
+                f"first, and a rule ends others only with at least {ENOUGH} audits of which at most {RARE:.0%} found "
+                "another outcome; but where running statistics alone differ, runs are always projected."
+            )
     else:
         text.append(
             f"Exit mode '{plan.exit}' follows these runs all the same. The table compares what they came to with what "
@@ -138,6 +145,8 @@ def audited(facts: Facts) -> Section:
             "wrong."
         )
     tables = [Table("audit", "Early verdicts, and what their runs came to at the end.", rows)]
+    if plan.audits_first:
+        tables.append(facts.table("support", "Audits of each rule, as far as their ends are known."))
     if plan.exit != "conditions" and (latent := facts.rows("latent")):
         missed, all_latent = (sum(row[name] for row in latent) for name in ("missed by early verdicts", "experiments"))
         text.append(

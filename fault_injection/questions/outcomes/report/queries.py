@@ -6,8 +6,8 @@ WORST = 6  # experiments shown with their curves
 VERDICT = "coalesce(nullif(audit_outcome, 'Undecided'), outcome)"
 
 # What a rate is computed from: what ended experiments, their verdicts, and what became of early ones.
-KNOWN = "exit, outcome, near, audit_outcome AS ended, count(*) AS n FROM experiments"
-BY = "exit, outcome, near, audit_outcome"
+KNOWN = "exit, outcome, near, early_rule, audit_outcome AS ended, count(*) AS n FROM experiments"
+BY = "exit, outcome, near, early_rule, audit_outcome"
 
 # What a run came to at the end, whatever an early verdict says; null where nobody looked.
 AT_THE_END = "CASE exit WHEN 'conditions' THEN audit_outcome ELSE outcome END"
@@ -47,6 +47,8 @@ QUERIES = {
     "(SELECT coalesce(sum(steps), 0) FROM walks) AS walks FROM experiments",
     "audit": f"SELECT early_rule, near, early_outcome, {AT_THE_END} AS verdict, count(*) AS n FROM experiments "
     "WHERE early_rule IS NOT NULL GROUP BY 1, 2, 3, 4",
+    "support": "SELECT early_rule AS rule, count(*) AS audits, sum(audit_outcome <> outcome) AS changed "
+    "FROM experiments WHERE audit_outcome <> 'Undecided' GROUP BY early_rule",
     "disagreeing": "SELECT CAST(number AS TEXT) AS experiment, site, model AS 'fault model', "
     "early_rule AS 'rule of the early verdict', early_outcome AS 'early verdict', "
     f"{AT_THE_END} AS 'at the end', coalesce(audit_rule, rule) AS rule FROM experiments "
