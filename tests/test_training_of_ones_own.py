@@ -3,6 +3,7 @@
 # Above 400 lines: one user's file goes through every command.
 
 import json
+import os
 import pathlib
 import signal
 import subprocess
@@ -16,6 +17,7 @@ import own_steps
 import own_training
 import pytest
 from command_line import answer
+from conftest import HERE
 
 from fault_injection import Measure, Training, instrument
 from fault_injection.any_step.training_program import TracedTraining, training_program
@@ -398,6 +400,7 @@ import sys, jax, numpy as np
 from fault_injection.workloads.registry import find_workload
 from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.site import make_fault
+from gallery_names import check
 workload = find_workload(sys.argv[1])
 program = workload.program()
 sites, state = workload.sites(), program.place(program.init())
@@ -416,7 +419,7 @@ for site in sites.values():
             struck += 1
 new, _ = program.step(program.place(program.init()), batch, 0, 0)
 assert all(a.tobytes() == b.tobytes() for a, b in zip(*map(jax.tree.leaves, jax.device_get((clean, new))), strict=True))
-print(len(sites), struck)
+print(len(sites), struck, check(program, sites, sys.argv[2]))
 """
 
 
@@ -427,10 +430,12 @@ def test_every_site_and_operand_of_an_example_is_struck(example, cache):
     if example in ("equinox", "easydel"):
         pytest.importorskip(example)
     name = f"{ROOT / 'examples' / example / 'my_run.py'}:training"
-    done = subprocess.run([sys.executable, "-c", PROVE, name], cwd=ROOT, capture_output=True, text=True)
+    path = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
+    command = [sys.executable, "-c", PROVE, name, example]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    sites, struck = map(int, done.stdout.split())
-    assert sites >= 5 and struck >= 6 * sites
+    sites, struck, gradients = map(int, done.stdout.split())
+    assert sites >= 5 and struck >= 6 * sites and gradients >= 2
 
 
 def test_a_file_may_set_up_the_devices_as_it_is_imported():

@@ -171,7 +171,7 @@ class Outcome:
 
     def of_nothing(self) -> "Outcome":
         """The same of a fault that struck nothing."""
-        rule = f"nothing was struck: the operation was left out of every step that the fault names; {self.rule}"
+        rule = f"nothing was struck: the operation was left out of every step taken that the fault names; {self.rule}"
         return dataclasses.replace(self, rule=rule, struck=False)
 
 

@@ -8,7 +8,7 @@ no parameter may be large, and that everything is finite: audits of faults in th
 
 The condition speaks of a transient fault in an operation, of what an optimizer does with the gradient, and of
 parameters as what is evaluated.  So a rule is used only where that is so (`Conditions.rule`), or where audits of
-the same campaign support it (`audits.supported`).
+the same campaign support it (`support.Support`).
 """
 
 import dataclasses

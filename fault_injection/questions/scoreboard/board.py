@@ -62,7 +62,7 @@ class Board:
       seen: experiments that are not undecided.
       undecided: how many are.
       fault_free: what detectors said of fault-free runs, by run.
-      cost: what they cost, see `tasks.cost`; empty where that was not measured.
+      cost: what they cost, see `tasks.detector_costs`; empty where that was not measured.
       window: steps that were watched after the fault, at most.
       confidence: of intervals.
       guesses: how many of the experiments seen have an early verdict that nobody followed to the end.
