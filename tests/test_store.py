@@ -266,7 +266,7 @@ def test_a_resumed_campaign_says_what_was_damaged_and_runs_it_again(copy, monkey
     about = {"conditions": dataclasses.asdict(Conditions()), "measure": Measure("loss", "lower", 5.0, 0.01)._asdict()}
     ready = Ready(KEY, "a golden run's key", about, copy / "walks")
 
-    def experiment(task, golden_key, number):
+    def experiment(task, golden_key, number, supported):
         again.append(number)
         return result(number), ENVIRONMENT
 
