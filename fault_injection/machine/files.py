@@ -150,7 +150,7 @@ def only_writer(
 def in_use(path: pathlib.Path) -> bool:
     """Whether a process holds `path` as its `only_writer` now."""
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -159,7 +159,7 @@ def in_use(path: pathlib.Path) -> bool:
     return False
 
 
-def _open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading; raises OSError where it is something else, and waits for nothing."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(handle).st_mode
@@ -177,7 +177,7 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> byte
     Raises:
       OSError: it cannot be read, is larger, or is no regular file, such as a pipe or `/dev/zero`.
     """
-    with _open_regular(path) as file:
+    with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", os.fspath(path))
@@ -271,7 +271,7 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
       DamagedFile: the file is truncated, altered or of another kind, or no regular file.
     """
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             content = file.read()
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO):
