@@ -17,6 +17,7 @@ import os
 import pathlib
 import shutil
 import stat
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -26,6 +27,7 @@ from .errors import InputError
 from .termination import unbroken
 
 CHECKSUM = "sha256"
+SHOWN = 100  # characters of what a reader says of damage
 LARGEST_TEXT = 16 * 2**20  # bytes of a text file that a person writes
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
@@ -238,6 +240,41 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_text(path, json.dumps(strict_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """Write a mapping as `write_json` does, with a checksum of it as the last entry."""
+    write_json(path, {**value, CHECKSUM: _seal(value)})
+
+
+def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `write_sealed` wrote, without the checksum; what was written before 0.2.1 has none.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      DamagedFile: the file is truncated, altered or of another kind, or no regular file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_sealed(f"{folder}/timing.json", {"seconds": 0.5})
+    ...     read_sealed(f"{folder}/timing.json")
+    {'seconds': 0.5}
+    """
+    try:
+        known = json.loads(read_bounded(path))
+        seal = known.pop(CHECKSUM, None)
+        intact = isinstance(known, dict) and (seal is None or seal == _seal(known))
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise DamagedFile(f"{path} is damaged ({str(error)[:SHOWN]})") from None
+    if not intact:
+        raise DamagedFile(f"{path} is damaged (its checksum does not match)")
+    return dict(known)
+
+
+def _seal(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(strict_json(value), sort_keys=True).encode()).hexdigest()
+
+
 def strict_json(value: Any) -> Any:
     """A value that strict JSON can express: non-finite numbers become `NaN`, `Infinity`, `-Infinity` as strings."""
     if isinstance(value, Mapping):
@@ -278,11 +315,11 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
             raise DamagedFile(f"{path} is damaged ({error.strerror})") from None
         raise
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        with warnings.catch_warnings(action="ignore"), np.load(io.BytesIO(content), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         intact = arrays.pop(CHECKSUM).tobytes() == _checksum(arrays)
-    except Exception as error:  # damage can surface anywhere in the reader
-        raise DamagedFile(f"{path} is damaged ({error})") from None
+    except Exception as error:  # damage can surface anywhere in the reader, which may quote all of the file
+        raise DamagedFile(f"{path} is damaged ({str(error)[:SHOWN]})") from None
     if not intact:
         raise DamagedFile(f"{path} is damaged (its checksum does not match)")
     return arrays
