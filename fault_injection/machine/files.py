@@ -241,12 +241,12 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
-    """Write a mapping as `write_json` does, with a checksum of it as the last entry."""
-    write_json(path, {**value, CHECKSUM: _seal(value)})
+    """Write a mapping as `write_json` does, with a checksum of it and of the file's name as the last entry."""
+    write_json(path, {**value, CHECKSUM: _seal(path, value)})
 
 
 def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read what `write_sealed` wrote, without the checksum; what was written before 0.2.1 has none.
+    """Read what `write_sealed` wrote, without the checksum.
 
     Raises:
       FileNotFoundError: there is no such file.
@@ -260,8 +260,7 @@ def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any]:
     """
     try:
         known = json.loads(read_bounded(path))
-        seal = known.pop(CHECKSUM, None)
-        intact = isinstance(known, dict) and (seal is None or seal == _seal(known))
+        intact = known.pop(CHECKSUM, None) == _seal(path, known)
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
@@ -271,8 +270,9 @@ def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any]:
     return dict(known)
 
 
-def _seal(value: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(strict_json(value), sort_keys=True).encode()).hexdigest()
+def _seal(path: str | os.PathLike[str], value: Mapping[str, Any]) -> str:
+    text = json.dumps([pathlib.Path(path).name, strict_json(value)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def strict_json(value: Any) -> Any:

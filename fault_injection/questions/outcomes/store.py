@@ -58,6 +58,15 @@ class Store(ComparedStore):
         command = f"python -m fault_injection campaign {plan} --out {self.path.parent}"
         return f"resume the campaign, which runs again what is lost: {command}"
 
+    def _compare(self) -> list[str]:
+        """As of every store; where each row is sound, what others refer to has to be there."""
+        if damaged := super()._compare():
+            return damaged
+        known = "SELECT DISTINCT environment FROM experiments EXCEPT SELECT id FROM environments"
+        lost = [f"environment {name}" for (name,) in self.query(known)]
+        experiments = "SELECT count(*) FROM experiments WHERE NOT EXISTS (SELECT * FROM campaign WHERE name = 'plan')"
+        return lost + ["campaign plan"] * (self.query(experiments)[0][0] > 0)
+
     def _check_content(self) -> None:
         """See that what a sound file says is what this program writes; by hand one can write anything."""
         about, plan = self.about(), self.plan()
