@@ -198,7 +198,7 @@ class ComparedStore:
                 try:
                     sound = digest == table.digest(values)
                     if sound:
-                        self._copied(table, values)
+                        self._put(self._copy, table, values)
                 except (sqlite3.IntegrityError, UnicodeEncodeError):  # a row that is there twice
                     sound = False
                 if not sound:
@@ -219,14 +219,14 @@ class ComparedStore:
         """The answer to a sound row that says what this program never writes: by hand one can write anything."""
         return InputError(f"{what} is not what this program writes; {self.REMEDY}", self.path)
 
-    def _copied(self, table: StoredTable, row: Sequence[StoredValue], otherwise: str = "ABORT") -> None:
-        names, marks = ", ".join(table.columns), ", ".join("?" * len(row))
-        self._copy.execute(f"INSERT OR {otherwise} INTO {table.name} ({names}) VALUES ({marks})", row)
-
-    def _written(self, table: StoredTable, row: Sequence[StoredValue], otherwise: str = "ABORT") -> None:
-        names, marks = ", ".join((*table.columns, DIGEST)), ", ".join("?" * (len(row) + 1))
-        statement = f"INSERT OR {otherwise} INTO {table.name} ({names}) VALUES ({marks})"
-        self.connection.execute(statement, [*row, table.digest(row)])
+    def _put(
+        self, database: sqlite3.Connection, table: StoredTable, row: Sequence[StoredValue], otherwise: str = "ABORT"
+    ) -> None:
+        """Write a row into the file, with its digest, or into the copy."""
+        values = [*row, table.digest(row)] if database is self.connection else row
+        names = ", ".join([*table.columns, DIGEST][: len(values)])
+        marks = ", ".join("?" * len(values))
+        database.execute(f"INSERT OR {otherwise} INTO {table.name} ({names}) VALUES ({marks})", values)
 
     def _insert(self, name: str, values: Sequence[StoredValue], otherwise: str = "ABORT") -> None:
         """Add a row with its digest, in a transaction; a key that is None is the next number."""
@@ -234,8 +234,8 @@ class ComparedStore:
         key, *others = (column.kept(value) for column, value in zip(table.columns.values(), values, strict=True))
         if key is None:
             ((key,),) = self.query(f"SELECT coalesce(max({next(iter(table.columns))}), 0) + 1 FROM {name}")
-        self._written(table, [key, *others], otherwise)
-        self._copied(table, [key, *others], otherwise)
+        for database in (self.connection, self._copy):
+            self._put(database, table, [key, *others], otherwise)
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> list[sqlite3.Row]:
         """Rows of a query."""

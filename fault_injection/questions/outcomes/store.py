@@ -101,7 +101,7 @@ class Store(ComparedStore):
             for name, table in self.tables.items():  # not by key: where keys are damaged a search may miss one
                 self.connection.execute(f"DELETE FROM {name}")
                 for row in self.query(f"SELECT * FROM {name}"):
-                    self._written(table, tuple(row))
+                    self._put(self.connection, table, tuple(row))
             self._remove_halves()
             known = {row["id"] for row in self.query("SELECT id FROM environments")}
             for row in self.query("SELECT DISTINCT environment FROM experiments"):
