@@ -114,11 +114,7 @@ def _faulty_run(
 ) -> tuple[Outcome, Run, Struck]:
     """The run with the fault: its verdict, its record, and what the fault did."""
     program, struck_at, last = golden.program, Address(injection.epoch, injection.step), last_step(injection)
-    steps_per_epoch = program.steps_per_epoch
-
-    def record(epoch: int) -> Epoch:
-        return compared.epochs[epoch - compared.first]
-
+    steps_per_epoch, record = program.steps_per_epoch, dict(enumerate(compared.epochs, compared.first)).__getitem__
     steps = numbered(last, steps_per_epoch) - numbered(Address(injection.epoch, 0), steps_per_epoch) + 1
     with Progress("replay", steps, program.measure().name, record) as progress:
         # 1. Up to the fault as the golden run, with its control; or what an interrupted replay has left.

@@ -77,7 +77,7 @@ class RunStore:
         """An epoch's record; raises FileNotFoundError or DamagedFile."""
         path = self.record_path(epoch)
         record = read_arrays(path)
-        if not np.array_equal(record.pop(EPOCH, epoch), epoch):  # what was written earlier versions wrote does not say
+        if not np.array_equal(record.pop(EPOCH, epoch), epoch):  # files of earlier versions do not say
             raise DamagedFile(f"{path} is the record of another epoch")
         if self.columns is not None:
             found = {name: column.shape for name, column in record.items()}
