@@ -2,7 +2,8 @@
 
 `dlrm_flips.npz` has all 326,176 single flips of the parameters of a trained `dlrm` (the default one, on Adult), made by
 trying each: per leaf, uint16 [elements, 32 bits], how many of 1,024 test examples get another decision.  Per table it
-has how many of these examples read each row, as `rows/LEAF`.  Adult is of UCI, CC BY 4.0 (`fault_injection/data/adult.md`).
+has how many of these examples read each row, as `rows/LEAF`.  Adult is of UCI, under CC BY 4.0
+(`fault_injection/data/adult.md`).
 """
 
 import pathlib
