@@ -21,8 +21,7 @@ from fault_injection.questions.scoreboard.store import ScoreStore
 from fault_injection.questions.vulnerability.components import Component
 from fault_injection.questions.vulnerability.criteria import Wanted
 from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan
-from fault_injection.questions.vulnerability.results import Results, read_header
-from fault_injection.questions.vulnerability.trials import Judged
+from fault_injection.questions.vulnerability.results import OF_TRIALS, Results, TrialBatch, read_header
 from fault_injection.runs.golden_run import DESCRIBED, Golden
 from fault_injection.workloads.registry import find_workload, make_workload
 
@@ -74,15 +73,15 @@ def pvf(tmp_path_factory):
     results, rng = Results(folder, plan, "a key"), np.random.default_rng(1)
     results.begin("plan.toml", {"host": "here", "jax": "0.0"})
     for batch in range(cell.batches):
-        numbers = [rng.integers(0, 500, len(cell.numbers(batch))).astype(float) for _ in Judged._fields]
-        results.keep(cell, batch, Judged(*numbers), 500)
+        numbers = [rng.integers(0, 500, len(cell.numbers(batch))).astype(float) for _ in OF_TRIALS]
+        results.keep(cell, batch, TrialBatch(*numbers, 500, 1.0))
 
     def read():
         again = Results(folder, plan, "a key")
         found = [again.batch(cell, number) for number in range(cell.batches)]
         if None in found:
             raise InputError("it is made again")  # which was said
-        return read_header(folder), [([each.tobytes() for each in judged], n) for judged, n in found]
+        return read_header(folder), [[np.asarray(each).tobytes() for each in batch] for batch in found]
 
     return Subject((folder / "pvf.json", *(results.path(cell, n) for n in range(cell.batches))), read)
 
