@@ -39,7 +39,7 @@ def main():
         parameters,
     )
     from fault_injection.questions.vulnerability.criteria import Wanted
-    from fault_injection.questions.vulnerability.plan import Cell, Kind, PvfPlan
+    from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan
     from fault_injection.questions.vulnerability.sampling import draw_trial
     from fault_injection.questions.vulnerability.trials import Trials
     from fault_injection.workloads.registry import find_workload
@@ -71,9 +71,9 @@ def main():
     contestants = {}
     for name, leaves in groups.items():
         component = Component.of_parameters(name, workload, leaves)
-        cells = [Cell(component, False, Kind("flips", float(amount)), options.trials) for amount in amounts]
+        cells = [Cell(component, False, FaultKind("flips", float(amount)), options.trials) for amount in amounts]
         plan = PvfPlan(workload, 1, tuple(cells), tuple(range(32)), wanted, "float32", count, None, 0.95, 1)
-        faults = [draw_trial(plan, cells[number % len(cells)], number) for number in range(options.trials)]
+        faults = [draw_trial(plan, cells[number % len(cells)], number, lab.reads) for number in range(options.trials)]
         contestants[f"ours, {name}"] = functools.partial(lab.judge, component, faults)
         ours = lab.judge(component, faults).wrong
         contestants[f"evaluate, {name}"] = functools.partial(evaluations, component, faults)

@@ -234,6 +234,14 @@ def test_what_a_replay_has_left_is_believed_only_if_it_is_of_this_fault(whole, c
     assert f"{left / place}" in err and "it begins again" in err and "going on" not in err
 
 
+def test_a_damaged_record_is_named_before_anything_is_computed(copy, capsys):
+    injection = parse_injection(INJECTION)
+    flip(copy.store.record_path(3))
+    with pytest.raises(InputError, match=r"records/0003.npz is damaged .*; delete it, and it is made again"):
+        replay(injection, golden_for(injection, copy.cache))
+    assert "replay" not in capsys.readouterr().err
+
+
 # ---- Links, names, archives ---------------------------------------------------------------
 
 

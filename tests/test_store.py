@@ -12,13 +12,14 @@ import pytest
 from campaign_stores import ENVIRONMENT, KEY, fill, result, toy_plan
 
 from fault_injection.campaign.executors import Slot
+from fault_injection.campaign.store import DIGEST
 from fault_injection.campaign.task import Ready, Task
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes import jobs
 from fault_injection.questions.outcomes.conditions import Conditions
 from fault_injection.questions.outcomes.driver import campaign
-from fault_injection.questions.outcomes.schema import DIGEST, TABLES, digest_of
+from fault_injection.questions.outcomes.schema import TABLES
 from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.seam.measure import Measure
 
@@ -116,7 +117,7 @@ def test_what_was_damaged_is_removed_and_the_rest_stays(folder, copy, row):
             store.add(result(n), ENVIRONMENT, KEY)
     again, known, restored, damaged = content(copy)
     assert (known, restored, damaged) == (about, plan, [])
-    kept = [{name: r[:-3] for r in some["experiments"] for name in r[:1]} for some in (rows, again)]
+    kept = [{name: r[:-2] for r in some["experiments"] for name in r[:1]} for some in (rows, again)]
     assert kept[0] == kept[1]  # but for when they were finished
     assert any(f"damaged rows were removed: {row}" in event[2] for event in again["events"])
 
@@ -135,18 +136,18 @@ def test_an_environment_that_is_lost_is_said_to_be(copy):
     with Store(copy, write=True) as store:
         store.mend()
     (rows, *_) = content(copy)
-    ((_, description, _),) = rows["environments"]
+    ((_, description),) = rows["environments"]
     assert json.loads(description) == {"description": "lost by damage"}
 
 
 def by_hand(folder, table, key, **changes):
     """Write a row as somebody might who knows of the digest."""
     connection = sqlite3.connect(folder / NAME)
-    first, *_ = columns = list(TABLES[table])
+    first, *_ = columns = list(TABLES[table].columns)
     names = ", ".join(columns)
     (found,) = connection.execute(f"SELECT {names} FROM {table} WHERE {first} = ?", [key]).fetchall()
     row = dict(zip(columns, found, strict=True)) | changes
-    values = [*row.values(), digest_of(table, list(row.values()))]
+    values = [*row.values(), TABLES[table].digest(list(row.values()))]
     with connection:
         connection.execute(f"DELETE FROM {table} WHERE {first} = ?", [key])
         marks = ", ".join("?" * len(values))

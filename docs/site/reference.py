@@ -87,7 +87,7 @@ PVF_FAULTS = {
     "exhaustive": "list of layers of which every single flip is tried",
     "layers": "whether each layer is measured as well; `true` by default",
     "trials": "of each component and number of bits; 1024 by default",
-    "half_width": "instead of `trials`: of the interval",
+    "half_width": "instead of `trials`: of the interval; as many trials as that takes",
     "confidence": "of that interval, 0.95 by default",
     "seed": "trial i of a cell is drawn from (seed, cell, i); 1 by default",
     "epoch": "after how many epochs parameters are struck; all by default",

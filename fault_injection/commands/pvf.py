@@ -5,6 +5,7 @@ import argparse
 from ..campaign.task import Task
 from ..questions.vulnerability.driver import run_trials
 from ..questions.vulnerability.plan_file import read_pvf_plan
+from ..questions.vulnerability.results import foreseen
 from ..questions.vulnerability.tasks import golden_of
 from .arguments import tell, tell_json
 from .estimates import golden_needed
@@ -20,15 +21,17 @@ def run(options: argparse.Namespace) -> None:
     plan = read_pvf_plan(options.plan)
     task = Task(plan, **known)
     if options.check:
-        cells = {
-            cell.name: {"trials": cell.trials, "bits": cell.component.size * len(plan.bits)} for cell in plan.cells
-        }
+        cells = {cell.name: foreseen(plan, cell) for cell in plan.cells}
         if options.json:
             tell_json({"plan": plan.sentence(), "cells": cells})
             return
         tell(plan.sentence())
         for name, cell in cells.items():
-            tell(f"  {name}: at most {cell['trials']:,} trials, in {cell['bits']:,} bits")
+            highest = cell["strata"][0] if "strata" in cell else None
+            part = f" ({highest['trials']:,} at bit {highest['bits'][0]})" if highest else ""
+            least = cell.get("high_if_none_is_wrong")
+            end = f"; if none is wrong, the interval ends at {100 * least:.2g} %" if least is not None else ""
+            tell(f"  {name}: at most {cell['trials']:,} trials{part}, in {cell['bits']:,} bits{end}")
         for line in golden_needed(golden_of(task), plan.epoch, options.data_dir):
             tell(line)
         return

@@ -17,6 +17,7 @@ import os
 import pathlib
 import shutil
 import stat
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -26,6 +27,7 @@ from .errors import InputError
 from .termination import unbroken
 
 CHECKSUM = "sha256"
+SHOWN = 100  # characters of what a reader says of damage
 LARGEST_TEXT = 16 * 2**20  # bytes of a text file that a person writes
 KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 
@@ -150,7 +152,7 @@ def only_writer(
 def in_use(path: pathlib.Path) -> bool:
     """Whether a process holds `path` as its `only_writer` now."""
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except FileNotFoundError:
         return False
@@ -159,7 +161,7 @@ def in_use(path: pathlib.Path) -> bool:
     return False
 
 
-def _open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     """Open a regular file for reading; raises OSError where it is something else, and waits for nothing."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     mode = os.fstat(handle).st_mode
@@ -177,7 +179,7 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> byte
     Raises:
       OSError: it cannot be read, is larger, or is no regular file, such as a pipe or `/dev/zero`.
     """
-    with _open_regular(path) as file:
+    with open_regular(path) as file:
         content = file.read(most + 1)
     if len(content) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", os.fspath(path))
@@ -238,6 +240,41 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     write_text(path, json.dumps(strict_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """Write a mapping as `write_json` does, with a checksum of it and of the file's name as the last entry."""
+    write_json(path, {**value, CHECKSUM: _seal(path, value)})
+
+
+def read_sealed(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read what `write_sealed` wrote, without the checksum.
+
+    Raises:
+      FileNotFoundError: there is no such file.
+      DamagedFile: the file is truncated, altered or of another kind, or no regular file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_sealed(f"{folder}/timing.json", {"seconds": 0.5})
+    ...     read_sealed(f"{folder}/timing.json")
+    {'seconds': 0.5}
+    """
+    try:
+        known = json.loads(read_bounded(path))
+        intact = known.pop(CHECKSUM, None) == _seal(path, known)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, RecursionError, AttributeError, TypeError) as error:
+        raise DamagedFile(f"{path} is damaged ({str(error)[:SHOWN]})") from None
+    if not intact:
+        raise DamagedFile(f"{path} is damaged (its checksum does not match)")
+    return dict(known)
+
+
+def _seal(path: str | os.PathLike[str], value: Mapping[str, Any]) -> str:
+    text = json.dumps([pathlib.Path(path).name, strict_json(value)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def strict_json(value: Any) -> Any:
     """A value that strict JSON can express: non-finite numbers become `NaN`, `Infinity`, `-Infinity` as strings."""
     if isinstance(value, Mapping):
@@ -271,18 +308,18 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
       DamagedFile: the file is truncated, altered or of another kind, or no regular file.
     """
     try:
-        with _open_regular(path) as file:
+        with open_regular(path) as file:
             content = file.read()
     except OSError as error:
         if error.errno in (errno.EISDIR, errno.ELOOP, errno.EINVAL, errno.ENXIO):
             raise DamagedFile(f"{path} is damaged ({error.strerror})") from None
         raise
     try:
-        with np.load(io.BytesIO(content), allow_pickle=False) as stored:
+        with warnings.catch_warnings(action="ignore"), np.load(io.BytesIO(content), allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         intact = arrays.pop(CHECKSUM).tobytes() == _checksum(arrays)
-    except Exception as error:  # damage can surface anywhere in the reader
-        raise DamagedFile(f"{path} is damaged ({error})") from None
+    except Exception as error:  # damage can surface anywhere in the reader, which may quote all of the file
+        raise DamagedFile(f"{path} is damaged ({str(error)[:SHOWN]})") from None
     if not intact:
         raise DamagedFile(f"{path} is damaged (its checksum does not match)")
     return arrays

@@ -17,7 +17,7 @@ import numpy as np
 
 from ..machine.environment import arithmetic, cache_folder
 from ..machine.errors import InputError, Untrustworthy
-from ..machine.files import DamagedFile, read_bounded, write_json
+from ..machine.files import DamagedFile, read_bounded, read_sealed, write_sealed
 from ..machine.processes import from_leader, say
 from ..seam.leaves import Role, State
 from ..seam.measure import Evaluation
@@ -137,7 +137,7 @@ class Golden:
         found = []
         known = json.loads(json.dumps(self.determined_by))  # as it is read
         ours = known["arithmetic"]
-        for path in sorted(self.folder.parent.glob(f"*/{DESCRIBED}")):
+        for path in sorted({*self.folder.parent.glob(f"*/{DESCRIBED}")} - {self.folder / DESCRIBED}):
             other = _described(path)
             theirs = other.get("arithmetic")
             # What does not describe a golden run is of no interest here: all files of one are made with it.
@@ -170,32 +170,38 @@ class Golden:
         Raises:
           NotRepeated: an epoch that had to be run again did not repeat its record.
         """
-        if self.recorded() >= epochs:
+        if self._made(epochs):
             if self.own_step().get("alarm"):
                 say(self.own_step()["sentence"])
             return
         with self.store.alone():
-            if self.recorded() >= epochs:  # another process has made it meanwhile
+            if self._made(epochs):  # another process has made it meanwhile
                 return
             imported = {"imported": self.start.origin} if self.start else {}
             if apart := self.program.extras.own_step():
                 say(apart["sentence"])
             known = {**self.determined_by, **imported, **({"own_step": apart} if apart else {})}
-            from_leader(lambda: write_json(self.folder / DESCRIBED, known))
+            from_leader(lambda: write_sealed(self.folder / DESCRIBED, known))
+            if self.recorded() >= epochs:  # only its description was damaged
+                return
             begun, pace = time.monotonic(), Pace()
             first, state = self._newest(min(self.recorded(), epochs - 1))
             self._train(state, first, epochs, pace)
-            from_leader(lambda: write_json(self.folder / TIMING, {"seconds_per_step": pace.seconds_per_step}))
+            from_leader(lambda: write_sealed(self.folder / TIMING, {"seconds_per_step": pace.seconds_per_step}))
             say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - begun:.0f} s")
+
+    def _made(self, epochs: int) -> bool:
+        """Whether the run has been made so far, and is described."""
+        return self.recorded() >= epochs and from_leader(lambda: bool(_sealed(self.folder / DESCRIBED)))
 
     def own_step(self) -> dict[str, Any]:
         """How far its steps were from the user's own when it was made; empty where the user wrote these."""
-        apart = _described(self.folder / DESCRIBED).get("own_step")
+        apart = _sealed(self.folder / DESCRIBED).get("own_step")
         return apart if isinstance(apart, dict) else {}
 
     def seconds_per_step(self) -> float | None:
         """What a step took when the run was last made, evaluations included; None if it was not."""
-        seconds = _described(self.folder / TIMING).get("seconds_per_step")
+        seconds = _sealed(self.folder / TIMING).get("seconds_per_step")
         return seconds if isinstance(seconds, float) and 0 < seconds < math.inf else None
 
     def fetch_state_before(self, epoch: int) -> State:
@@ -288,8 +294,16 @@ class Golden:
             return follow(self.program, state, steps, observers=observers).state
 
 
+def _sealed(path: pathlib.Path) -> dict[str, Any]:
+    """What a file of the run's own says; nothing where it is missing or damaged, so that it is written again."""
+    try:
+        return read_sealed(path)
+    except (FileNotFoundError, DamagedFile):
+        return {}
+
+
 def _described(path: pathlib.Path) -> dict[str, Any]:
-    """What a file of JSON says of a run; nothing where it cannot be read, because nothing depends on it."""
+    """What a file of JSON says of another run; nothing where it cannot be read, because nothing depends on it."""
     try:
         known = json.loads(read_bounded(path))
     except (OSError, ValueError, RecursionError):

@@ -1,7 +1,6 @@
 """Replay one injection: from its fault to a verdict, top to bottom."""
 
 import dataclasses
-import functools
 import itertools
 import pathlib
 import shutil
@@ -94,10 +93,11 @@ def replay(
     watched = ["watched"] if watching else []
     key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY), *watched])
     store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
+    compared = golden.fetch_run(last.epoch + 1)  # a damaged record is named before anything is computed
     with store.alone():
-        outcome, faulty, struck = _faulty_run(injection, golden, store, watching, keep, undo)
+        outcome, faulty, struck = _faulty_run(injection, golden, compared, store, watching, keep, undo)
         seconds = time.monotonic() - begun
-        result = Replay(injection, golden, outcome, golden.fetch_run(last.epoch + 1), faulty, struck, seconds)
+        result = Replay(injection, golden, outcome, compared, faulty, struck, seconds)
         finish(result)
         from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
     return result
@@ -106,6 +106,7 @@ def replay(
 def _faulty_run(
     injection: Injection,
     golden: Golden,
+    compared: Run,
     store: RunStore,
     watching: Sequence[Observer],
     keep: int,
@@ -113,7 +114,7 @@ def _faulty_run(
 ) -> tuple[Outcome, Run, Struck]:
     """The run with the fault: its verdict, its record, and what the fault did."""
     program, struck_at, last = golden.program, Address(injection.epoch, injection.step), last_step(injection)
-    steps_per_epoch, record = program.steps_per_epoch, functools.cache(golden.fetch_record)
+    steps_per_epoch, record = program.steps_per_epoch, dict(enumerate(compared.epochs, compared.first)).__getitem__
     steps = numbered(last, steps_per_epoch) - numbered(Address(injection.epoch, 0), steps_per_epoch) + 1
     with Progress("replay", steps, program.measure().name, record) as progress:
         # 1. Up to the fault as the golden run, with its control; or what an interrupted replay has left.

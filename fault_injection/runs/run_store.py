@@ -21,6 +21,8 @@ from ..machine.processes import from_leader, say
 from ..seam.leaves import State
 from .records import Epoch
 
+EPOCH = "epoch"  # in a record's file: which epoch it is of
+
 
 @dataclasses.dataclass(frozen=True)
 class RunStore:
@@ -69,12 +71,14 @@ class RunStore:
 
     def write_record(self, epoch: int, record: Epoch) -> None:
         """Keep an epoch's record."""
-        write_arrays(self.record_path(epoch), record)
+        write_arrays(self.record_path(epoch), {**record, EPOCH: np.array(epoch)})
 
     def read_record(self, epoch: int) -> Epoch:
         """An epoch's record; raises FileNotFoundError or DamagedFile."""
         path = self.record_path(epoch)
         record = read_arrays(path)
+        if not np.array_equal(record.pop(EPOCH, epoch), epoch):  # files of earlier versions do not say
+            raise DamagedFile(f"{path} is the record of another epoch")
         if self.columns is not None:
             found = {name: column.shape for name, column in record.items()}
             if found != self.columns or any(column.dtype.kind not in "fiu" for column in record.values()):

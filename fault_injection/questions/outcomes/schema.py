@@ -1,17 +1,16 @@
-"""The tables of a campaign's store, the digest that every row ends with, and what a row can say.
+"""The tables of a campaign's store, and what a row can say.
 
 A sound row may say what this program never writes: by hand one can write anything.
 """
 
-import hashlib
 import json
-import math
 import sqlite3
 import types
 import typing
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection
+from typing import Any
 
+from ...campaign.store import Column, StoredTable
 from ...faults.injection import ALL
 from ...machine.reading import fits
 from ...models.bits import width_of
@@ -22,33 +21,9 @@ from .conditions import Conditions
 from .plan import Plan
 from .result import Result
 
-DIGEST = "digest"  # the last column of every table
-DIGEST_BYTES = 16
 ALTERATIONS = "alterations"  # the table that stores made before 2026-11-24 do not have
 CURVE = 8  # bytes of a curve's row: loss and metric, float32
 NOT_JSON = object()
-SQL = {int: "INTEGER", float: "REAL", str: "TEXT", bytes: "BLOB"}
-
-# A value as SQLite gives it.
-Cell = int | float | str | bytes | None
-
-
-class Column(NamedTuple):
-    """A column of a table: what it holds, and whether it may be null."""
-
-    kind: type[int] | type[float] | type[str] | type[bytes]
-    null: bool = False
-
-    def kept(self, value: Cell) -> Cell:
-        """A value as SQLite gives it back.
-
-        SQLite has no NaN, which becomes the null of a column that may be null, and else infinity: what a column
-        says that may not be null is how large something was.  It has no negative zero either.
-        """
-        if self.kind is not float or value is None:
-            return value
-        number = float(value) + 0.0
-        return number if number == number else None if self.null else math.inf
 
 
 def result_columns() -> dict[str, Column]:
@@ -64,9 +39,7 @@ def result_columns() -> dict[str, Column]:
 
 
 TEXT, WHOLE, REAL = Column(str), Column(int), Column(float)
-# Every table's columns but for the digest; the first one is its primary key.  There is no index besides: an index
-# is a second copy of a column, which no digest covers.
-TABLES: dict[str, dict[str, Column]] = {
+COLUMNS: dict[str, dict[str, Column]] = {
     "campaign": {"name": TEXT, "value": TEXT},
     "environments": {"id": TEXT, "description": TEXT},
     "events": {"number": WHOLE, "at": TEXT, "what": TEXT},
@@ -74,27 +47,7 @@ TABLES: dict[str, dict[str, Column]] = {
     "experiments": {**result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
     ALTERATIONS: {"key": TEXT, "number": WHOLE, "array": TEXT, "position": WHOLE, "before": WHOLE, "after": WHOLE},
 }
-
-
-def definition(table: str) -> str:
-    """The SQL that makes a table."""
-    (key, column), *others = TABLES[table].items()
-    lines = [f"{key} {SQL[column.kind]} PRIMARY KEY{'' if column.kind is int else ' NOT NULL'}"]
-    lines += [f"{name} {SQL[column.kind]}{'' if column.null else ' NOT NULL'}" for name, column in others]
-    # Without row numbers where the key is a text, which would need an index otherwise.
-    return f"CREATE TABLE {table} ({', '.join([*lines, f'{DIGEST} BLOB NOT NULL'])})" + (
-        "" if column.kind is int else " WITHOUT ROWID"
-    )
-
-
-def digest_of(table: str, values: Sequence[Cell]) -> bytes:
-    """The digest of a row: BLAKE2b over the table, its columns and their values, as Python writes them in ASCII.
-
-    >>> digest_of("events", [1, "2026-01-01", "started"]).hex()
-    '3050f94dba321275e6edf15b92475501'
-    """
-    text = ascii((table, list(zip(TABLES[table], values, strict=True))))
-    return hashlib.blake2b(text.encode("ascii"), digest_size=DIGEST_BYTES).digest()
+TABLES = {name: StoredTable(name, columns) for name, columns in COLUMNS.items()}
 
 
 def parsed(text: str) -> Any:
@@ -121,7 +74,7 @@ def describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
 
 def wrong_column(plan: Plan) -> Callable[[sqlite3.Row], str | None]:
     """A function that names a column of an experiment of this plan that cannot be; None where all can."""
-    columns, sites = TABLES["experiments"], plan.targets
+    columns, sites = COLUMNS["experiments"], plan.targets
     known: dict[str, Collection[object]] = {
         "model": {model.name for model in plan.models},
         "site": set(plan.sites),

@@ -11,7 +11,6 @@ import numpy as np
 
 from ...machine.errors import InputError
 from ...machine.files import write_atomically, write_text
-from .schema import DIGEST
 from .standing import outcome_rates
 from .store import Store
 
@@ -38,7 +37,6 @@ def write_tables(store: Store, out: pathlib.Path, form: str) -> list[pathlib.Pat
     for name in filter(store.tables.__contains__, TABLES):
         rows = [dict(row) for row in store.query(f"SELECT * FROM {name}")]
         for row in rows:
-            del row[DIGEST]
             if "curve" in row:
                 row["loss"], row["metric"] = np.frombuffer(row.pop("curve"), "<f4").reshape(-1, 2).T.tolist()
         path = out / f"{name}.{form}"

@@ -42,7 +42,7 @@ def watch_campaign(
     """
     task = dataclasses.replace(task, name=content_hash([str(out.absolute()), "score"]))
     taken = "another process is at work in this folder"
-    with executors as slots, only_writer(out / LOCK, refuse=taken), ScoreStore(out, write=True) as store:
+    with only_writer(out / LOCK, refuse=taken), ScoreStore(out, write=True) as store, executors as slots:
         with Store(out) as campaign:
             judged = {row["number"]: row for row in campaign.query(f"{VERDICTS} ORDER BY number")}
         _run(task, store, judged, Dispatcher(task, slots, store.event))

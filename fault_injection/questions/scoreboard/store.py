@@ -2,11 +2,10 @@
 
 import contextlib
 import json
-import pathlib
-import sqlite3
-from collections.abc import Iterator
-from typing import Any, Self
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from ...campaign.store import DIGEST, Column, ComparedStore, StoredTable, StoredValue
 from ...machine.errors import InputError
 from ...machine.files import strict_json
 from ...runs.dependencies import content_hash
@@ -15,56 +14,46 @@ NAME = "score.sqlite"
 EXPERIMENT = "experiment"
 
 
-class ScoreStore:
-    """A scoreboard's file, open; a context that closes it.
+class ScoreTable(StoredTable):
+    """Its table, whose key has two columns, and whose digest is a hash of JSON."""
 
-    Rows have a kind (`experiment`, `fault_free`, `cost`, `about`), a name within it, a JSON text, and the
-    text's digest.  One process writes; a row is a transaction.
+    def definition(self, digest: bool = True) -> str:
+        """The SQL that makes it."""
+        columns = [f"{name} TEXT" for name in [*self.columns, *[DIGEST] * digest]]
+        return f"CREATE TABLE {self.name} ({', '.join(columns)}, PRIMARY KEY (kind, name))"
 
-    Args:
-      folder: of the campaign.
-      write: make it where there is none.
+    def digest(self, values: Sequence[StoredValue]) -> str:
+        """The digest of a row; what is no text has that of no text."""
+        return content_hash([value if isinstance(value, str) else [repr(value)] for value in values])
 
-    Raises:
-      InputError: there is none, it is no such file, or a row is damaged.
+    def shown(self, values: Sequence[StoredValue]) -> str:
+        """A row for people, such as `experiment 17`."""
+        return f"{values[0]!s} {values[1]!s}"
+
+
+TABLES = {"rows": ScoreTable("rows", dict.fromkeys(("kind", "name", "value"), Column(str)))}
+
+
+class ScoreStore(ComparedStore):
+    """A scoreboard's file, open; see `ComparedStore`.
+
+    Rows have a kind (`experiment`, `fault_free`, `cost`, `about`), a name within it, and a JSON text.  A row is a
+    transaction.
     """
 
-    def __init__(self, folder: pathlib.Path, write: bool = False):
-        self.path = folder / NAME
-        if not write and not self.path.exists():
-            raise InputError(f"no scoreboard here: there is no {NAME}", folder)
-        try:
-            self.connection = sqlite3.connect(self.path, timeout=60, isolation_level=None)
-            self.connection.execute(
-                "CREATE TABLE IF NOT EXISTS rows "
-                "(kind TEXT, name TEXT, value TEXT, digest TEXT, PRIMARY KEY (kind, name))"
-            )
-            damaged = [
-                f"{kind} {name}"
-                for kind, name, value, digest in self.connection.execute("SELECT * FROM rows")
-                if content_hash([kind, name, value]) != digest
-            ]
-        except sqlite3.DatabaseError as error:
-            raise InputError(f"not a scoreboard, or damaged: {error}", self.path) from None
-        if damaged:
-            raise InputError(f"damaged: {', '.join(damaged[:5])}; delete the file, and it is made again", self.path)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.connection.close()
+    WHAT, FILE = "scoreboard", NAME
+    TABLES = TABLES
+    REMEDY = "delete the file, and it is made again"
 
     def put(self, kind: str, name: str, value: Any) -> None:
         """Write a row."""
         text = json.dumps(strict_json(value), sort_keys=True)
-        self.connection.execute(
-            "INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (kind, name, text, content_hash([kind, name, text]))
-        )
+        with self.transaction():
+            self._insert("rows", [kind, name, text], "REPLACE")
 
     def all(self, kind: str) -> Iterator[tuple[str, Any]]:
         """The rows of a kind, by name."""
-        for name, value in self.connection.execute("SELECT name, value FROM rows WHERE kind = ?", (kind,)):
+        for name, value in self.query("SELECT name, value FROM rows WHERE kind = ?", [kind]):
             yield name, json.loads(value)
 
     def get(self, kind: str, name: str) -> Any:
@@ -73,8 +62,7 @@ class ScoreStore:
 
     def done(self) -> set[int]:
         """Numbers of the experiments that were watched."""
-        names = self.connection.execute("SELECT name FROM rows WHERE kind = ?", (EXPERIMENT,))
-        return {int(name) for (name,) in names}
+        return {int(name) for (name,) in self.query("SELECT name FROM rows WHERE kind = ?", [EXPERIMENT])}
 
     def begin(self, key: str, settings: dict[str, Any]) -> None:
         """Write what determines the rows, or see that it is what determined those that are here.
@@ -93,5 +81,5 @@ class ScoreStore:
 
     def event(self, what: str) -> None:
         """Write what happened last."""
-        with contextlib.suppress(sqlite3.Error):
+        with contextlib.suppress(InputError):
             self.put("about", "event", what)
