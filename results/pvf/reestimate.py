@@ -2,11 +2,12 @@
 
     python results/pvf/reestimate.py
 
-Of these runs, `rates.json` has the factor of each cell and how many trials it took, and no trials.  All flips were as
-likely, so the sum s of the shares of n trials spreads no more than a count of so many trials that make all outputs
-wrong or none.  The ends are therefore those of such a count: the quantiles of Beta(s, n − s + 1) and of Beta(s + 1, n − s), as
-`fault_injection/questions/vulnerability/rates.py` has them of trials.  They are wider than the trials themselves would
-give.  What protection gains has no interval any more: its own was a bootstrap's, which covers too rarely.
+Of these runs, `rates.json` has the factor of each cell and how many trials it took, and no trials.  All flips were
+as likely, so the sum s of the shares of n trials spreads no more than a count of so many trials that make all outputs
+wrong or none.  The ends are therefore those of such a count: the quantiles of Beta(s, n − s + 1) and of
+Beta(s + 1, n − s), as `fault_injection/questions/vulnerability/rates.py` has them of trials.  They are wider than the
+trials themselves would give.  What protection gains has no interval any more: a bootstrap's does not know
+what no trial saw.
 
 A file that has `strata` was made with intervals that cover, and is left alone.
 """
