@@ -84,10 +84,26 @@ def whole_folder(path: pathlib.Path, fill: Callable[[pathlib.Path], object]) -> 
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             fill(aside)
+            for below in aside.rglob("*"):
+                if below.is_file() and not below.is_symlink():
+                    sync(below)
             aside.rename(path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             aside.with_name(f"{aside.name}.lock").unlink(missing_ok=True)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Have the system write a file, or the names in a folder, to its disk: after a loss of power it is there.
+
+    Raises:
+      OSError: it cannot.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
