@@ -18,7 +18,30 @@ from ..machine.files import strict_json, sync
 from ..machine.termination import unbroken
 from .checkpoint import Altered, Changes, Checkpoint
 from .formats import open_checkpoint
-from .log import located, mark_done, read_document, write_log
+from .log import located, mark_done, read_document, read_log, write_log
+
+
+def beside(path: pathlib.Path) -> pathlib.Path:
+    """What takes the place of a log that was not asked for, until a checkpoint is altered."""
+    return path.with_name(f".{path.name}.alteration")
+
+
+def check_ended(path: pathlib.Path) -> None:
+    """Raise InputError where an `alter` of a checkpoint without a log was killed, and nobody has given it again."""
+    if beside(path.resolve()).exists():
+        raise InputError("an `alter` of it has not ended; give its command again, which finishes it", path)
+
+
+def check_log(checkpoint: Checkpoint, log: pathlib.Path) -> None:
+    """Raise InputError where a checkpoint is not what a log says that it became."""
+    for name, one in located(read_log(log), checkpoint.arrays, {}, checkpoint.path).items():
+        if one.before is None:
+            raise InputError("does not say what elements became; expected what `alter --log` writes", log)
+        differ = np.flatnonzero(checkpoint.words(name, one.places) != one.before ^ one.masks)
+        if len(differ):
+            where = list(map(int, np.unravel_index(one.places[differ[0]], checkpoint.arrays[name].shape)))
+            what = f"{len(differ)} of {len(one.places)} elements of {name}, such as {where}, are not what {log} says"
+            raise InputError(f"{what} that they became", checkpoint.path)
 
 
 class Journal(NamedTuple):
@@ -37,7 +60,7 @@ class Journal(NamedTuple):
     @property
     def beside(self) -> pathlib.Path:
         """What takes the place of a log that was not asked for, until the alteration is done."""
-        return self.out.with_name(f".{self.out.name}.alteration")
+        return beside(self.out)
 
     @property
     def path(self) -> pathlib.Path:

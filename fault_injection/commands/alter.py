@@ -7,14 +7,14 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Selection, chosen, draw_alteration
+from ..checkpoints.alteration import PARTS, Selection, chosen, draw_alteration, left_out
 from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..checkpoints.journal import Journal
 from ..checkpoints.log import apply, read_log, read_mapping
 from ..machine.errors import InputError
 from ..machine.termination import too_late
-from .arguments import aligned, json_option, natural, positive, tell, tell_json
+from .arguments import aligned, json_option, listed, natural, positive, tell, tell_json
 
 SHOWN = 5  # alterations, and arrays, that are printed
 DRAWING = tuple(field.name for field in dataclasses.fields(Selection))
@@ -153,19 +153,23 @@ def _answer(
 ) -> None:
     """Say what was altered, or would be."""
     count = sum(len(one.places) for one in altered.values())
+    left = left_out(checkpoint)
     if options.json:
         known = {
             "format": checkpoint.format,
             "altered": count,
             "by_array": {n: len(a.places) for n, a in altered.items()},
         }
-        tell_json({**known, **notes, "out": None if options.check or out is None else str(out)})
+        tell_json({**known, **notes, "left_out": left, "out": None if options.check or out is None else str(out)})
         return
     would = "would be altered" if options.check else "were altered" if notes.get("already") else "altered"
     among = f" of {notes['elements']:,} in {notes['arrays']} arrays" if "elements" in notes else ""
     tell(f"{checkpoint.path} ({checkpoint.format}): {count:,} elements{among} {would}")
     if notes.get("as_before") or notes.get("undone"):
         tell(f"{notes['as_before']:,} had the log's bits before the alteration, {notes['undone']:,} those after it")
+    if left:
+        names = listed([f"{name} ({text})" for name, text in left.items()])
+        tell(f"left out, since only arrays of floating-point numbers are altered: {len(left)}: {names}")
     rows: list[tuple[str, ...]] = []
     for name, one in altered.items():
         array = checkpoint.arrays[name]
