@@ -3,6 +3,7 @@
 import pathlib
 import shutil
 import tempfile
+import weakref
 import zipfile
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -23,8 +24,9 @@ class Keras(Checkpoint):
     format = "Keras"
 
     def __init__(self, path: pathlib.Path) -> None:
-        self.path, self._folder = path, tempfile.TemporaryDirectory(prefix="fault_injection_")
-        weights = pathlib.Path(self._folder.name) / WEIGHTS
+        self.path, self._folder = path, pathlib.Path(tempfile.mkdtemp(prefix="fault_injection_"))
+        weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        weights = self._folder / WEIGHTS
         with zipfile.ZipFile(path) as archive, weights.open("wb") as file:
             if archive.getinfo(WEIGHTS).compress_type != zipfile.ZIP_STORED:
                 raise ValueError(f"{WEIGHTS} is compressed, which Keras never does")
@@ -43,7 +45,7 @@ class Keras(Checkpoint):
         return self.weights.content(name)
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
-        altered = pathlib.Path(self._folder.name) / f"altered.{WEIGHTS}"
+        altered = self._folder / f"altered.{WEIGHTS}"
         self.weights.write(altered, changes)
 
         def fill(file: BinaryIO) -> None:

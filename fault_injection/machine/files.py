@@ -194,8 +194,9 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> byte
       OSError: it cannot be read, is larger, or is no regular file, such as a pipe or `/dev/zero`.
     """
     with _open_regular(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        # As much as there is; `read(most + 1)` would take the memory for that first.
+        content = file.read() if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", os.fspath(path))
     return content
 
