@@ -1,16 +1,19 @@
-"""Ends `alter` at each of its calls to the system, one after the other, and looks at what is left; run as a script.
+"""Ends `alter` at each of its calls to the system, or at random moments, and looks at what is left; run as a script.
 
 A child is forked for each point, so that nothing is imported anew.  It is ended before a call that opens, renames,
-removes or syncs a file, by a signal that Python answers or by a kill.  Then the same command is given again.
+removes or syncs a file, or after some time, by a signal that Python answers or by a kill.  Then the same command is
+given again.
 """
 
 import itertools
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import sys
+import time
 
 from fault_injection.checkpoints.difference import difference
 from fault_injection.checkpoints.formats import open_checkpoint
@@ -23,9 +26,20 @@ DRAWN = ("--count", "5", "--seed", "3")
 
 
 def child(arguments, place, at, number):
-    """Fork a child that runs a command, and ends itself at a call; returns its exit code, negative where killed."""
+    """Fork a child that runs a command, and ends itself at a call; returns its exit code, negative where killed.
+
+    Args:
+      at: number of the call; a fraction is a time instead, in seconds.
+    """
+    ready, go = os.pipe()
     pid = os.fork()
     if pid:
+        os.close(go)
+        if isinstance(at, float):
+            os.read(ready, 1)  # from when on it answers signals
+            time.sleep(at)
+            os.kill(pid, number)
+        os.close(ready)
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     os.chdir(place)
     calls = itertools.count()
@@ -41,8 +55,9 @@ def child(arguments, place, at, number):
         answer_termination()
         os.fsync = fsync
         sys.addaudithook(counted)
+        os.write(go, b"x")
 
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    os.dup2(os.open("told", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 1)
     os.dup2(os.open("err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
     code = 1
     try:
@@ -94,7 +109,9 @@ def points(source, work, number, how, log, every):
     arguments = ["alter", source.name, *how, *DRAWN, *(("--log", "log.json") if log else ())]
     place = fresh(work, source)
     assert child(arguments, place, -1, number) == 0
-    moments = range(0, int((place / "err").read_text()), every)
+    moments = (
+        range(0, int((place / "err").read_text()), every) if every > 0 else random_moments(arguments, place, -every)
+    )
     for at in moments:
         place = fresh(work, source)
         code = child(arguments, place, at, number)
@@ -103,18 +120,27 @@ def points(source, work, number, how, log, every):
         assert "Traceback" not in said and code in (0, -number, ENDINGS[number].code if number in ENDINGS else 0), what
         try:
             happened = look(place, source, expected, how, log)
-            if code == 0:
+            # Without a log, what was done is forgotten as soon as the person was told of it.
+            told = "written to" in (place / "told").read_text() and not [*place.glob(".*.alteration")]
+            if code == 0 or told:
                 assert happened, "it said that it was done"
             else:
                 assert child(arguments, place, -1, number) == 0, f"again: {(place / 'err').read_text()}"
                 assert look(place, source, expected, how, log), "again: not altered"
             if log:
                 assert read_document(place / "log.json")[0]["state"] == "done", "again: not done"
-            left = {path.name for path in place.iterdir()} - {source.name, "new", "log.json", "err"}
+            left = {path.name for path in place.iterdir()} - {source.name, "new", "log.json", "err", "told"}
             assert not left, f"left: {left}"
         except AssertionError as error:
             raise AssertionError(f"{what}: {error}") from None
     return len(moments)
+
+
+def random_moments(arguments, place, count):
+    """So many times, in seconds, at which the command may be ended."""
+    begin = time.monotonic()
+    assert child([*arguments, "--check"], place, -1, 0) == 0
+    return [random.uniform(0, 2 * (time.monotonic() - begin)) for _ in range(count)]
 
 
 def fresh(work, source):

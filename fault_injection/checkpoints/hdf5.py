@@ -27,13 +27,14 @@ class Hdf5(InPlace):
     """A file of HDF5.
 
     Attributes:
-      scattered: datasets that do not lie in one run of bytes, which only h5py reads.
+      scattered: datasets that do not lie in one run of bytes, which only h5py reads; and how h5py calls them, in
+        bytes where a name is no text.
     """
 
     format = "HDF5"
 
     def __init__(
-        self, path: pathlib.Path, regions: dict[str, Region], scattered: frozenset[str], raw: dict[str, Raw]
+        self, path: pathlib.Path, regions: dict[str, Region], scattered: dict[str, str | bytes], raw: dict[str, Raw]
     ) -> None:
         super().__init__(path, regions, raw)
         self.scattered = scattered
@@ -44,8 +45,8 @@ class Hdf5(InPlace):
         described = self.arrays[name]
         words = np.empty(len(index), described.word)
         with reading(self.path, self.format), self._opened() as file:
-            for slab, which, places in _slabs(file[name], index):
-                words[which] = _native(file[name][slab], described)[places]
+            for slab, which, places in _slabs(file[self.scattered[name]], index):
+                words[which] = _native(file[self.scattered[name]][slab], described)[places]
         return words
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
@@ -55,7 +56,7 @@ class Hdf5(InPlace):
         described = self.arrays[name]
         with reading(self.path, self.format), self._opened() as file:
             for part in blocks(described):
-                yield _native(file[name][part], described).reshape(-1)
+                yield _native(file[self.scattered[name]][part], described).reshape(-1)
 
     def content(self, name: str) -> Iterator[bytes]:
         """As `Checkpoint.content`; h5py converts nothing, so that types that NumPy lacks keep their bits."""
@@ -63,13 +64,14 @@ class Hdf5(InPlace):
             yield from super().content(name)
             return
         with reading(self.path, self.format), self._opened() as file:
-            stored, space = file[name].id, file[name].id.get_space()
-            for part in blocks(Described(file[name].shape, np.dtype(f"V{stored.get_type().get_size()}"))):
+            stored = file[self.scattered[name]].id
+            space, shape = stored.get_space(), stored.shape
+            for part in blocks(Described(shape, np.dtype(f"V{stored.get_type().get_size()}"))):
                 begins = tuple(one if isinstance(one, int) else one.start for one in part)
                 counts = tuple(1 if isinstance(one, int) else one.stop - one.start for one in part)
                 if begins:
-                    begins += (0,) * (len(file[name].shape) - len(begins))
-                    counts += file[name].shape[len(counts) :]
+                    begins += (0,) * (len(shape) - len(begins))
+                    counts += shape[len(counts) :]
                     space.select_hyperslab(begins, counts)
                 found = np.empty(counts, f"V{stored.get_type().get_size()}")
                 memory = _h5py(self.path).h5s.create_simple(counts) if begins else space
@@ -81,11 +83,12 @@ class Hdf5(InPlace):
             super().replace(file, name, change)
             return
         with reading(self.path, self.format), _h5py(self.path).File(file, "r+") as altered:
-            dataset = altered[name]
+            dataset = altered[self.scattered[name]]
             for slab, which, places in _slabs(dataset, change.places):
                 found = np.array(dataset[slab])  # a dataset of no dimensions gives a number
                 values = change.after[which].view(self.arrays[name].dtype)
-                found[places] = values.view(OPAQUE) if found.dtype == OPAQUE else values
+                values = values.view(OPAQUE) if found.dtype == OPAQUE else values
+                found[places] = values.reshape(np.shape(found[places]))
                 dataset[slab] = found
 
     def _opened(self) -> Any:
@@ -99,15 +102,16 @@ def open_hdf5(path: pathlib.Path) -> Hdf5:
       InputError: it is damaged, or h5py is not installed.
     """
     regions: dict[str, Region] = {}
-    scattered: list[str] = []
+    scattered: dict[str, str | bytes] = {}
     raw: dict[str, Raw] = {}
     size = path.stat().st_size
     h5py = _h5py(path)
     with reading(path, Hdf5.format), h5py.File(path) as file:
 
-        def visit(name: str, item: Any) -> None:
+        def visit(key: str | bytes, item: Any) -> None:
             if not isinstance(item, h5py.Dataset):
                 return
+            name = key if isinstance(key, str) else key.decode(errors="backslashreplace")
             if (left := _left_out(item, size)) is not None:
                 raw[name] = left
                 if not left.compared or not left.elements:
@@ -120,12 +124,12 @@ def open_hdf5(path: pathlib.Path) -> Hdf5:
                 region = Region(offset or 0, shape, np.dtype(ml_dtypes.bfloat16) if _keras(item) else item.dtype)
             regions[name] = region
             if offset is None and region.described.size:
-                scattered.append(name)
+                scattered[name] = key
             elif region.end > size:
                 raise ValueError(f"{name} reaches beyond the end of the file")
 
         file.visititems(visit)
-    return Hdf5(path, regions, frozenset(scattered), raw)
+    return Hdf5(path, regions, scattered, raw)
 
 
 def _left_out(item: Any, size: int) -> Raw | None:

@@ -49,7 +49,7 @@ class Keras(Checkpoint):
         self.weights.write(altered, changes)
 
         def fill(file: BinaryIO) -> None:
-            with zipfile.ZipFile(self.path) as old, zipfile.ZipFile(file, "w") as new:
+            with reading(self.path, self.format), zipfile.ZipFile(self.path) as old, zipfile.ZipFile(file, "w") as new:
                 for info in old.infolist():
                     source = altered.open("rb") if info.filename == WEIGHTS else old.open(info)
                     with source, new.open(info, "w", force_zip64=True) as target:

@@ -146,7 +146,7 @@ class Npz(InPlace):
 
     def _rewrite(self, file: BinaryIO, changes: Changes) -> None:
         """Write the archive anew, each member compressed as it was."""
-        with zipfile.ZipFile(self.path) as old, zipfile.ZipFile(file, "w") as new:
+        with reading(self.path, self.format), zipfile.ZipFile(self.path) as old, zipfile.ZipFile(file, "w") as new:
             for name, info in self.members.items():
                 copied = zipfile.ZipInfo(info.filename, info.date_time)
                 copied.compress_type, copied.external_attr = info.compress_type, info.external_attr

@@ -111,12 +111,13 @@ class Orbax(Checkpoint):
             shutil.copytree(self.path, folder, dirs_exist_ok=True, symlinks=True)
             tree = folder / self.tree.relative_to(self.path)
             for name, change in changes.items():
-                described, array = self.arrays[name], self._open(tree, self._stored[name])
-                values = change.after.view(described.dtype)
-                if described.shape:
-                    array.vindex[np.unravel_index(change.places, described.shape)].write(values).result()
-                elif len(values):
-                    array.write(values[0]).result()
+                described, values = self.arrays[name], change.after.view(self.arrays[name].dtype)
+                with reading(self.path, self.format):
+                    array = self._open(tree, self._stored[name])
+                    if described.shape:
+                        array.vindex[np.unravel_index(change.places, described.shape)].write(values).result()
+                    elif len(values):
+                        array.write(values[0]).result()
 
         whole_folder(out, fill)
 
