@@ -1,6 +1,7 @@
 """Whatever is wrong with a checkpoint or a log: one line and exit code 2, nothing written, no memory taken."""
 
 import json
+import os
 import pathlib
 import random
 import resource
@@ -13,7 +14,8 @@ from mutations import KINDS, json_of, mutate, source
 from fault_injection.checkpoints.formats import open_checkpoint
 
 MEMORY = 2 << 30  # bytes of addresses that reading a small file may take
-COUNTS = [10, pytest.param(1000, marks=pytest.mark.slow)]
+MANY = int(os.environ.get("MUTATIONS", "100"))  # of each kind; 1000 take some minutes
+COUNTS = [10, pytest.param(MANY, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +70,7 @@ LOGS = {
 
 
 @pytest.mark.parametrize("what", LOGS)
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [50, pytest.param(MANY, marks=pytest.mark.slow)])
 def test_a_damaged_log_is_answered_in_one_line(tmp_path, monkeypatch, capsys, what, count):
     monkeypatch.chdir(tmp_path)
     source(tmp_path, "npz").rename("a.npz")
