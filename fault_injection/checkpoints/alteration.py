@@ -145,6 +145,7 @@ def draw_alteration(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Alte
     rng = np.random.default_rng([wanted.seed, 0])
     if not any(array.floating for array in checkpoint.arrays.values()) and (left := left_out(checkpoint)):
         has = "; ".join(f"{name} is {text}" for name, text in [*left.items()][:5])
+        has += f"; and {len(left) - 5} more" if len(left) > 5 else ""
         raise InputError(f"has no array of floating-point numbers that can be altered: {has}", checkpoint.path)
     arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
     count = number_of(arrays, wanted, rng)
