@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -10,9 +11,12 @@ import numpy as np
 import pytest
 from checkpoints import written
 from command_line import said
+from killed import start
+from mutations import source
 
-from fault_injection.checkpoints.alteration import Selection
+from fault_injection.checkpoints.alteration import Selection, draw_alteration
 from fault_injection.checkpoints.formats import open_checkpoint
+from fault_injection.checkpoints.log import apply, read_log, write_log
 from fault_injection.machine.errors import InputError
 
 # The command.
@@ -184,6 +188,85 @@ def test_killed_while_writing_the_next_command_finds_nothing_in_its_way(tmp_path
     assert {path.name for path in tmp_path.iterdir()} == {source.name, "out"}
     for name, array in arrays.items():
         assert np.array_equal(open_checkpoint(source).array(name), array)
+
+
+POINTS = [("npz", 16)] + [
+    pytest.param(*each, marks=pytest.mark.slow)
+    for each in [("npz", -2), ("safetensors", 9), ("HDF5 in chunks", 12), ("msgpack", 12), ("sharded", 6)]
+]
+
+
+@pytest.mark.parametrize("kind, every", POINTS)
+def test_ended_at_any_call_file_and_log_agree_and_the_same_command_goes_on(tmp_path, repository, kind, every):
+    """By SIGKILL, SIGTERM and SIGINT, in place and to a new file, with a log and without."""
+    (tmp_path / "work").mkdir()
+    (tmp_path / "source").mkdir()
+    script = [
+        sys.executable,
+        "tests/alter_crash_points.py",
+        source(tmp_path / "source", kind),
+        tmp_path / "work",
+        every,
+    ]
+    paths = os.pathsep.join([str(repository), str(repository / "tests")])
+    done = subprocess.run(
+        list(map(str, script)),
+        cwd=repository,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) >= 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_is_ended_while_it_alters_in_place_leaves_what_its_log_says(tmp_path, repository, number):
+    arrays = {f"a{k}": np.random.default_rng(k).normal(size=1_000_000).astype(np.float32) for k in range(6)}
+    path, log = written(tmp_path, "ours", arrays), tmp_path / "log.json"
+    before = path.read_bytes()
+    command = ("alter", path, "--in-place", "--log", log, "--count", 20)
+    process = start(tmp_path / "said", repository, *command)
+    while process.poll() is None and not log.exists():
+        time.sleep(0.001)
+    os.kill(process.pid, number)
+    code = process.wait()
+    assert code in (0, -number, 143, 130), (tmp_path / "said").read_text()
+    if path.read_bytes() == before:
+        assert '"planned"' in log.read_text()[:40]
+        with pytest.raises(InputError, match="not that it was done"):
+            read_log(log)
+    again = start(tmp_path / "said", repository, *command)
+    assert again.wait() == 0, (tmp_path / "said").read_text()
+    located = apply(read_log(log), open_checkpoint(path), {})
+    assert (located.before, located.after) == (0, 20)
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, "log.json", "said"}
+
+
+def test_the_same_command_again_alters_nothing_twice(place, capsys):
+    for how in (("--in-place",), ("--out", "b.npz")):
+        command = ("alter", "a.npz", *how, "--count", 3, "--log", f"{how[-1][-5:]}.json")
+        assert said(capsys, *command)[0] == 0
+        after = {path.name: path.read_bytes() for path in place.iterdir()}
+        code, out, _ = said(capsys, *command)
+        assert code == 0 and "was written already, by the same command" in out
+        assert {path.name: path.read_bytes() for path in place.iterdir()} == after
+        code, _, err = said(capsys, *command, "--seed", 1)
+        assert code == 2 and "--log exists already" in err
+    np.savez(place / "a.npz", **{"params/fc/kernel": np.ones(3, np.float32)})
+    code, _, err = said(capsys, "alter", "a.npz", "--in-place", "--count", 3, "--log", "place.json")
+    assert (code, err.count("\n")) == (2, 1)
+
+
+def test_what_another_alteration_has_left_is_named(place, capsys):
+    checkpoint = open_checkpoint(place / "a.npz")
+    altered = draw_alteration(checkpoint, Selection(seed=5))
+    write_log(place / ".a.npz.alteration", checkpoint, altered, {"asked": 5}, "planned")
+    for more in ((), ("--log", "log.json")):
+        code, _, err = said(capsys, "alter", "a.npz", "--in-place", *more)
+        assert (code, err.count("\n")) == (2, 1) and ".a.npz.alteration: is what" in err
+    assert said(capsys, "alter", "a.npz", "--check")[0] == 0
 
 
 def test_alterations_that_are_impossible_are_refused():

@@ -1,6 +1,8 @@
 """Faults in the checkpoint that a run restarts from: what each strategy makes of them, and `continue`."""
 
+import importlib
 import json
+import pathlib
 from types import SimpleNamespace
 
 import jax
@@ -8,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 from command_line import said
-from small import flags
+from small import flags, small
 from strategy_programs import NAMES, program
 
 from fault_injection.checkpoints.formats import open_checkpoint
@@ -184,6 +186,44 @@ def test_a_plan_draws_who_loads_what_alike_and_the_first_step():
     assert {choice.site.stage for choice in drawn} == {CHECKPOINT}
     narrow = [choice for choice in drawn if "16" in choice.site.name]
     assert max(int(mask) for choice in narrow for mask in choice.bits.flip) <= 1 << 15
+
+
+def test_a_checkpoint_is_looked_at_before_anything_is_trained(tmp_path, monkeypatch, capsys):
+    def trained(golden, epochs):
+        raise AssertionError("it trains")
+
+    monkeypatch.setattr(importlib.import_module("fault_injection.commands.continue"), "complete_golden", trained)
+    monkeypatch.chdir(tmp_path)
+    shape = small().leaves()["params/fc/kernel"].shapes[Operand.INPUT]
+    right = {"params/fc/kernel": np.ones(shape, np.float32)}
+    np.savez("a.npz", **right)
+    np.savez("unknown.npz", **right, other=np.ones(3, np.float32))
+    np.savez("shape.npz", **{"params/fc/kernel": np.ones((2, 2), np.float32)})
+    np.savez("objects.npz", **right, other=np.array([{}], object))
+    np.savez("formats.npz", **right, **{"params/fc/bias": np.ones(10, np.float16)})
+    np.savez("integers.npz", **{"params/fc/kernel": np.ones(shape, np.int32)})
+    for out, log in (("b.npz", "log.json"), ("c.npz", "planned.json")):
+        assert said(capsys, "alter", "a.npz", "--out", out, "--log", log, "--count", 3)[0] == 0
+    planned = pathlib.Path("planned.json")
+    planned.write_text(planned.read_text().replace('"done"   ', '"planned"', 1))
+    pathlib.Path("d.npz").write_bytes(pathlib.Path("a.npz").read_bytes())
+    pathlib.Path(".d.npz.alteration").touch()
+    for words, expected in {
+        "unknown.npz": "'other' is no array of the state of resnet18",
+        "shape.npz": "params/fc/kernel is float32 [2, 2], expected the shape",
+        "objects.npz": "'other' is no array of",
+        "formats.npz": "its arrays have these formats: float16, float32; expected one",
+        "integers.npz": "checkpoint/state/int32/1 cannot be struck",
+        "a.npz --log log.json": "3 of 3 elements of params/fc/kernel, such as",
+        "c.npz --log planned.json": "says what was planned, and not that it was done",
+        "d.npz": "an `alter` of it has not ended; give its command again, which finishes it",
+        "missing.npz": "no such file",
+    }.items():
+        checkpoint, *more = words.split()
+        code, out, err = said(capsys, "continue", checkpoint, "resnet18", *flags(epochs=2), "--epoch", 1, *more)
+        assert (code, out, err.count("\n")) == (2, "", 1) and expected in err, err
+    with pytest.raises(AssertionError, match="it trains"):
+        said(capsys, "continue", "b.npz", "resnet18", *flags(epochs=2), "--epoch", 1, "--log", "log.json")
 
 
 @pytest.mark.slow

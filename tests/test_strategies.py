@@ -355,6 +355,30 @@ def test_a_fault_in_the_state_strikes_the_one_that_all_workers_share(strategy, o
     assert not same_bits(state, step(own)[0])
 
 
+def statistics(state, worker):
+    """One worker's running statistics, by name."""
+    return {name: leaf[worker] for name, leaf in named(state.stats).items()}
+
+
+def test_buffers_of_worker_0_reach_all_before_the_next_forward_pass():
+    """As PyTorch does it: what another worker's statistics were is forgotten, and what worker 0's were is not."""
+    own = program("ddp buffers")
+    plain, _ = step(own)
+    alone, _ = trained(program(only=0), 1)  # at the first step the parameters are the same
+    for worker in range(WORKERS):
+        close(statistics(plain, worker), named(alone.stats))
+    site = state_sites(own.state)["stats/bn1/mean"]
+    reached = {}
+    for worker in (0, 2):
+        fault = make_fault(site, Operand.INPUT, worker, [3], keep=ALL_ONES, flip=np.array([0x42000000], np.uint32))
+        struck, report = step(own, fault)
+        assert report.struck.operand_changed == 1
+        means = [[statistics(state, r)["bn1/mean"] for r in range(WORKERS)] for state in (struck, plain)]
+        reached[worker] = [np.flatnonzero(one != other).tolist() for one, other in zip(*means, strict=True)]
+        assert same_bits(struck.params, plain.params)
+    assert reached == {0: [[3]] * WORKERS, 2: [[]] * WORKERS}
+
+
 @several_devices
 @pytest.mark.parametrize("strategy", ["local 3", "zero parameters"])
 def test_devices_that_differ_without_a_fault_are_not_compared(strategy):

@@ -93,6 +93,12 @@ def chosen(arrays: dict[str, Described], wanted: Selection, path: pathlib.Path |
     return found
 
 
+def left_out(checkpoint: Checkpoint) -> dict[str, str]:
+    """What is never altered: by name, of what type and shape it is."""
+    others = {name: array.text for name, array in checkpoint.arrays.items() if not array.floating}
+    return {**others, **{name: raw.text for name, raw in checkpoint.raw.items()}}
+
+
 def _fits(name: str, pattern: str) -> bool:
     """Whether a pattern names an array; a name with brackets names itself."""
     return name == pattern or fnmatch.fnmatchcase(name, pattern)
@@ -137,6 +143,10 @@ def draw_alteration(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Alte
       InputError: see `chosen` and `number_of`; or hardly any alteration is allowed.
     """
     rng = np.random.default_rng([wanted.seed, 0])
+    if not any(array.floating for array in checkpoint.arrays.values()) and (left := left_out(checkpoint)):
+        has = "; ".join(f"{name} is {text}" for name, text in [*left.items()][:5])
+        has += f"; and {len(left) - 5} more" if len(left) > 5 else ""
+        raise InputError(f"has no array of floating-point numbers that can be altered: {has}", checkpoint.path)
     arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
     count = number_of(arrays, wanted, rng)
     names, sizes = list(arrays), np.array([array.size for array in arrays.values()])

@@ -7,12 +7,15 @@ counts an array's elements in row-major order, whatever the order on disk.
 import abc
 import contextlib
 import errno
+import itertools
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import types
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from ..machine.errors import InputError
@@ -53,6 +56,38 @@ class Described(NamedTuple):
         return is_float(self.dtype)
 
 
+class Raw(NamedTuple):
+    """What a checkpoint has besides arrays that can be altered; its bits alone are compared.
+
+    Attributes:
+      text: its type and shape, as `complex64 [3]`.
+      elements: how many it has.
+      width: bits of an element; 0 where it is one value of any length.
+      padding: how many of these, the last ones, mean nothing.
+      compared: whether its bits say whether two are alike; those of a pickle, or of pointers, do not.
+    """
+
+    text: str
+    elements: int = 1
+    width: int = 0
+    padding: int = 0
+    compared: bool = True
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: np.dtype) -> "Raw":
+        """An array of a type that NumPy knows."""
+        text, elements = f"{dtype if dtype.kind == 'V' else dtype.name} {list(shape)}", math.prod(shape)
+        if dtype.byteorder == ">":
+            text = f"big-endian {text}"
+        if dtype.hasobject:
+            return cls(text, elements, compared=False)
+        if dtype.char == "g" and np.finfo(dtype).nmant == 63:  # ten bytes; the others are whatever was in memory
+            return cls(text, elements, 8 * dtype.itemsize, 8 * (dtype.itemsize - 10))
+        if dtype.char == "G" and np.finfo(dtype).nmant == 63:  # two of these
+            return cls(text, 2 * elements, 4 * dtype.itemsize, 4 * (dtype.itemsize - 20))
+        return cls(text, elements, 8 * dtype.itemsize)
+
+
 class Altered(NamedTuple):
     """Alterations of one array.
 
@@ -75,14 +110,19 @@ class Checkpoint(abc.ABC):
     Attributes:
       path: the file or folder.
       format: what kind it is, such as `safetensors`.
-      arrays: what it has, by name, in its own order.
-      others: names of what it has besides arrays of numbers; these are copied, never altered.
+      arrays: what it has of arrays that can be read as numbers, by name, in its own order.
+      raw: what it has besides, by name; it is copied, never altered.
     """
 
     format: str
     path: pathlib.Path
     arrays: Mapping[str, Described]
-    others: tuple[str, ...] = ()
+    raw: Mapping[str, Raw] = types.MappingProxyType({})
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Names of what it has besides arrays of numbers."""
+        return tuple(self.raw)
 
     @abc.abstractmethod
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
@@ -91,6 +131,10 @@ class Checkpoint(abc.ABC):
     @abc.abstractmethod
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         """All words of an array in their order, in flat pieces of at most `PIECE` bytes."""
+
+    @abc.abstractmethod
+    def content(self, name: str) -> Iterator[bytes]:
+        """The bytes of one of `raw` that is compared, in pieces."""
 
     @abc.abstractmethod
     def write(self, out: pathlib.Path, changes: Changes) -> None:
@@ -110,15 +154,36 @@ class Checkpoint(abc.ABC):
         return np.concatenate(pieces).view(described.dtype).reshape(described.shape)
 
 
-def blocks(array: Described) -> Iterator[slice]:
-    """The rows of an array with elements, along its first axis, so many together as `PIECE` bytes hold.
+Block = tuple[int | slice, ...]
+
+
+def blocks(array: Described) -> Iterator[Block]:
+    """Parts of an array in row-major order, each of at most `PIECE` bytes.
 
     >>> list(blocks(Described((3, PIECE // 8), np.dtype(np.float32))))
-    [slice(0, 2, None), slice(2, 3, None)]
+    [(slice(0, 2, None),), (slice(2, 3, None),)]
+    >>> [part[0] for part in blocks(Described((2, PIECE), np.dtype(np.float32)))]
+    [0, 0, 0, 0, 1, 1, 1, 1]
     """
-    rows = max(1, PIECE * array.shape[0] // (array.size * array.dtype.itemsize))
-    for start in range(0, array.shape[0], rows):
-        yield slice(start, min(start + rows, array.shape[0]))
+    if not array.shape or not array.size:
+        yield () if array.size else (slice(0, 0),) * len(array.shape)
+        return
+    most = PIECE // array.dtype.itemsize
+    axis = next(k for k in range(len(array.shape)) if math.prod(array.shape[k + 1 :]) <= most)
+    rows = most // math.prod(array.shape[axis + 1 :])
+    for lead in itertools.product(*map(range, array.shape[:axis])):
+        for start in range(0, array.shape[axis], rows):
+            yield (*lead, slice(start, min(start + rows, array.shape[axis])))
+
+
+def unique_name(keys: Sequence[object], taken: Container[str]) -> str:
+    """The name of a leaf: its keys, with `/`; where another leaf has that name, keys as Python writes them.
+
+    >>> unique_name(["layers", 0, "w"], ()), unique_name(["layers", 0, "w"], ["layers/0/w"])
+    ('layers/0/w', "'layers'/0/'w'")
+    """
+    name = "/".join(map(str, keys))
+    return name if name not in taken else "/".join(map(repr, keys))
 
 
 def replaced(pieces: Iterable[np.ndarray], places: np.ndarray, words: np.ndarray) -> Iterator[np.ndarray]:
@@ -132,13 +197,15 @@ def replaced(pieces: Iterable[np.ndarray], places: np.ndarray, words: np.ndarray
 
 
 def is_float(dtype: np.dtype) -> bool:
-    """Whether a type is one of floating-point numbers, NumPy's own or one of `ml_dtypes`.
+    """Whether a type is one of floating-point numbers with a sign that fill their bytes.
 
-    >>> import ml_dtypes
     >>> is_float(np.dtype(np.float16)), is_float(np.dtype(ml_dtypes.bfloat16)), is_float(np.dtype("V2"))
     (True, True, False)
     """
-    return dtype.kind == "f" or (dtype.type.__module__ == "ml_dtypes" and "float" in dtype.name)
+    if dtype.type.__module__ != "ml_dtypes":
+        return dtype.kind == "f"
+    # One of 4 or 6 bits leaves bits of its byte without a meaning, and one that is a bare exponent has no sign.
+    return "float" in dtype.name and "e8m0" not in dtype.name and ml_dtypes.finfo(dtype).bits == 8 * dtype.itemsize
 
 
 def is_number(dtype: np.dtype) -> bool:
@@ -174,5 +241,5 @@ def reading(path: pathlib.Path, format: str) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):  # EINVAL: a place before the file
             raise
-        why = str(error).partition(" [")[0] or type(error).__name__
+        why = str(error).partition(" [source locations=")[0] or type(error).__name__  # which TensorStore adds
         raise InputError(f"no sound {format} checkpoint: {why}", path) from None

@@ -3,11 +3,14 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import numpy as np
 
 from ..machine.errors import InputError
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, Described, Raw
+
+WIDEST = 128  # bits of an element that are counted one by one
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,6 +26,7 @@ class ArrayDifference:
         where the difference is not finite, or these are all zero.
       largest: the largest absolute difference of two elements; infinite or NaN where one is.
       nonfinite: elements of the second that are not finite while those of the first are.
+      numbers: whether they were read as numbers; otherwise their bits alone were compared.
     """
 
     name: str
@@ -33,6 +37,7 @@ class ArrayDifference:
     error: float | None
     largest: float
     nonfinite: int
+    numbers: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,12 +48,19 @@ class Difference:
       arrays: of those that both have alike.
       unlike: what both have in another shape or type, in words.
       only_first, only_second: names of arrays that one has.
+      left_out: what both have and whose bits do not say whether it is alike, such as Python objects, in words.
     """
 
     arrays: tuple[ArrayDifference, ...]
     unlike: tuple[str, ...]
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything that both have was compared."""
+        return not self.unlike and not self.left_out
 
     @property
     def changed(self) -> list[ArrayDifference]:
@@ -62,15 +74,26 @@ def difference(first: Checkpoint, second: Checkpoint) -> Difference:
     Raises:
       InputError: they have no array in common.
     """
-    common = [name for name in first.arrays if name in second.arrays]
+    ours: dict[str, Described | Raw] = {**first.arrays, **first.raw}
+    theirs: dict[str, Described | Raw] = {**second.arrays, **second.raw}
+    common = [name for name in ours if name in theirs]
     if not common:
         raise InputError(f"has no array in common with {first.path}", second.path)
-    pairs = {name: (first.arrays[name], second.arrays[name]) for name in common}
+    arrays, unlike, left_out = [], [], []
+    for name in common:
+        one, other = ours[name], theirs[name]
+        if isinstance(one, Raw) and isinstance(other, Raw) and not (one.compared and other.compared):
+            left_out.append(f"{name} ({one.text})")
+        elif one != other:
+            unlike.append(f"{name}: {one.text} and {other.text}")
+        else:
+            arrays.append((_raw_compared if isinstance(one, Raw) else _compared)(first, second, name))
     return Difference(
-        tuple(_compared(first, second, name) for name, (one, other) in pairs.items() if one == other),
-        tuple(f"{name}: {one.text} and {other.text}" for name, (one, other) in pairs.items() if one != other),
-        tuple(name for name in first.arrays if name not in second.arrays),
-        tuple(name for name in second.arrays if name not in first.arrays),
+        tuple(arrays),
+        tuple(unlike),
+        tuple(name for name in ours if name not in theirs),
+        tuple(name for name in theirs if name not in ours),
+        tuple(left_out),
     )
 
 
@@ -104,6 +127,39 @@ def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifferen
         largest,
         nonfinite,
     )
+
+
+def _raw_compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifference:
+    """What differs in the bits of what is no array of numbers."""
+    raw = first.raw[name]
+    if not raw.width:
+        pieces = (_bytes(each, name, 1 << 20) for each in (first, second))
+        differ = any(one != other for one, other in zip_longest(*pieces))
+        return ArrayDifference(name, raw.text, 1, int(differ), (), None if differ else 0.0, 0.0, 0, numbers=False)
+    together = 8 * max(1, (1 << 20) // (8 * raw.width)) * raw.width // 8
+    changed, bits = 0, np.zeros(raw.width, np.int64)
+    for one, other in zip_longest(_bytes(first, name, together), _bytes(second, name, together), fillvalue=b""):
+        if one != other:
+            if len(one) != len(other):
+                raise InputError(f"{name} has {raw.text} of other lengths in {first.path}", second.path)
+            flips = np.frombuffer(one, np.uint8) ^ np.frombuffer(other, np.uint8)
+            each = np.unpackbits(flips, bitorder="little").reshape(-1, raw.width)
+            each[:, raw.width - raw.padding :] = 0
+            changed, bits = changed + int(each.any(1).sum()), bits + each.sum(0, dtype=np.int64)
+    told = tuple(bits.tolist()) if raw.width <= WIDEST else ()
+    return ArrayDifference(name, raw.text, raw.elements, changed, told, None if changed else 0.0, 0.0, 0, numbers=False)
+
+
+def _bytes(checkpoint: Checkpoint, name: str, step: int) -> Iterator[bytes]:
+    """The content of a leaf in pieces of equal lengths, whatever the format."""
+    rest = b""
+    for piece in checkpoint.content(name):
+        rest += piece
+        while len(rest) >= step:
+            yield rest[:step]
+            rest = rest[step:]
+    if rest:
+        yield rest
 
 
 def _words(checkpoint: Checkpoint, name: str) -> Iterator[np.ndarray]:

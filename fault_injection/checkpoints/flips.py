@@ -11,9 +11,11 @@ from ..models.bits import NewBits, mask_type
 from ..seam.checkpoint_faults import saved_leaves
 from ..seam.program import Program
 from ..seam.stages import CHECKPOINT
-from ..seam.state_faults import Placed
+from ..seam.state_faults import Placed, placed_leaves
+from ..seam.state_spec import StateSpec
 from ..seam.workload import Workload
-from .checkpoint import Checkpoint, Described
+from .checkpoint import Checkpoint, Described, Raw
+from .journal import check_ended
 from .log import Mapped, located, read_log
 
 MOST = 100_000  # elements of an alteration
@@ -56,15 +58,8 @@ def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Ch
     Raises:
       InputError: they are no checkpoints of this program, do not differ, or differ in what cannot be struck.
     """
+    format = saved_format(program.state, altered, {name: array.shape for name, array in saved.items()}, what)
     leaves = saved_leaves(program.state)
-    unknown = next((name for name in altered.arrays if name not in saved), None)
-    if unknown is not None:
-        raise InputError(f"{unknown!r} is no array of {what}{did_you_mean(unknown, saved)}", altered.path)
-    for name, described in altered.arrays.items():
-        if described.shape != saved[name].shape:
-            raise InputError(f"{name} is {described.text}, expected the shape {list(saved[name].shape)}", altered.path)
-    formats = {altered.arrays[leaf.leaf.name].dtype for leaf in leaves if leaf.leaf.name in altered.arrays}
-    format = _one_of(formats, altered.path)
     word, flips = f"u{format.itemsize}", {}
     for leaf in leaves:
         if (name := leaf.leaf.name) in altered.arrays:
@@ -77,7 +72,37 @@ def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Ch
     for name in altered.arrays:
         if name not in counted and not np.array_equal(altered.array(name), saved[name]):
             raise InputError(f"{name} was altered, and is no array that can be struck", altered.path)
+    for name in altered.raw:
+        if b"".join(altered.content(name)) != saved[name].tobytes():
+            raise InputError(f"{name} was altered, and is no array that can be struck", altered.path)
     return _counted_through(leaves, format.name, flips, altered.path, f"is {what}: nothing was altered")
+
+
+def saved_format(state: StateSpec, altered: Checkpoint, shapes: Mapping[str, tuple[int, ...]], what: str) -> np.dtype:
+    """The number format in which a checkpoint is saved; nothing of it is compared, so nothing need be trained for this.
+
+    Args:
+      shapes: by the names of what was saved.
+      what: was saved, for messages.
+
+    Raises:
+      InputError: an `alter` of it has not ended, or it has not the arrays of this state.
+    """
+    check_ended(altered.path)
+    for name, found in [*altered.arrays.items(), *altered.raw.items()]:
+        if name not in shapes:
+            raise InputError(f"{name!r} is no array of {what}{did_you_mean(name, shapes)}", altered.path)
+        if isinstance(found, Raw) and not found.compared:
+            raise InputError(f"{name} is {found.text}, which cannot be compared with {what}", altered.path)
+        if isinstance(found, Described) and found.shape != shapes[name]:
+            raise InputError(f"{name} is {found.text}, expected the shape {list(shapes[name])}", altered.path)
+    names = [leaf.leaf.name for leaf in saved_leaves(state)]
+    return _one_of({altered.arrays[name].dtype for name in names if name in altered.arrays}, altered.path)
+
+
+def shapes_of(state: StateSpec) -> dict[str, tuple[int, ...]]:
+    """The shapes of one worker's copy of a state, by name."""
+    return {one.leaf.name: one.shape for one in placed_leaves(state)}
 
 
 def flips_of_log(program: Program, path: pathlib.Path, mapping: Mapping[str, Mapped]) -> AlteredBits:

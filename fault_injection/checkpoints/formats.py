@@ -5,13 +5,15 @@ import pathlib
 from ..machine.errors import InputError
 from .checkpoint import Checkpoint
 from .hdf5 import open_hdf5
+from .keras import is_keras, open_keras
 from .msgpack import open_msgpack
 from .npz import open_npz
 from .orbax import is_orbax, open_orbax
 from .safetensors import open_safetensors
+from .sharded import index_of, open_sharded
 
 ZIP, HDF5, PICKLE = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x80"
-FORMATS = "npz, safetensors, HDF5, Orbax, Flax msgpack"
+FORMATS = "npz, safetensors (one file, or a folder with an index), HDF5, Keras, Orbax, Flax msgpack"
 
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
@@ -27,15 +29,15 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     if path.is_dir():
         if is_orbax(path):
             return open_orbax(path)
-        steps = sorted(child.name for child in path.iterdir() if child.is_dir() and is_orbax(child))
-        hint = f"; did you mean the step {path / steps[-1]}?" if steps else ""
-        raise InputError(f"is a folder, and no checkpoint of Orbax{hint}", path)
+        if index_of(path) is not None:
+            return open_sharded(path)
+        raise InputError(f"is a folder, and no checkpoint of Orbax or of safetensors with an index{_hint(path)}", path)
     if not path.is_file():
         raise InputError("is no regular file", path)
     with path.open("rb") as file:
         begin = file.read(9)
     if begin.startswith(ZIP):
-        return open_npz(path)
+        return open_keras(path) if is_keras(path) else open_npz(path)
     if begin.startswith(HDF5):
         return open_hdf5(path)
     if begin[8:9] == b"{":  # behind the length of the header
@@ -46,6 +48,16 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
         "a pickle, and nothing is ever unpickled; save it as safetensors" if _pickled(begin) else "of no known format"
     )
     raise InputError(f"{what}; expected one of {FORMATS}", path)
+
+
+def _hint(path: pathlib.Path) -> str:
+    """Where in a folder a checkpoint of Orbax is: the last step of a manager, or one of the items of a step."""
+    inside = [child for child in sorted(path.iterdir()) if child.is_dir()]
+    deeper = [item for child in inside for item in sorted(child.iterdir()) if item.is_dir()]
+    found = [child for child in inside if is_orbax(child)] or [item for item in deeper if is_orbax(item)]
+    if not found:
+        return ""
+    return f"; did you mean {found[-1]}?" if len(found) == 1 else f"; it has {', '.join(map(str, found[-5:]))}"
 
 
 def _pickled(begin: bytes) -> bool:

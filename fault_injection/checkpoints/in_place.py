@@ -5,12 +5,15 @@ import os
 import pathlib
 import shutil
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import IO, BinaryIO, NamedTuple
 
 import numpy as np
 
 from ..machine.files import write_atomically
-from .checkpoint import PIECE, Altered, Changes, Checkpoint, Described
+from .checkpoint import PIECE, Altered, Changes, Checkpoint, Described, Raw
+
+BYTES = np.dtype(np.uint8)
 
 
 class Region(NamedTuple):
@@ -54,12 +57,14 @@ class InPlace(Checkpoint):
     """A checkpoint in one file.
 
     Attributes:
-      regions: where its arrays are.
+      regions: where its arrays are, and what is compared of `raw`.
     """
 
-    def __init__(self, path: pathlib.Path, regions: Mapping[str, Region], others: tuple[str, ...] = ()) -> None:
-        self.path, self.regions, self.others = path, regions, others
-        self.arrays = {name: region.described for name, region in regions.items()}
+    def __init__(
+        self, path: pathlib.Path, regions: Mapping[str, Region], raw: Mapping[str, Raw] = MappingProxyType({})
+    ) -> None:
+        self.path, self.regions, self.raw = path, regions, raw
+        self.arrays = {name: region.described for name, region in regions.items() if name not in raw}
 
     def words(self, name: str, index: np.ndarray) -> np.ndarray:
         region = self.regions[name]
@@ -86,6 +91,13 @@ class InPlace(Checkpoint):
             for start in range(0, size, step):
                 content = file.read(min(step, size - start) * region.dtype.itemsize)
                 yield np.frombuffer(content, region.word).astype(region.described.word)
+
+    def content(self, name: str) -> Iterator[bytes]:
+        left = self.regions[name].described.size * self.regions[name].dtype.itemsize
+        with self.opened(name) as file:
+            while left and (piece := file.read(min(left, PIECE))):
+                left -= len(piece)
+                yield piece
 
     @contextlib.contextmanager
     def opened(self, name: str) -> Iterator[IO[bytes]]:

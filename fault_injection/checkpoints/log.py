@@ -2,10 +2,12 @@
 
 A log is JSON, with one alteration per line.  Applied, it inverts in each element the bits that it says
 were inverted.  So the same log undoes what it did, and in another checkpoint, whose values differ, it is
-the *equivalent injection*.
+the *equivalent injection*.  It is written before the checkpoint is, in the state `planned`; such a log is not
+believed.  `journal.py` says how the two go together.
 """
 
 import json
+import os
 import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -14,11 +16,14 @@ import ml_dtypes
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
-from ..machine.files import read_bounded, read_text, write_atomically
+from ..machine.files import read_bounded, read_text, strict_json, sync, write_atomically
 from .checkpoint import Altered, Checkpoint, Described
 
 VERSION = 1
 LARGEST = 2 * 2**30  # bytes of a log
+STATES = "planned", "done"
+# Where the state stands: at the beginning, in equally many bytes, so that one write that cannot be torn changes it.
+BEGINS = {state: f'{{"version": {VERSION}, "state": "{state}"'.ljust(33).encode() for state in STATES}
 EXPECTED = "what `alter --log` writes, or {location: [[indexes, bits], …]}"
 
 
@@ -83,25 +88,42 @@ class Applied(NamedTuple):
 
 
 def write_log(
-    path: pathlib.Path, checkpoint: Checkpoint, altered: Mapping[str, Altered], asked: Mapping[str, Any]
+    path: pathlib.Path,
+    checkpoint: Checkpoint,
+    altered: Mapping[str, Altered],
+    about: Mapping[str, Any],
+    state: str = "done",
 ) -> None:
-    """Write what was altered.
+    """Write what was altered, or is planned to be.
 
     Args:
-      asked: what the alterations were drawn from, for people to read.
+      about: what the alterations were drawn from and where they go, for people to read.
+      state: of `STATES`; `mark_done` changes it.
     """
-    head = {"version": VERSION, "checkpoint": checkpoint.path.name, "format": checkpoint.format, "asked": dict(asked)}
-
     rows = (row for name, one in altered.items() for row in _rows(name, checkpoint.arrays[name], one))
 
     def fill(file: Any) -> None:
-        between = json.dumps(head, ensure_ascii=False)[:-1] + ', "alterations": [\n'
+        head = json.dumps(strict_json(about), ensure_ascii=False)[1:-1]
+        file.write(BEGINS[state] + f', {head}{", " if head else ""}"alterations": ['.encode(errors="backslashreplace"))
+        between = "\n"
         for row in rows:
             file.write(f"{between}{json.dumps(row, ensure_ascii=False)}".encode(errors="backslashreplace"))
             between = ",\n"
         file.write(b"\n]}\n")
 
     write_atomically(path, fill)
+    sync(path.parent)
+
+
+def mark_done(path: pathlib.Path) -> None:
+    """Say in a log that what it planned was done; raises InputError where others have written it anew."""
+    with path.open("r+b") as file:
+        if file.read(len(BEGINS["planned"])) != BEGINS["planned"]:
+            raise InputError("was changed since `alter` has written it", path)
+        file.seek(0)
+        file.write(BEGINS["done"])
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _rows(name: str, array: Described, altered: Altered) -> Iterator[dict[str, Any]]:
@@ -124,26 +146,36 @@ def read_log(path: pathlib.Path) -> list[Entry]:
     are read too, `{location: [[index, …], [bits, …]]}`, where an index may be a row-major position.
 
     Raises:
-      InputError: it is neither, or alters nothing.
+      InputError: it is neither, or alters nothing, or says what was planned and perhaps not done.
     """
+    document, found = read_document(path)
+    if document.get("state") == "planned":
+        raise InputError(
+            "says what was planned, and not that it was done; give the command `alter` that wrote it again", path
+        )
+    if not any(len(entry.places) for entry in found):
+        raise InputError("the log alters nothing", path)
+    return found
+
+
+def read_document(path: pathlib.Path) -> tuple[dict[str, Any], list[Entry]]:
+    """A log as JSON, in whatever state, and what it alters; raises InputError where it is none."""
     try:
         document = json.loads(read_bounded(path, LARGEST).decode())
         if not isinstance(document, dict):
             raise ValueError("expected an object")
-        if "alterations" in document:
-            if document.get("version") != VERSION:
-                raise ValueError(f"version {document.get('version')!r}, expected {VERSION}")
-            found = _ours(document["alterations"])
-        else:
-            found = [_published(name.lstrip("/"), parts) for name, parts in document.items()]
+        if "alterations" not in document:
+            return {}, [_published(name.lstrip("/"), parts) for name, parts in document.items()]
+        if document.get("version") != VERSION:
+            raise ValueError(f"version {document.get('version')!r}, expected {VERSION}")
+        if document.get("state", "done") not in STATES:  # before there were states, a log meant that it was done
+            raise ValueError(f"state {document['state']!r}, expected one of {', '.join(STATES)}")
+        return document, _ours(document["alterations"])
     except OSError as error:
         raise InputError(error.strerror or str(error), path) from None
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         why = f"an alteration has no {error}" if isinstance(error, KeyError) else str(error)[:200]
         raise InputError(f"not a log of alterations: {why}; expected {EXPECTED}", path) from None
-    if not any(len(entry.places) for entry in found):
-        raise InputError("the log alters nothing", path)
-    return found
 
 
 def _ours(rows: list[dict[str, Any]]) -> list[Entry]:

@@ -18,8 +18,8 @@ import ml_dtypes
 import numpy as np
 
 from ..machine.files import CHECKSUM, arrays_checksum, write_atomically
-from .checkpoint import PIECE, Altered, Changes, Described, is_number, reading, replaced
-from .in_place import InPlace, Region
+from .checkpoint import PIECE, Altered, Changes, Described, Raw, is_number, reading, replaced
+from .in_place import BYTES, InPlace, Region
 
 LOCAL, CENTRAL = 30, 46  # bytes of the headers of a member, without names and extras
 CRC_OF_LOCAL, CRC_OF_CENTRAL = 14, 16  # where in them the CRC-32 stands
@@ -42,20 +42,19 @@ class Npz(InPlace):
     def __init__(self, path: pathlib.Path, archive: zipfile.ZipFile) -> None:
         self.members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
         self.directory = archive.start_dir
-        regions, others = {}, []
+        regions, raw = {}, {}
         for name, info in self.members.items():
-            region = _region(path, archive, info)
-            if region is None:
-                others.append(info.filename)
-            else:
-                regions[name] = region
+            regions[name], left = _region(path, archive, info)
+            if left is not None:
+                raw[name] = left
         if len(self.members) < len(archive.infolist()):
             raise ValueError("a name stands in it twice")
-        super().__init__(path, regions, tuple(others))
+        super().__init__(path, regions, raw)
+        if not self.arrays and not all(left.compared for left in raw.values()):
+            raise ValueError("it holds Python objects, and nothing is ever unpickled")
         self.ours = self.arrays.get(CHECKSUM) == Described((32,), np.dtype(np.uint8))
         if self.ours:
             self.arrays = {name: array for name, array in self.arrays.items() if name != CHECKSUM}
-            self.others = (*self.others, CHECKSUM)
             if self.checksum({}) != self.words(CHECKSUM, np.arange(32)).tobytes():
                 raise ValueError("its checksum does not match")
 
@@ -147,7 +146,7 @@ class Npz(InPlace):
 
     def _rewrite(self, file: BinaryIO, changes: Changes) -> None:
         """Write the archive anew, each member compressed as it was."""
-        with zipfile.ZipFile(self.path) as old, zipfile.ZipFile(file, "w") as new:
+        with reading(self.path, self.format), zipfile.ZipFile(self.path) as old, zipfile.ZipFile(file, "w") as new:
             for name, info in self.members.items():
                 copied = zipfile.ZipInfo(info.filename, info.date_time)
                 copied.compress_type, copied.external_attr = info.compress_type, info.external_attr
@@ -182,37 +181,48 @@ def open_npz(path: pathlib.Path) -> Npz:
         return Npz(path, archive)
 
 
-def _region(path: pathlib.Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Region | None:
-    """Where a member's array is in the file, or in what it decompresses to; None where it is no array of numbers."""
+def _region(path: pathlib.Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Region, Raw | None]:
+    """Where a member's array is in the file, or in what it decompresses to; and what it is, if no array of numbers."""
+    if info.filename.endswith((".pkl", ".pickle")):
+        raise ValueError(f"{info.filename} is a pickle, and nothing is ever unpickled; save it as safetensors")
+    region, raw = Region(0, (info.file_size,), BYTES), None
     if not info.filename.endswith(".npy"):
-        if info.filename.endswith((".pkl", ".pickle")):
-            raise ValueError(f"{info.filename} is a pickle, and nothing is ever unpickled; save it as safetensors")
-        return None
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version not in read:
-            raise ValueError(f"{info.filename} has version {version} of its format, expected (1, 0) or (2, 0)")
-        shape, columns_first, dtype = read[version](member)
-        header = member.tell()
-    if dtype.hasobject:
-        raise ValueError(f"{info.filename} holds Python objects, and nothing is ever unpickled")
-    dtype = NAMELESS.get(dtype, dtype)
-    if any(n < 0 for n in shape):
-        raise ValueError(f"{info.filename} has shape {shape}")
-    region = Region(header, shape, dtype, columns_first and len(shape) > 1)
-    if region.end != info.file_size:
-        raise ValueError(f"{info.filename} has {info.file_size:,} bytes, expected {region.end:,}")
-    if not is_number(dtype):
-        return None
+        raw = Raw(f"a file of {info.file_size} bytes")
+    else:
+        region, raw = _array(archive, info)
     if info.compress_type != zipfile.ZIP_STORED:
-        return region
+        return region, raw
     if info.compress_size != info.file_size:
         raise ValueError(f"{info.filename} has two sizes")
     with path.open("rb") as file:
         file.seek(info.header_offset + LOCAL - 4)
         names = sum(int.from_bytes(file.read(2), "little") for _ in range(2))
-    return region._replace(offset=info.header_offset + LOCAL + names + header)
+    return region._replace(offset=info.header_offset + LOCAL + names + region.offset), raw
+
+
+def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Region, Raw | None]:
+    """Where in a member its array is; and what it is, if no array of numbers."""
+    with archive.open(info) as member:
+        version = np.lib.format.read_magic(member)
+        read: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+        if version == (3, 0):  # of structures whose names are not ASCII
+            return Region(0, (info.file_size,), BYTES), Raw(f"an array of {info.file_size} bytes with its header")
+        if version not in read:
+            raise ValueError(f"{info.filename} has version {version} of its format, expected (1, 0) to (3, 0)")
+        shape, columns_first, dtype = read[version](member)
+        header = member.tell()
+    dtype = NAMELESS.get(dtype, dtype)
+    if any(n < 0 for n in shape):
+        raise ValueError(f"{info.filename} has shape {shape}")
+    if dtype.hasobject:
+        return Region(0, (info.file_size,), BYTES), Raw.of(shape, dtype)
+    region = Region(header, shape, dtype, columns_first and len(shape) > 1)
+    if region.end != info.file_size:
+        raise ValueError(f"{info.filename} has {info.file_size:,} bytes, expected {region.end:,}")
+    if is_number(dtype):
+        return region, None
+    raw = Raw.of(shape, dtype)
+    return region, raw._replace(text=f"{raw.text} by columns") if region.columns_first else raw
 
 
 def crc_of_flip(flipped: bytes, behind: int) -> int:

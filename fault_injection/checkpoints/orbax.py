@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..machine.extras import import_extra
-from ..machine.files import whole_folder
-from .checkpoint import Changes, Checkpoint, Described, blocks, is_number, reading
+from ..machine.files import read_bounded, whole_folder
+from .checkpoint import Changes, Checkpoint, Described, Raw, blocks, is_number, reading, unique_name
 
 METADATA = "_METADATA"
 ITEM = "default"  # where Orbax's CheckpointManager puts the tree of a step
-NO_ARRAYS = ("string", "None", "Dict", "List", "empty")  # begin the kinds of leaves without numbers
+NOTHING = ("None", "Dict", "List", "empty")  # begin the kinds of leaves in which there is nothing
+STRINGS = "_strings.json"
 
 
 class Orbax(Checkpoint):
@@ -34,24 +35,38 @@ class Orbax(Checkpoint):
         self._tensorstore, self.path, self.tree = tensorstore, path, tree
         known = json.loads((tree / METADATA).read_bytes())
         self._ocdbt, self._driver = bool(known["use_ocdbt"]), "zarr3" if known["use_zarr3"] else "zarr"
-        self._stored, others = {}, []
+        self._stored: dict[str, str] = {}
+        self._opened: dict[str, Any] = {}
+        self.arrays, self.raw, self._strings = {}, {}, {}
+        strings = self._read_strings()
         for entry in known["tree_metadata"].values():
             keys = [str(part["key"]) for part in entry["key_metadata"]]
-            if any(not key or "/" in key or key in (".", "..") for key in keys):
+            name, stored = unique_name(keys, {**self.arrays, **self.raw}), ".".join(keys)
+            if any(part in ("", ".", "..") for part in stored.split("/")) or "" in keys or name in self._stored:
                 raise ValueError(f"a leaf is named {keys}")
-            if str(entry["value_metadata"]["value_type"]).startswith(NO_ARRAYS):
-                others.append("/".join(keys))
-            else:
-                self._stored["/".join(keys)] = ".".join(keys)
-        self.arrays, kept = {}, {}
-        for name, stored in self._stored.items():
-            array = self._open(tree, stored)
-            dtype = array.dtype.numpy_dtype
+            self._stored[name] = stored
+            kind = str(entry["value_metadata"]["value_type"])
+            if kind.startswith("string"):
+                self._strings[name] = json.dumps(strings.get(stored)).encode()
+                self.raw[name] = Raw("a string", compared=stored in strings)
+                continue
+            if kind.startswith(NOTHING):
+                self._strings[name], self.raw[name] = b"", Raw(f"nothing ({kind})")
+                continue
+            array = self._opened[name] = self._open(tree, stored)
+            shape, dtype = tuple(array.shape), array.dtype.numpy_dtype
             if is_number(dtype):
-                self.arrays[name], kept[name] = Described(tuple(array.shape), dtype), array
+                self.arrays[name] = Described(shape, dtype)
             else:
-                others.append(name)
-        self._opened, self.others = kept, tuple(others)
+                self.raw[name] = Raw.of(shape, dtype)
+
+    def _read_strings(self) -> dict[str, Any]:
+        """Leaves that are strings, as Orbax stores them; none where it stores them otherwise."""
+        path = self.tree / STRINGS
+        found = json.loads(read_bounded(path)) if path.exists() else {}
+        if not isinstance(found, dict):
+            raise ValueError(f"{STRINGS} holds no object")
+        return found
 
     def _open(self, tree: pathlib.Path, stored: str) -> Any:
         files = {"driver": "ocdbt", "base": f"file://{tree.resolve()}/", "path": f"{stored}/"}
@@ -74,10 +89,20 @@ class Orbax(Checkpoint):
         if not described.shape or not described.size:
             yield self.words(name, np.arange(described.size))
             return
-        for rows in blocks(described):
+        for part in blocks(described):
             with reading(self.path, self.format):
-                found = array[rows].read().result()
+                found = array[part].read().result()
             yield np.ascontiguousarray(found).view(described.word).reshape(-1)
+
+    def content(self, name: str) -> Iterator[bytes]:
+        if name in self._strings:
+            yield self._strings[name]
+            return
+        array = self._opened[name]
+        for part in blocks(Described(tuple(array.shape), array.dtype.numpy_dtype)):
+            with reading(self.path, self.format):
+                found = array[part].read().result()
+            yield np.ascontiguousarray(found).tobytes()
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
         """As `Checkpoint.write`; the folder is copied, and TensorStore writes what changes into the copy."""
@@ -86,12 +111,13 @@ class Orbax(Checkpoint):
             shutil.copytree(self.path, folder, dirs_exist_ok=True, symlinks=True)
             tree = folder / self.tree.relative_to(self.path)
             for name, change in changes.items():
-                described, array = self.arrays[name], self._open(tree, self._stored[name])
-                values = change.after.view(described.dtype)
-                if described.shape:
-                    array.vindex[np.unravel_index(change.places, described.shape)].write(values).result()
-                elif len(values):
-                    array.write(values[0]).result()
+                described, values = self.arrays[name], change.after.view(self.arrays[name].dtype)
+                with reading(self.path, self.format):
+                    array = self._open(tree, self._stored[name])
+                    if described.shape:
+                        array.vindex[np.unravel_index(change.places, described.shape)].write(values).result()
+                    elif len(values):
+                        array.write(values[0]).result()
 
         whole_folder(out, fill)
 

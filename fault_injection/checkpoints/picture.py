@@ -18,7 +18,8 @@ def draw_difference(found: Difference, path: pathlib.Path, title: str) -> None:
     Args:
       path: of the picture; its suffix says the format.
     """
-    ranked = sorted(found.changed, key=lambda one: -math.inf if one.error is None else -one.error)[:MOST]
+    numbers = [one for one in found.changed if one.numbers]
+    ranked = sorted(numbers, key=lambda one: -math.inf if one.error is None else -one.error)[:MOST]
     order = {one.name: k for k, one in enumerate(found.arrays)}
     arrays = sorted(ranked, key=lambda one: order[one.name])
     figure = Figure(figsize=(9, max(4.0, 2.5 + 0.19 * len(arrays))), layout="constrained")
@@ -39,7 +40,7 @@ def draw_difference(found: Difference, path: pathlib.Path, title: str) -> None:
             10.0 ** math.floor(math.log10(min(drawn)) - 0.1), 10.0 ** math.ceil(math.log10(max(drawn)) + 0.1)
         )
     errors.set_xlabel("relative error: norm of the difference / norm of the array (red: not finite, or of zeros)")
-    more = "" if len(found.changed) <= MOST else f", the {MOST} largest of {len(found.changed)}"
+    more = "" if len(numbers) <= MOST else f", the {MOST} largest of {len(numbers)}"
     errors.set_title(f"{title}: {len(found.changed)} of {len(found.arrays)} arrays differ{more}", fontsize=10)
     errors.grid(axis="x", alpha=0.3)
     width = max((len(one.bits) for one in found.arrays), default=32)

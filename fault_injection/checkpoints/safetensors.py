@@ -8,13 +8,14 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from .checkpoint import reading
-from .in_place import InPlace, Region
+from .checkpoint import Raw, reading
+from .in_place import BYTES, InPlace, Region
 
 LARGEST_HEADER = 100_000_000  # bytes, as the format's own library has it
 TYPES = {
     **{f"F{8 * width}": np.dtype(f"<f{width}") for width in (2, 4, 8)},
     **{f"{kind}{8 * width}": np.dtype(f"<{kind.lower()}{width}") for kind in "IU" for width in (1, 2, 4, 8)},
+    "BOOL": np.dtype(bool),
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
@@ -41,28 +42,31 @@ def open_safetensors(path: pathlib.Path) -> Safetensors:
         begin, entries = 8 + length, json.loads(file.read(length).decode(), object_pairs_hook=_distinct)
         entries.pop("__metadata__", None)
         found = {name: _region(entry, begin) for name, entry in entries.items()}
-        at = 0
-        for (start, end), name in sorted((span, name) for name, (_, span) in found.items()):
+        at = begin
+        for start, end, name in sorted((one.offset, one.end, name) for name, (one, _) in found.items()):
             if start != at:
-                raise ValueError(f"{name} begins at byte {start}, expected {at}")
+                raise ValueError(f"{name} begins at byte {start - begin}, expected {at - begin}")
             at = end
-        if begin + at != size:
-            raise ValueError(f"its arrays end at byte {begin + at:,}, the file at {size:,}")
-    regions = {name: region for name, (region, _) in found.items() if region is not None}
-    return Safetensors(path, regions, tuple(name for name in found if name not in regions))
+        if at != size:
+            raise ValueError(f"its arrays end at byte {at:,}, the file at {size:,}")
+    raw = {name: left for name, (_, left) in found.items() if left is not None}
+    return Safetensors(path, {name: region for name, (region, _) in found.items()}, raw)
 
 
-def _region(entry: dict[str, Any], begin: int) -> tuple[Region | None, tuple[int, int]]:
-    """Where an array is, None where its type is unknown to NumPy; and from where to where, from the header's end."""
+def _region(entry: dict[str, Any], begin: int) -> tuple[Region, Raw | None]:
+    """Where an array is, behind the header's end; and what it is, if NumPy does not know its type."""
     start, end = entry["data_offsets"]
-    shape = tuple(entry["shape"])
+    shape, kind = tuple(entry["shape"]), str(entry["dtype"])
     if not all(type(n) is int and n >= 0 for n in (*shape, start, end)) or start > end:
         raise ValueError(f"shape {list(shape)}, bytes {start} to {end}")
-    if (dtype := TYPES.get(entry["dtype"])) is None:
-        return None, (start, end)
-    if end - start != math.prod(shape) * dtype.itemsize:
-        raise ValueError(f"{end - start} bytes for {entry['dtype']} of shape {list(shape)}")
-    return Region(begin + start, shape, dtype), (start, end)
+    size, elements = end - start, math.prod(shape)
+    if (dtype := TYPES.get(kind)) is not None:
+        if size != elements * dtype.itemsize:
+            raise ValueError(f"{size} bytes for {kind} of shape {list(shape)}")
+        return Region(begin + start, shape, dtype), None
+    width = 8 * size // elements if elements and 8 * size % elements == 0 else 0
+    text = f"{kind} {list(shape)}"
+    return Region(begin + start, (size,), BYTES), Raw(text, elements, width) if width else Raw(f"{text}, {size} bytes")
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

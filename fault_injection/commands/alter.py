@@ -7,12 +7,14 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Selection, chosen, draw_alteration
+from ..checkpoints.alteration import PARTS, Selection, chosen, draw_alteration, left_out
 from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
-from ..checkpoints.log import apply, read_log, read_mapping, write_log
+from ..checkpoints.journal import Journal
+from ..checkpoints.log import apply, read_log, read_mapping
 from ..machine.errors import InputError
-from .arguments import aligned, json_option, natural, positive, tell, tell_json
+from ..machine.termination import too_late
+from .arguments import aligned, json_option, listed, natural, positive, tell, tell_json
 
 SHOWN = 5  # alterations, and arrays, that are printed
 DRAWING = tuple(field.name for field in dataclasses.fields(Selection))
@@ -77,36 +79,39 @@ def run(options: argparse.Namespace) -> None:
     out = options.checkpoint.resolve() if options.in_place else options.out  # what a symbolic link leads to is replaced
     if options.in_place and checkpoint.path.is_dir():
         raise InputError("is a folder, which cannot be replaced at once; expected --out", checkpoint.path)
-    if out is not None and not options.in_place and (out.exists() or out.is_symlink()):
-        raise InputError("exists already; choose another with --out", out)
     if out is not None and checkpoint.path.is_dir() and out.resolve().is_relative_to(checkpoint.path.resolve()):
         raise InputError("--out is in the checkpoint; choose a place beside it", out)
-    notes: dict[str, object]
-    if options.replay is not None:
-        mapping = read_mapping(options.mapping) if options.mapping else {}
-        applied = apply(read_log(options.replay), checkpoint, mapping)
-        altered, asked = applied.altered, {"replay": options.replay.name}
-        notes = {"as_before": applied.before, "undone": applied.after}
+    wanted = Selection(**{name: getattr(options, name) for name in DRAWING})
+    if wanted.count is wanted.share is wanted.probability is None:
+        wanted = dataclasses.replace(wanted, count=1)
+    if options.check or out is None:
+        altered, notes = _drawn(options, checkpoint, wanted)
+        _answer(options, checkpoint, altered, notes, None)
+        return
+    again = {name: file.name for name in ("replay", "mapping") if (file := getattr(options, name)) is not None}
+    asked = again or dataclasses.asdict(wanted)
+    about = {"checkpoint": checkpoint.path.name, "out": out.name, "in_place": options.in_place}
+    journal = Journal(out, options.log, {**about, "format": checkpoint.format, "asked": asked})
+    done = journal.written()
+    if done is None:
+        altered, notes = _drawn(options, checkpoint, wanted)
+        journal.write(checkpoint, altered)
     else:
-        wanted = Selection(**{name: getattr(options, name) for name in DRAWING})
-        if wanted.count is wanted.share is wanted.probability is None:
-            wanted = dataclasses.replace(wanted, count=1)
-        altered, asked, notes = (
-            draw_alteration(checkpoint, wanted),
-            dataclasses.asdict(wanted),
-            _population(checkpoint, wanted),
-        )
-    if not options.check:
-        assert out is not None
-        if options.log is not None:  # first, so that nothing is altered without a log
-            write_log(options.log, checkpoint, altered, asked)
-        try:
-            checkpoint.write(out, altered)
-        except BaseException:
-            if options.log is not None:
-                options.log.unlink()
-            raise
+        altered, notes = done, {"already": True}
     _answer(options, checkpoint, altered, notes, out)
+    too_late()
+    journal.forget()
+
+
+def _drawn(
+    options: argparse.Namespace, checkpoint: Checkpoint, wanted: Selection
+) -> tuple[dict[str, Altered], dict[str, object]]:
+    """What is to be altered, and what is to be told of it."""
+    if options.replay is None:
+        return draw_alteration(checkpoint, wanted), _population(checkpoint, wanted)
+    mapping = read_mapping(options.mapping) if options.mapping else {}
+    applied = apply(read_log(options.replay), checkpoint, mapping)
+    return applied.altered, {"as_before": applied.before, "undone": applied.after}
 
 
 def _consistent(options: argparse.Namespace) -> None:
@@ -115,10 +120,10 @@ def _consistent(options: argparse.Namespace) -> None:
         raise InputError("--out and --in-place exclude each other")
     if options.out is None and not options.in_place and not options.check:
         raise InputError("expected --out NEW, --in-place or --check")
-    if options.log is not None and (options.log.exists() or options.log.is_symlink()):
-        raise InputError("--log exists already; choose another file", options.log)
-    if options.log is not None and options.out is not None and options.log.resolve() == options.out.resolve():
-        raise InputError("--log and --out are the same file", options.log)
+    if options.log is not None and options.out is not None:
+        log, out = options.log.resolve(), options.out.resolve()
+        if log.is_relative_to(out):
+            raise InputError(f"--log and --out are the same {'file' if log == out else 'folder'}", options.log)
     if options.mapping is not None and options.replay is None:
         raise InputError("--mapping belongs to --replay")
     if options.replay is not None:
@@ -148,19 +153,23 @@ def _answer(
 ) -> None:
     """Say what was altered, or would be."""
     count = sum(len(one.places) for one in altered.values())
+    left = left_out(checkpoint)
     if options.json:
         known = {
             "format": checkpoint.format,
             "altered": count,
             "by_array": {n: len(a.places) for n, a in altered.items()},
         }
-        tell_json({**known, **notes, "out": None if options.check or out is None else str(out)})
+        tell_json({**known, **notes, "left_out": left, "out": None if options.check or out is None else str(out)})
         return
-    would = "would be altered" if options.check else "altered"
+    would = "would be altered" if options.check else "were altered" if notes.get("already") else "altered"
     among = f" of {notes['elements']:,} in {notes['arrays']} arrays" if "elements" in notes else ""
     tell(f"{checkpoint.path} ({checkpoint.format}): {count:,} elements{among} {would}")
     if notes.get("as_before") or notes.get("undone"):
         tell(f"{notes['as_before']:,} had the log's bits before the alteration, {notes['undone']:,} those after it")
+    if left:
+        names = listed([f"{name} ({text})" for name, text in left.items()])
+        tell(f"left out, since only arrays of floating-point numbers are altered: {len(left)}: {names}")
     rows: list[tuple[str, ...]] = []
     for name, one in altered.items():
         array = checkpoint.arrays[name]
@@ -176,7 +185,8 @@ def _answer(
     if count > len(rows):
         tell(f"… and {count - len(rows):,} more")
     if not options.check:
-        tell(f"written to {out}" + (f"; each alteration is in {options.log}" if options.log else ""))
+        when = "was written already, by the same command," if notes.get("already") else "written"
+        tell(f"{when} to {out}" + (f"; each alteration is in {options.log}" if options.log else ""))
 
 
 def _fraction(text: str) -> float:

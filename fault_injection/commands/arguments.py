@@ -132,6 +132,15 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+def listed(names: Sequence[str], most: int = 5) -> str:
+    """Names as text, the first of them if there are many.
+
+    >>> listed(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
 def tell(line: str) -> None:
     """Print one line of a command's result; what a terminal would act on is escaped."""
     if leading():

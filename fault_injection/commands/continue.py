@@ -5,8 +5,9 @@ import dataclasses
 import pathlib
 
 from ..checkpoints.continuation import StateKeeper, alteration
-from ..checkpoints.flips import loader_counts
+from ..checkpoints.flips import loader_counts, restart_site, saved_format, shapes_of
 from ..checkpoints.formats import FORMATS, open_checkpoint
+from ..checkpoints.journal import check_ended, check_log
 from ..faults.injection_file import write_injection
 from ..machine.errors import InputError
 from ..machine.processes import from_leader
@@ -25,6 +26,7 @@ def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("--epoch", type=natural, required=True, metavar="E", help="the checkpoint precedes this epoch")
     sub.add_argument("--loaders", type=positive, default=1, metavar="P", help="how many load it (default: %(default)s)")
     sub.add_argument("--worker", type=natural, default=0, metavar="R", help="the first of them (default: %(default)s)")
+    sub.add_argument("--log", type=pathlib.Path, metavar="FILE", help="refuse a checkpoint that is not what this says")
     sub.add_argument("--horizon", type=positive, metavar="STEPS", help="stop this many steps after the restart")
     sub.add_argument(
         "--keep-states", type=epoch_list, default=frozenset(), metavar="LIST", help="keep the states after these epochs"
@@ -41,16 +43,21 @@ def run(options: argparse.Namespace) -> None:
     check_out(out)
     if options.epoch >= workload.epochs:
         raise InputError(f"--epoch {options.epoch} is not among the {workload.epochs} epochs")
-    from_leader(lambda: open_checkpoint(options.checkpoint).format)  # before anything is made
+    from_leader(lambda: _settled(options))  # before anything is made
     program = workload.program(frozenset(), data_dir=options.data_dir)
     if options.worker >= program.state.loaders or options.loaders > program.state.loaders:
         what = f"strategy {workload.strategy} of {workload.workers} workers"
         raise InputError(f"{program.state.loaders} load a checkpoint (--worker, --loaders): {what}")
     if options.loaders not in (counts := loader_counts(workload)):
         raise InputError(f"--loaders {options.loaders}, expected one of {', '.join(map(str, counts))}")
+    # All that can be said without a golden run is said before one is trained, and the rest as soon as it is.
+    what, spec = f"the state of {workload.label}", program.state
+    own = from_leader(lambda: saved_format(spec, open_checkpoint(options.checkpoint), shapes_of(spec), what).name)
+    restart_site(workload, own, options.loaders, options.checkpoint)
     golden = Golden(workload, program, options.cache, kept_epochs(program, workload.epochs, {options.epoch}))
-    complete_golden(golden, workload.epochs)
+    complete_golden(golden, max(options.epoch, 1))
     injection = alteration(golden, options.epoch, options.checkpoint, options.worker, options.loaders, options.horizon)
+    complete_golden(golden, workload.epochs)
     check_out(out, injection)
     keeper = [StateKeeper(program, out, options.keep_states)] if options.keep_states else []
     command = ["python", "-m", "fault_injection", *options.arguments]
@@ -63,3 +70,11 @@ def run(options: argparse.Namespace) -> None:
     tell(injection.sentence())
     tell(f"{result.outcome.outcome}: {result.outcome.rule}")
     tell(f"written to {out}/")
+
+
+def _settled(options: argparse.Namespace) -> None:
+    """Refuse a checkpoint that cannot be read, whose alteration has not ended, or that is not what its log says."""
+    checkpoint = open_checkpoint(options.checkpoint)
+    check_ended(checkpoint.path)
+    if options.log is not None:
+        check_log(checkpoint, options.log)

@@ -5,10 +5,10 @@ import dataclasses
 import pathlib
 from math import isfinite
 
-from ..checkpoints.difference import Difference, difference
+from ..checkpoints.difference import ArrayDifference, Difference, difference
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..machine.errors import InputError
-from .arguments import aligned, json_option, tell, tell_json
+from .arguments import aligned, json_option, listed, tell, tell_json
 
 
 def add(sub: argparse.ArgumentParser) -> None:
@@ -18,7 +18,8 @@ def add(sub: argparse.ArgumentParser) -> None:
     json_option(sub)
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
+    """Say what differs; the exit code is 1 where not all was compared."""
     if options.picture is not None and options.picture.suffix not in (".png", ".svg", ".pdf"):
         raise InputError("--picture: expected a file .png, .svg or .pdf", options.picture)
     found = difference(open_checkpoint(options.first), open_checkpoint(options.second))
@@ -28,11 +29,12 @@ def run(options: argparse.Namespace) -> None:
         draw_difference(found, options.picture, f"{options.first.name} and {options.second.name}")
     if options.json:
         tell_json(dataclasses.asdict(found))
-        return
+        return int(not found.complete)
     for line in _sentences(found):
         tell(line)
     if options.picture is not None:
         tell(f"drawn in {options.picture}")
+    return int(not found.complete)
 
 
 def _sentences(found: Difference) -> list[str]:
@@ -49,17 +51,24 @@ def _sentences(found: Difference) -> list[str]:
                 f"{one.elements}",
                 f"{one.changed}",
                 f"{sum(one.bits)}",
-                f"{one.error:.3g}" if one.error is not None else "of zeros" if isfinite(one.largest) else "not finite",
-                f"{one.largest:.3g}",
-                f"{one.nonfinite}",
+                *(_sizes(one) if one.numbers else ("bits alone", "", "")),
             )
             for one in changed
         ]
         lines += aligned([head, *rows])
-    lines.append(f"{elements:,} elements differ, in {bits:,} bits, in {len(changed)} of {len(found.arrays)} arrays")
-    lines += [f"{line}: not compared" for line in found.unlike]
+    total = len(found.arrays)
+    if changed or found.complete:
+        lines.append(f"{elements:,} elements differ, in {bits:,} bits, in {len(changed)} of {total} arrays")
+    else:
+        lines.append(f"nothing differs in the {total} arrays that were compared; not all were")
+    lines += [f"not compared: {line}" for line in (*found.unlike, *found.left_out)]
     for names, where in ((found.only_first, "first"), (found.only_second, "second")):
         if names:
-            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-            lines.append(f"only the {where} has {', '.join(names[:5])}{more}")
+            lines.append(f"only the {where} has {listed(names)}")
     return lines
+
+
+def _sizes(one: ArrayDifference) -> tuple[str, str, str]:
+    """How large a difference of numbers is."""
+    error = f"{one.error:.3g}" if one.error is not None else "of zeros" if isfinite(one.largest) else "not finite"
+    return error, f"{one.largest:.3g}", f"{one.nonfinite}"

@@ -23,8 +23,8 @@ def main(
 ) -> int:
     """Run a command; returns the exit code.
 
-    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1.  Without
-    arguments the commands are listed.
+    Mistakes of the person at the keyboard give one line and 2, results not to be trusted one line and 1; `diff` gives
+    1 where not all was compared.  Without arguments the commands are listed.
 
     Args:
       arguments: of the command line; by default those of this process.
@@ -43,8 +43,7 @@ def main(
         options.arguments = arguments
         begin()
         _set_up(options)
-        options.run(options)
-        return 0
+        return int(options.run(options) or 0)
     except BrokenPipeError:  # the reader of our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

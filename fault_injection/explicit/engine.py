@@ -35,7 +35,7 @@ from .mesh import AXIS, WHOLE, jitted
 from .passes import Passes, forward_and_backward
 from .recipe import Recipe
 from .state import ExplicitState, with_maxima
-from .sums import averaged, exchanged, sum_over
+from .sums import averaged, exchanged, of_first, sum_over
 from .watched_activations import returned, scored, with_largest
 
 
@@ -132,16 +132,18 @@ class Engine:
         rule, passes = recipe.strategy.gradients, here._replace(grads=mine)
         loss, metric, grads, struck = exchanged(rule, passes, striker, numbers, across, layout.devices, alone)
         grads, rows = sparse.joined(grads, of_tables, params, AXIS, layout.devices)
-        new_stats = self._statistics(stats, here)
+        new_stats = self._statistics(stats, here, numbers)
         told = together(here.seen.reduced, across) | scored(profile, here.seen, across)
         struck = striker.told(struck)
         return Gathered(loss, metric, grads, new_stats, rows, struck, told, returned(profile, here.seen))
 
-    def _statistics(self, stats: Stats, here: Passes) -> Stats:
-        """The new running statistics: the mean over all workers, but where copies are averaged now and then."""
+    def _statistics(self, stats: Stats, here: Passes, numbers: jax.Array) -> Stats:
+        """The new running statistics: the mean over all workers, or worker 0's; or each worker's, to be averaged."""
         layout, new, maxima = self.layout, here.stats, here.seen.maxima
         across = layout.across
-        if not self.recipe.strategy.every:
+        if self.recipe.strategy.buffers:
+            new = of_first(new, numbers, across)
+        elif not self.recipe.strategy.every:
             if self.recipe.copies:
                 new = jax.tree.map(lambda each: jnp.broadcast_to(jnp.mean(each, 0), each.shape), new)
             new = new if across is None else lax.pmean(new, across)

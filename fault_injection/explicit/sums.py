@@ -13,6 +13,7 @@ from jax import lax
 
 from ..models.arrays import Params
 from ..models.fault import Struck
+from ..models.overwrite import bits, of_bits
 from ..seam.strategies import Sum
 from .exchange import Striker
 from .passes import Passes
@@ -110,6 +111,21 @@ def ring_sum(tree: Any, axis: str | None, devices: int) -> Any:
 def sum_over(tree: Any, axis: str | None) -> Any:
     """The sum over the devices; where there is no axis, each device has the total already."""
     return tree if axis is None else lax.psum(tree, axis)
+
+
+def of_first(tree: Any, numbers: jax.Array, axis: str | None) -> Any:
+    """The copies [W,…] with worker 0's in the place of each, bit for bit.
+
+    Args:
+      numbers: int32 [W], of this device's workers.
+      axis: of the devices; None where this one has all workers.
+    """
+
+    def first(leaf: jax.Array) -> jax.Array:
+        words = jnp.where(numbers[0] == 0, bits(leaf[0]), 0)  # as integers, so that zeros add nothing
+        return jnp.broadcast_to(of_bits(sum_over(words, axis), leaf.dtype), leaf.shape)
+
+    return jax.tree.map(first, tree)
 
 
 def averaged(tree: Any, axis: str) -> Any:

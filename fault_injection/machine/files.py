@@ -86,10 +86,26 @@ def whole_folder(path: pathlib.Path, fill: Callable[[pathlib.Path], object]) -> 
             shutil.rmtree(aside, ignore_errors=True)
             aside.mkdir(parents=True)
             fill(aside)
+            for below in aside.rglob("*"):
+                if below.is_file() and not below.is_symlink():
+                    sync(below)
             aside.rename(path)
         finally:
             shutil.rmtree(aside, ignore_errors=True)
             aside.with_name(f"{aside.name}.lock").unlink(missing_ok=True)
+
+
+def sync(path: pathlib.Path) -> None:
+    """Have the system write a file, or the names in a folder, to its disk: after a loss of power it is there.
+
+    Raises:
+      OSError: it cannot.
+    """
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextlib.contextmanager
@@ -180,8 +196,9 @@ def read_bounded(path: str | os.PathLike[str], most: int = LARGEST_TEXT) -> byte
       OSError: it cannot be read, is larger, or is no regular file, such as a pipe or `/dev/zero`.
     """
     with open_regular(path) as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        # As much as there is; `read(most + 1)` would take the memory for that first.
+        content = file.read() if os.fstat(file.fileno()).st_size <= most else None
+    if content is None or len(content) > most:
         raise OSError(errno.EFBIG, f"has more than {most:,} bytes", os.fspath(path))
     return content
 

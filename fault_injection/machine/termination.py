@@ -13,6 +13,7 @@ AGAIN = 0.02  # seconds until an exception that Python has dropped is raised aga
 _files = 0  # contexts of `unbroken` that the main thread is in
 _ending: type[BaseException] | None = None  # of the first signal that has come
 _dropped = False  # whether Python has dropped it since it was raised
+_finished = False  # whether all work is done, so that a signal comes too late
 
 
 class Terminated(KeyboardInterrupt):
@@ -38,6 +39,8 @@ def answer_termination() -> None:
 
     A second one is ignored: who cannot wait kills.
     """
+    global _finished
+    _finished = False
     for number in _heard():
         raise_at(number, ENDINGS[number].exception)
 
@@ -78,7 +81,7 @@ def raise_at(number: signal.Signals, ending: type[BaseException]) -> None:
 
     def handle(_number: int, _frame: types.FrameType | None) -> None:
         global _ending
-        if _ending is None:
+        if _ending is None and not _finished:
             _ending = ending
             if not _files:
                 raise ending
@@ -109,6 +112,12 @@ def heed() -> None:
     if _ending is not None:
         _dropped = False
         raise _ending
+
+
+def too_late() -> None:
+    """From now on no signal raises: a command calls this when its work is done, before it forgets how to go on."""
+    global _finished, _ending, _dropped
+    _finished, _ending, _dropped = True, None, False
 
 
 @contextlib.contextmanager

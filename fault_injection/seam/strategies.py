@@ -43,6 +43,7 @@ class Strategy:
       gradients: what becomes of the workers' gradients.
       params, stats, opt_state: what these parts of the state are at the start.
       sharded: parts of the state of which each device holds a piece.
+      buffers: whether all have worker 0's running statistics after each step, and not their mean.
       every: number of steps after which the copies are averaged; 0 for never.
       stages: into which the layers are split; 0 where each worker has all of them.
     """
@@ -54,6 +55,7 @@ class Strategy:
     stats: StartRule = StartRule.FIRST
     opt_state: StartRule = StartRule.FIRST
     sharded: frozenset[str] = frozenset()
+    buffers: bool = False
     every: int = 0
     stages: int = 0
 
@@ -83,6 +85,7 @@ class Strategy:
 
 REPLICATED = Strategy("replicated")
 DDP = Strategy("ddp", copies=True, opt_state=StartRule.OWN)
+DDP_BUFFERS = Strategy("ddp buffers", copies=True, opt_state=StartRule.OWN, buffers=True)
 HOROVOD = Strategy(
     "horovod", copies=True, gradients=Sum.RING, params=StartRule.OWN, stats=StartRule.OWN, opt_state=StartRule.OWN
 )
@@ -91,7 +94,7 @@ ZERO = Strategy("zero", opt_state=StartRule.SHARE, sharded=frozenset({"opt_state
 ZERO_PARAMETERS = Strategy(
     "zero parameters", params=StartRule.SHARE, opt_state=StartRule.SHARE, sharded=frozenset({"params", "opt_state"})
 )
-NAMED = {str(each): each for each in (REPLICATED, DDP, HOROVOD, HOROVOD_BROADCAST, ZERO, ZERO_PARAMETERS)}
+NAMED = {str(each): each for each in (REPLICATED, DDP, HOROVOD, HOROVOD_BROADCAST, ZERO, ZERO_PARAMETERS, DDP_BUFFERS)}
 
 
 def local(every: int) -> Strategy:
@@ -125,7 +128,7 @@ def parse_strategy(text: str) -> Strategy:
     >>> parse_strategy("local 0")
     Traceback (most recent call last):
     ValueError: strategy 'local 0'; expected replicated, ddp, horovod, horovod broadcast, zero, zero parameters, \
-local N (from 1) or pipeline S (from 2)
+ddp buffers, local N (from 1) or pipeline S (from 2)
     """
     if text in NAMED:
         return NAMED[text]
