@@ -105,8 +105,8 @@ class Campaign:
             tensor = facts.plan.targets[site].operands[Operand[operand.upper()]]
             return None if bit is None else format_of(tensor.dtype).role(bit)
 
-        self.store.connection.create_function("kind", 1, kind)
-        self.store.connection.create_function("role", 3, role)
+        self.store.teach("kind", kind, 1)
+        self.store.teach("role", role, 3)
 
     def where(self, condition: str = "true") -> Part:
         """The experiments for which a condition holds."""

@@ -15,7 +15,7 @@ import hashlib
 import math
 import pathlib
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self
 
 from ..machine.errors import InputError
@@ -241,6 +241,10 @@ class ComparedStore:
         """Rows of a query."""
         with self._explained():
             return self._copy.execute(sql, parameters).fetchall()
+
+    def teach(self, name: str, function: Callable[..., StoredValue], arguments: int) -> None:
+        """Let queries call a function of so many values by its name."""
+        self._copy.create_function(name, arguments, function)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
