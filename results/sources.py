@@ -131,7 +131,7 @@ class Campaign:
         return f"{np.median(found):g}" if found else None
 
     def rises(self, steps: int) -> dict[str, list[float]]:
-        """By outcome, how far the loss rises within so many steps above that of the faulty step."""
+        """By outcome, how far the loss rises above that of the faulty step, within this number of steps after it."""
         found: dict[str, list[float]] = {}
         for row in self.store.query(f"SELECT verdict, curve, steps + audit_steps AS recorded FROM {SEEN}"):
             loss = decode(row["curve"], row["recorded"])[: steps + 1, 0]

@@ -150,7 +150,8 @@ def test_a_sparse_gradient_has_each_row_once_with_the_sum_of_its_values(rows, se
     found = coalesced(jnp.asarray(rows), jnp.asarray(values) * (rows < 5)[:, None].astype(np.float32), 5)
     assert np.asarray(found.rows).tolist() == [*np.unique(rows), *[5] * (len(rows) - len(np.unique(rows)))]
     kept = np.asarray(found.rows) < 5
-    np.testing.assert_array_equal(np.asarray(found.values)[kept], expected[np.asarray(found.rows)[kept]])
+    close = {"rtol": 0, "atol": 0 if jax.default_backend() == "cpu" else 1e-6}  # other devices add in orders of theirs
+    np.testing.assert_allclose(np.asarray(found.values)[kept], expected[np.asarray(found.rows)[kept]], **close)
     assert not np.asarray(found.values)[~kept].any()
 
 

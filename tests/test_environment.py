@@ -64,8 +64,12 @@ print(json.dumps([changed, len(os.sched_getaffinity(0)), described["threads"], d
 
 
 def test_a_new_process_says_what_it_changed_and_computes_so(repository, tmp_path):
-    """Before JAX computes everything can be set, and provenance names it."""
-    known = {"XLA_FLAGS": "--xla_cpu_enable_fast_math=false", "FAULT_INJECTION_CACHE": str(tmp_path)}
+    """Before JAX computes everything can be set, and provenance names it; threads are a CPU's."""
+    known = {
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_cpu_enable_fast_math=false",
+        "FAULT_INJECTION_CACHE": str(tmp_path),
+    }
     environment = {key: value for key, value in os.environ.items() if not key.startswith("JAX_")} | known
     done = subprocess.run(
         [sys.executable, "-c", SET_UP], cwd=repository, env=environment, capture_output=True, text=True, check=True
@@ -97,5 +101,6 @@ def test_a_cache_of_programs_that_the_person_chose_is_used_even_where_jax_was_im
 
 def test_a_result_names_what_its_bits_depend_on():
     described = arithmetic(1)
-    assert described["threads"] == number_of_threads() <= available_processors()
-    assert described["jax"] == jax.__version__ and described["processor"]
+    assert described["jax"] == jax.__version__
+    if jax.default_backend() == "cpu":
+        assert described["threads"] == number_of_threads() <= available_processors() and described["processor"]

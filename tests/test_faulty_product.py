@@ -7,6 +7,7 @@ import pytest
 
 from fault_injection.models.fault import Operand
 from fault_injection.models.faulty_product import faulty_product
+from fault_injection.models.isolation import fence
 from fault_injection.models.overwrite import overwrite, overwritten
 from fault_injection.models.site import Site, make_fault
 
@@ -48,3 +49,14 @@ def test_tensors_that_have_more_elements_together_than_a_position_can_count_are_
     fault = make_fault(SITE, Operand.INPUT, 0, [0])
     _, differs, _ = jax.eval_shape(lambda a, b, y: faulty_product(jnp.add, (a, b), y, fault), large, large, large)
     assert differs.shape == large.shape
+
+
+def test_on_gpus_tensors_lie_row_by_row_where_they_are_kept_apart(monkeypatch):
+    """So that a conditional, which the fault-free step lacks, has no say in how they lie; bits are as they were."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    found = jax.jit(fence)(X, X[0], jax.random.key(0))
+    traced = jax.make_jaxpr(fence)(X, X[0], jax.random.key(0))
+    kept = [equation for equation in traced.eqns if equation.primitive.name == "layout_constraint"]
+    assert [equation.invars[0].aval.shape for equation in kept] == [X.shape]
+    assert kept[0].params["layout"].major_to_minor == (0, 1)
+    assert (found[0] == X).all() and (found[1] == X[0]).all()

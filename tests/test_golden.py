@@ -112,13 +112,14 @@ def test_a_run_that_does_not_repeat_its_record_is_refused(copy):
 def test_a_run_that_another_device_made_is_named_and_not_used(copy):
     path = copy.folder / "golden.json"
     known = json.loads(path.read_text())
-    known["arithmetic"] |= {"platform": "gpu", "device_kind": "NVIDIA H100"}
+    platform, kind = (known["arithmetic"][name] for name in ("platform", "device_kind"))
+    known["arithmetic"] |= {"platform": "abacus", "device_kind": "wood"}
     elsewhere = copy.folder.with_name("resnet18-digits-0123456789ab")
     copy.folder.rename(elsewhere)
     (elsewhere / "golden.json").write_text(json.dumps(known))
     here = dataclasses.replace(copy)
     assert here.recorded() == 0
-    assert here.elsewhere() == [(elsewhere, "platform gpu, here cpu; device_kind NVIDIA H100, here cpu")]
+    assert here.elsewhere() == [(elsewhere, f"platform abacus, here {platform}; device_kind wood, here {kind}")]
     known["workload"]["seed"] += 1
     (elsewhere / "golden.json").write_text(json.dumps(known))
     assert here.elsewhere() == []

@@ -72,7 +72,7 @@ def test_a_nan_is_remembered_as_one_among_the_largest_values_of_eight_bits(size)
     formats = ("float8_e4m3fn", "float8_e5m2")
     now = largest_values(operand, operand.at[7].set(jnp.nan))
     assert now[0] == 3 and jnp.isnan(now[1])
-    assert scale(remembered(jnp.zeros((2, 4)), now), formats).tolist() == [float(np.float32(3) / np.float32(448)), 1]
+    assert scale(remembered(jnp.zeros((2, 4)), now), formats).tolist() == [float(jnp.float32(3) / jnp.float32(448)), 1]
     assert jnp.isnan(narrowed(operand.at[7].set(jnp.nan), jnp.float32(1), formats[0])[7].astype(jnp.float32))
 
 

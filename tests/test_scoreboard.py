@@ -72,7 +72,7 @@ LOSSES = np.float32([1.5, 1.4, 1.3, 1.2, 1.1])
 
 
 def judged(steps, **ended):
-    """A row of a campaign, of so many steps."""
+    """A row of a campaign that took `steps` steps."""
     curve = np.stack([LOSSES[:steps], np.zeros(steps, np.float32)], 1)
     row = dict.fromkeys(("audit_outcome", "first_nonfinite", "exactly_masked_after"))
     return row | {"old_bits": 1, "new_bits": 2, "exit": "end", "curve": curve.tobytes(), "recorded": steps} | ended

@@ -438,6 +438,7 @@ def test_every_site_and_operand_of_an_example_is_struck(example, cache):
     assert sites >= 5 and struck >= 6 * sites and gradients >= 2
 
 
+@pytest.mark.skipif(jax.default_backend() != "cpu", reason="the file sets up eight CPU devices")
 def test_a_file_may_set_up_the_devices_as_it_is_imported():
     """`replay` reads the injection, and with it the user's file, before JAX computes."""
     file = ROOT / "examples" / "shard_map" / "fault.csv"

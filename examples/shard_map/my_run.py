@@ -1,4 +1,4 @@
-"""Data-parallel training under `shard_map`: eight devices of this host, each with its part of the batch."""
+"""Data-parallel training under `shard_map`: the devices of this host, each with its part of the batch."""
 
 import functools
 
@@ -10,8 +10,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 from sklearn.datasets import load_digits
 
-DEVICES, BATCH, STEPS, EPOCHS = 8, 64, 22, 4
-jax.config.update("jax_num_cpu_devices", DEVICES)  # before JAX computes
+BATCH, STEPS, EPOCHS = 64, 22, 4
+jax.config.update("jax_num_cpu_devices", 8)  # before JAX computes
 BLOCKS, WIDTH = 2, 64
 optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(3e-3, weight_decay=1e-2))
 
@@ -55,7 +55,7 @@ def mean_loss(params, batch):
 
 @functools.cache
 def make_step():
-    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
 
     @jax.jit
     @functools.partial(jax.shard_map, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
@@ -70,7 +70,7 @@ def make_step():
 @functools.cache
 def make_automatic_step():
     """The same step, shared out by the compiler: it is told where arrays lie, and nothing else."""
-    mesh = jax.make_mesh((DEVICES,), ("data",), axis_types=(AxisType.Auto,))
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
     everywhere, in_parts = NamedSharding(mesh, P()), NamedSharding(mesh, P("data"))
 
     @functools.partial(jax.jit, in_shardings=(everywhere, in_parts), out_shardings=everywhere)

@@ -9,7 +9,7 @@ import pathlib
 import tarfile
 import zlib
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -76,12 +76,19 @@ class _Header(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         """As `tarfile` reads it; raises HeaderTooLarge."""
-        header = super().frombuf(buf, encoding, errors)
-        if header.type in DESCRIBING and not 0 <= header.size <= LARGEST_HEADER:
-            raise HeaderTooLarge(f"a member's name or properties of {header.size:,} bytes")
-        if header.type == tarfile.GNUTYPE_SPARSE:
+        return super().frombuf(buf, encoding, errors)._small()
+
+    @classmethod
+    def _frombuf(cls, *read: Any, **options: Any) -> Self:
+        """What `tarfile` reads headers by in Pythons since 2025."""
+        return super()._frombuf(*read, **options)._small()  # type: ignore[misc]
+
+    def _small(self) -> Self:
+        if self.type in DESCRIBING and not 0 <= self.size <= LARGEST_HEADER:
+            raise HeaderTooLarge(f"a member's name or properties of {self.size:,} bytes")
+        if self.type == tarfile.GNUTYPE_SPARSE:
             raise HeaderTooLarge("a member with holes")
-        return header
+        return self
 
 
 class HeaderTooLarge(Exception):

@@ -11,6 +11,7 @@ from typing import overload
 
 import jax
 from jax import lax
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.xla_metadata import set_xla_metadata
 
 _abstract = contextvars.ContextVar("_abstract", default=False)
@@ -34,7 +35,11 @@ def only_shapes() -> Iterator[None]:
 
 def on_cpus() -> bool:
     """Whether what is traced now runs on CPUs.  Asked then: asking for the backend earlier would choose it."""
-    return not _abstract.get() and jax.default_backend() == "cpu"
+    return _runs_on("cpu")
+
+
+def _runs_on(backend: str) -> bool:
+    return not _abstract.get() and jax.default_backend() == backend
 
 
 @contextlib.contextmanager
@@ -72,9 +77,14 @@ def fence(*tensors: jax.Array) -> tuple[jax.Array, ...]: ...
 def fence(*tensors: jax.Array) -> jax.Array | tuple[jax.Array, ...]:
     """Keep the compiler from simplifying across this point, so that equal operations stay equal.
 
+    On GPUs, tensors also lie row by row here.  A conditional that takes one would otherwise have a say in how it lies,
+    and a tensor that lies otherwise is read by other kernels, which sum in another order.
+
     >>> fence(jax.numpy.ones(2)).tolist()
     [1.0, 1.0]
     """
+    if _runs_on("gpu"):
+        tensors = tuple(map(_row_by_row, tensors))
     fenced = lax.optimization_barrier(tensors)
     return fenced[0] if len(tensors) == 1 else fenced
 
@@ -89,3 +99,9 @@ def disguised(tensor: jax.Array) -> jax.Array:
     """
     with isolated("false"):
         return jax.jit(fence)(tensor)
+
+
+def _row_by_row(tensor: jax.Array) -> jax.Array:
+    if tensor.ndim < 2 or jax.numpy.issubdtype(tensor.dtype, jax.dtypes.extended):
+        return tensor
+    return with_layout_constraint(tensor, Layout(tuple(range(tensor.ndim))))

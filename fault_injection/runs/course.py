@@ -83,7 +83,7 @@ class Course:
         return numbered(at, self._steps) - numbered(self.at, self._steps)
 
     def later(self, steps: int) -> Address:
-        """The address so many steps after the fault."""
+        """The address that lies this number of steps after the fault."""
         return Address(*divmod(numbered(self.at, self._steps) + steps, self._steps))
 
     def take(

@@ -111,6 +111,8 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
         rules = tuple(each.rule for each in found if each.enough)
         if missing:
             told = ", ".join(map(str, found)) or "no early verdict"
-            store.event(f"audits, made first: {told}; rules in use: {', '.join(rules) or 'none'}")
+            told = f"audits, made first: {told}; rules in use: {', '.join(rules) or 'none'}"
+            store.event(told)
+            say(told)
     work(missing, rules)
     dispatcher.settle("experiments")
