@@ -27,7 +27,8 @@ from fault_injection.data.official import read_official
 from fault_injection.faults.injection_file import parse_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import in_use, only_writer, read_arrays, read_text, write_arrays, write_atomically
-from fault_injection.runs.golden_run import TIMING, Golden, noise_floor
+from fault_injection.runs.golden_run import TIMING, Golden
+from fault_injection.runs.noise import noise_floor
 from fault_injection.runs.replay_run import golden_for, replay
 from fault_injection.seam.trees import same_bits
 from fault_injection.workloads.registry import find_workload

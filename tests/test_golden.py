@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from small import flags, small, striking_program
 
-from fault_injection.runs.golden_run import Golden, NotRepeated, noise_floor, nudged
+from fault_injection.runs.golden_run import Golden, NotRepeated, nudged
+from fault_injection.runs.noise import noise_floor
 from fault_injection.runs.run_store import RunStore
 from fault_injection.runs.steps import Address
 from fault_injection.seam.digest import digest

@@ -386,9 +386,6 @@ def test_devices_that_differ_without_a_fault_are_not_compared(strategy):
         replicas(program(strategy))
 
 
-# ---- All of it ------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_this_holds_on_eight_devices(repository):
     if jax.device_count() > 1:

@@ -16,7 +16,8 @@ from fault_injection.models.fault import Operand
 from fault_injection.models.site import make_fault
 from fault_injection.runs.exits import FirstNonFinite
 from fault_injection.runs.follow import follow
-from fault_injection.runs.golden_run import final_metrics, nudged
+from fault_injection.runs.golden_run import nudged
+from fault_injection.runs.noise import final_metrics
 from fault_injection.runs.outcome import Noise, Outcome, verdict_of
 from fault_injection.runs.records import Recorder, Run
 from fault_injection.runs.steps import Address, Observer, addresses, numbered

@@ -7,7 +7,8 @@ from ..checkpoints.continuation import named_arrays
 from ..machine.errors import InputError
 from ..machine.files import write_arrays
 from ..machine.processes import from_leader, say
-from ..runs.golden_run import Golden, final_metrics, noise_floor
+from ..runs.golden_run import Golden
+from ..runs.noise import final_metrics, noise_floor
 from ..runs.outcome import Thresholds
 from .arguments import epoch_list, json_option, machine_options, natural, positive, tell, tell_json
 from .estimates import workload_text

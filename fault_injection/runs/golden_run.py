@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import math
 import pathlib
@@ -28,7 +27,6 @@ from ..seam.workload import Workload
 from .dependencies import content_hash, source_of_bits
 from .follow import follow
 from .golden_checks import Comparable
-from .outcome import Noise
 from .progress import Pace, Progress
 from .records import Epoch, Recorder, Run, abstract_record
 from .run_store import RunStore
@@ -369,35 +367,3 @@ def nudged(program: Program, twin: int) -> State:
     element[:] = np.nextafter(element, element.dtype.type(np.inf))
     leaves[largest] = changed
     return jax.tree.unflatten(structure, leaves)
-
-
-def final_metrics(records: Collection[Epoch]) -> tuple[float, float]:
-    """The metric at the end on training and test data: means over the records given, the last epochs of a run."""
-    train, test = (float(np.mean([r[name] for r in records])) for name in ("train_metric", "valid_metric"))
-    return train, test
-
-
-def noise_floor(golden: Golden, epochs: int, window: int, twins: int | None = None) -> Noise | None:
-    """How far the final metrics of the golden run and its twins spread; None where fewer than two twins were run.
-
-    Args:
-      epochs: length of the runs.
-      window: the final metric is a mean over the last this many epochs.
-      twins: how many are looked at, of those that have been started; None for all.
-    """
-    last = range(max(0, epochs - window), epochs)
-    numbers = itertools.count(1) if twins is None else range(1, twins + 1)
-
-    def finals() -> list[tuple[float, float]]:
-        found = []
-        started = itertools.takewhile(lambda twin: twin.folder.exists(), map(golden.twin_run, numbers))
-        for run in (golden, *started):
-            with contextlib.suppress(FileNotFoundError):  # a twin not made to the end; a damaged one is named
-                found.append(final_metrics([run.fetch_record(epoch) for epoch in last]))
-        return found
-
-    found = from_leader(finals)
-    if len(found) < 3:
-        return None
-    train, test = np.std(found, axis=0, ddof=1)
-    return Noise(len(found) - 1, float(train), float(test))

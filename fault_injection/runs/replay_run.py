@@ -23,7 +23,8 @@ from .course import Course
 from .dependencies import REPLAY, content_hash, source_of_verdicts
 from .exits import EXACT
 from .follow import follow
-from .golden_run import Golden, ImportedState, Repeats, kept_epochs, noise_floor
+from .golden_run import Golden, ImportedState, Repeats, kept_epochs
+from .noise import noise_floor
 from .outcome import Outcome
 from .progress import Progress
 from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of

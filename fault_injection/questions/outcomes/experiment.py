@@ -17,7 +17,8 @@ from ...models.fault import Fault, Struck, inactive_fault
 from ...models.site import Site
 from ...runs.course import Course
 from ...runs.follow import follow
-from ...runs.golden_run import Golden, Repeats, noise_floor
+from ...runs.golden_run import Golden, Repeats
+from ...runs.noise import noise_floor
 from ...runs.outcome import MASKED, Outcome
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, addresses, numbered
