@@ -105,7 +105,7 @@ EDITS = {
     "faults/fault_models.py": FAULTS,
     "faults/schedule.py": FAULTS,
     "faults/injection_file.py": {"replays"},
-    "runs/outcome.py": set(VERDICTS),
+    "runs/outcome.py": FAULTS,
     "runs/follow.py": set(VERDICTS),
     "runs/exits.py": FAULTS,
     "runs/witness.py": FAULTS,
