@@ -259,6 +259,24 @@ def test_the_same_command_again_alters_nothing_twice(place, capsys):
     assert (code, err.count("\n")) == (2, 1)
 
 
+def test_another_file_of_the_same_name_is_not_taken_for_what_was_altered(place, capsys):
+    """A checkpoint, or a log to replay, that was written anew since the same command was given first."""
+    command = ("alter", "a.npz", "--out", "b.npz", "--log", "log.json")
+    assert said(capsys, *command)[0] == 0
+    replay = ("alter", "b.npz", "--in-place", "--log", "back.json", "--replay", "log.json")
+    assert said(capsys, *replay)[0] == said(capsys, *replay)[0] == 0
+    assert said(capsys, "alter", "a.npz", "--out", "c.npz", "--log", "other.json", "--seed", 2)[0] == 0
+    (place / "other.json").replace(place / "log.json")
+    code, _, err = said(capsys, *replay)
+    assert (code, err.count("\n")) == (2, 1) and "--log exists already" in err
+    (place / "log.json").unlink()
+    (place / "b.npz").unlink()
+    assert said(capsys, *command)[0] == 0
+    assert said(capsys, "alter", "a.npz", "--in-place", "--replay", "log.json")[0] == 0
+    code, _, err = said(capsys, *command)
+    assert (code, err.count("\n")) == (2, 1) and "altered from another a.npz" in err
+
+
 def test_what_another_alteration_has_left_is_named(place, capsys):
     checkpoint = open_checkpoint(place / "a.npz")
     altered = draw_alteration(checkpoint, Selection(seed=5))

@@ -67,8 +67,11 @@ class Journal(NamedTuple):
         """The log, or what takes its place."""
         return self.log or self.beside
 
-    def written(self) -> dict[str, Altered] | None:
+    def written(self, checkpoint: Checkpoint) -> dict[str, Altered] | None:
         """What the same command has altered already and said so; None where it has altered nothing.
+
+        Args:
+          checkpoint: what is to be altered.
 
         Raises:
           InputError: another command has written there, or it is not known whether it has.
@@ -85,10 +88,14 @@ class Journal(NamedTuple):
                 raise InputError(f"--log exists already, and {self.out} does not; choose another file", self.path)
             return None
         now = open_checkpoint(self.out)
+        # A log has the name of what was altered; another file may have this name by now.
+        source = {} if self.about["in_place"] else located(entries, checkpoint.arrays, {}, checkpoint.path)
         altered, before, after = {}, True, True
         for name, one in located(entries, now.arrays, {}, self.out).items():
             assert one.before is not None  # only logs of ours are of this command
             words, changed = now.words(name, one.places), one.before ^ one.masks
+            if name in source and not np.array_equal(checkpoint.words(name, source[name].places), one.before):
+                raise InputError(f"exists already, altered from another {checkpoint.path.name}", self.out)
             before, after = before and np.array_equal(words, one.before), after and np.array_equal(words, changed)
             altered[name] = Altered(one.places, one.before, changed)
         if after:

@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import hashlib
 import pathlib
 import re
 
@@ -11,8 +12,9 @@ from ..checkpoints.alteration import PARTS, Selection, chosen, draw_alteration, 
 from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..checkpoints.journal import Journal
-from ..checkpoints.log import apply, read_log, read_mapping
+from ..checkpoints.log import LARGEST, apply, read_log, read_mapping
 from ..machine.errors import InputError
+from ..machine.files import read_bounded
 from ..machine.termination import too_late
 from .arguments import aligned, json_option, listed, natural, positive, tell, tell_json
 
@@ -88,11 +90,13 @@ def run(options: argparse.Namespace) -> None:
         altered, notes = _drawn(options, checkpoint, wanted)
         _answer(options, checkpoint, altered, notes, None)
         return
-    again = {name: file.name for name in ("replay", "mapping") if (file := getattr(options, name)) is not None}
+    # By content too: another file may have the name when the command is given again.
+    given = {name: file for name in ("replay", "mapping") if (file := getattr(options, name)) is not None}
+    again = {name: [file.name, hashlib.sha256(read_bounded(file, LARGEST)).hexdigest()] for name, file in given.items()}
     asked = again or dataclasses.asdict(wanted)
     about = {"checkpoint": checkpoint.path.name, "out": out.name, "in_place": options.in_place}
     journal = Journal(out, options.log, {**about, "format": checkpoint.format, "asked": asked})
-    done = journal.written()
+    done = journal.written(checkpoint)
     if done is None:
         altered, notes = _drawn(options, checkpoint, wanted)
         journal.write(checkpoint, altered)
