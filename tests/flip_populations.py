@@ -62,7 +62,7 @@ class Population:
         reached, mean = self.reached(element)
         nothing = np.zeros(trials)
         place = element * 32 + bit
-        return TrialBatch(self.wrong[element, bit], nothing, nothing, place, reached, self.outputs, mean)
+        return TrialBatch(self.wrong[element, bit], *[nothing] * 5, place, reached, self.outputs, mean, np.nan)
 
     def _read(self, rng, count):
         component, starts = self.component, np.cumsum((0, *self.component.sizes))
@@ -107,7 +107,7 @@ def dlrm(path=DLRM):
 
 def first(trials, count):
     """The first so many trials of a batch."""
-    return TrialBatch._make([*(values[:count] for values in trials[:5]), *trials[5:]])
+    return TrialBatch._make([*(values[:count] for values in trials[:8]), *trials[8:]])
 
 
 def rate(cell, plan, trials) -> VulnerabilityRate:

@@ -74,7 +74,7 @@ def pvf(tmp_path_factory):
     results.begin("plan.toml", {"host": "here", "jax": "0.0"})
     for batch in range(cell.batches):
         numbers = [rng.integers(0, 500, len(cell.numbers(batch))).astype(float) for _ in OF_TRIALS]
-        results.keep(cell, batch, TrialBatch(*numbers, 500, 1.0))
+        results.keep(cell, batch, TrialBatch(*numbers, 500, 1.0, 0.5))
 
     def read():
         again = Results(folder, plan, "a key")

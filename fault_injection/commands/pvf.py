@@ -1,6 +1,7 @@
 """`pvf`: the parameter vulnerability factor of a trained network, at inference."""
 
 import argparse
+from typing import Any
 
 from ..campaign.task import Task
 from ..questions.vulnerability.driver import run_trials
@@ -44,10 +45,15 @@ def run(options: argparse.Namespace) -> None:
     page = write_vulnerability_page(results)
     if options.json:
         rates = {cell.name: results.rate(cell) for cell in plan.cells}
-        stated = {
+        stated: dict[str, dict[str, Any]] = {
             name: {"pvf": r.share, "low": r.low, "high": r.high, "trials": r.trials, "any_wrong": r.any_wrong.share}
             for name, r in rates.items()
         }
-        tell_json({"report": str(page), "cells": stated})
+        clean = {}
+        if plan.wanted.decides:
+            clean = {"clean_positive": results.positive()}
+            for each in plan.cells:
+                stated[each.name]["wrong_decisions"] = results.ways(each)
+        tell_json({"report": str(page), **clean, "cells": stated})
     else:
         tell(f"written to {page}")
