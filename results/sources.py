@@ -31,6 +31,7 @@ from fault_injection.runs.outcome import MASKED
 
 RESULTS = pathlib.Path(__file__).resolve().parent
 TRACES = RESULTS.parent / "tests" / "data" / "published_traces.json"
+FLIPS = RESULTS.parent / "tests" / "data" / "dlrm_flips.npz"
 opened = contextlib.ExitStack()  # the stores that are open
 SEEN = f"(SELECT *, {VERDICT} AS verdict FROM experiments)"
 
@@ -313,6 +314,39 @@ class Vulnerability:
 def vulnerability(folder: str) -> Vulnerability:
     """The rates in a folder of `pvf`."""
     return Vulnerability(folder)
+
+
+class AllFlips:
+    """Every single flip of a trained `dlrm`, each tried on the same examples.
+
+    Attributes:
+      examples: how many.
+      count: of the flips.
+    """
+
+    def __init__(self) -> None:
+        with np.load(FLIPS) as stored:
+            self.examples = int(stored["examples"])
+            # By leaf: changed decisions, int64 [elements, 32].
+            self._changed = {leaf: stored[leaf].astype(np.int64) for leaf in stored.files if leaf.count("/") == 1}
+        self.count = sum(changed.size for changed in self._changed.values())
+
+    def shown(self, layers: str) -> str:
+        """The factor of the layers whose names begin so, in percent to three digits."""
+        here = [changed for leaf, changed in self._changed.items() if leaf.startswith(layers)]
+        return f"{100 * sum(map(np.sum, here)) / sum(each.size for each in here) / self.examples:.3f}"
+
+    def part(self, bits: dict[str, list[int]] | list[int]) -> float:
+        """The share of all changed decisions that these bits carry, by layer or in all layers alike."""
+        of = {leaf: bits.get(leaf.split("/")[0], []) if isinstance(bits, dict) else bits for leaf in self._changed}
+        carried = sum(changed[:, of[leaf]].sum() for leaf, changed in self._changed.items())
+        return float(carried / sum(map(np.sum, self._changed.values())))
+
+
+@functools.cache
+def all_flips() -> AllFlips:
+    """What is known of all single flips."""
+    return AllFlips()
 
 
 def benchmark(name: str, claim: str) -> Any:
