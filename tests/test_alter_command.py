@@ -270,6 +270,8 @@ def test_another_file_of_the_same_name_is_not_taken_for_what_was_altered(place, 
     code, _, err = said(capsys, *replay)
     assert (code, err.count("\n")) == (2, 1) and "--log exists already" in err
     (place / "log.json").unlink()
+    code, _, err = said(capsys, *replay)
+    assert (code, err) == (2, "log.json: No such file or directory\n")
     (place / "b.npz").unlink()
     assert said(capsys, *command)[0] == 0
     assert said(capsys, "alter", "a.npz", "--in-place", "--replay", "log.json")[0] == 0

@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
         return
     # By content too: another file may have the name when the command is given again.
     given = {name: file for name in ("replay", "mapping") if (file := getattr(options, name)) is not None}
-    again = {name: [file.name, hashlib.sha256(read_bounded(file, LARGEST)).hexdigest()] for name, file in given.items()}
+    again = {name: [file.name, _digest(file)] for name, file in given.items()}
     asked = again or dataclasses.asdict(wanted)
     about = {"checkpoint": checkpoint.path.name, "out": out.name, "in_place": options.in_place}
     journal = Journal(out, options.log, {**about, "format": checkpoint.format, "asked": asked})
@@ -105,6 +105,13 @@ def run(options: argparse.Namespace) -> None:
     _answer(options, checkpoint, altered, notes, out)
     too_late()
     journal.forget()
+
+
+def _digest(path: pathlib.Path) -> str:
+    try:
+        return hashlib.sha256(read_bounded(path, LARGEST)).hexdigest()
+    except OSError as error:
+        raise InputError(error.strerror or str(error), path) from None
 
 
 def _drawn(
