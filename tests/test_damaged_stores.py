@@ -1,5 +1,6 @@
 """Every store, damaged at random: what was written comes out, or one line.  Nothing is ever read as other data."""
 
+import os
 import pathlib
 import random
 import sqlite3
@@ -25,7 +26,8 @@ from fault_injection.questions.vulnerability.results import OF_TRIALS, Results, 
 from fault_injection.runs.golden_run import DESCRIBED, Golden
 from fault_injection.workloads.registry import find_workload, make_workload
 
-COUNTS = [60, pytest.param(1_000, marks=pytest.mark.slow)]
+MANY = int(os.environ.get("MUTATIONS", "1000"))  # of each store; 5000 take some minutes
+COUNTS = [60, pytest.param(MANY, marks=pytest.mark.slow)]
 EPOCHS = 2
 
 
@@ -187,7 +189,10 @@ def test_a_write_ahead_log_is_refused_and_left_alone(request, tmp_path, name, mo
     subject.read()
 
 
-@pytest.mark.parametrize(("command", "count"), [("status", 15), ("report", 3)])
+@pytest.mark.parametrize(
+    ("command", "count"),
+    [("status", 15), ("report", 3), *[pytest.param(name, 60, marks=pytest.mark.slow) for name in ("status", "report")]],
+)
 def test_a_flip_is_one_line_of_a_command_and_nothing_is_written(campaign, capsys, command, count):
     (path,) = campaign.files
     sound, random_ = path.read_bytes(), random.Random(command)
