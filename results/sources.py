@@ -17,7 +17,6 @@ from fault_injection.campaign.rates import Rate, wilson
 from fault_injection.faults.number_formats import format_of
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
-from fault_injection.questions.outcomes import audits
 from fault_injection.questions.outcomes.report import summary
 from fault_injection.questions.outcomes.report.facts import Facts, decode
 from fault_injection.questions.outcomes.report.queries import BY, KNOWN, VERDICT
@@ -153,15 +152,6 @@ class Campaign:
     def cost(self) -> summary.Cost:
         """Its training steps."""
         return summary.cost(self.facts)
-
-    @property
-    def lean(self) -> dict[str, float]:
-        """What `campaign --check` expects of the same plan where it leaves open how many verdicts are audited."""
-        plan = self.plan
-        share = audits.share_to_audit(plan.experiments, plan.confidence)
-        found = audits.expected(plan.experiments, share * audits.EARLY * plan.experiments, plan.confidence)
-        steps = float(np.mean([plan.followed(epoch, step) for epoch in plan.epochs for step in plan.steps]))
-        return {**found._asdict(), "steps": found.audits * steps / plan.experiments}
 
     @functools.cached_property
     def audit(self) -> dict[str, int]:

@@ -10,7 +10,7 @@ import jax
 import pytest
 from cifar10_copies import copies, images  # noqa: F401
 
-from fault_injection.machine.environment import prepare
+from fault_injection.machine.environment import available_processors, prepare
 
 HERE = pathlib.Path(__file__).parent
 FIXTURES = pytest.StashKey[pathlib.Path]()
@@ -21,6 +21,10 @@ LONGEST = [
     *("checksum", "strategy_processes", "matrix", "campaign_processes", "scoreboard", "two_phase"),
 ]
 
+# Workers share the processors: with more threads than those, they and what they start wait for one another, which costs
+# a seventh of all processor time.
+if workers := int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 0)):
+    os.environ.setdefault("NPROC", str(max(1, available_processors() // workers)))
 # Compiled programs are kept between runs of the tests, and shared with the processes they start.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(HERE.parent / ".pytest_cache" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")

@@ -39,7 +39,7 @@ RBFLIP = 1
 
 
 KILLS = 4
-LONGER, SHORTER = 64, 24  # experiments; of the longer plan so many that all kills fall into them
+LONGER, SHORTER = 48, 24  # experiments; of the longer plan so many that all kills fall into them
 
 
 def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):

@@ -44,6 +44,7 @@ OBSERVED = frozenset({"operands", "gradients"})  # of the fault-free step
 K = 64  # one executable for all injections
 OPERANDS = {"input": "input", "kernel": "weight", "output": "output"}
 INJECTED = collections.defaultdict(set)  # the sites that fixtures strike, by network: others are not compiled for
+COMPILED = {"effnet": jax.jit}  # without optimisation, its depthwise convolutions take twenty times as long
 MODELS = {"INPUT": Operand.INPUT, "WT": Operand.WEIGHT}
 
 
@@ -114,7 +115,7 @@ def compiled(network):
     """
     built = network_of(next(name for name in PUBLISHED if PUBLISHED[name].network == network))
 
-    @QUICKLY
+    @COMPILED.get(network, QUICKLY)
     def run(params, stats, batch, fault):
         workers = np.arange(batch["target"].shape[0])
         ctx = Context(jax.random.key(0), workers, fault=fault, observe=OBSERVED, supported=frozenset(INJECTED[network]))
@@ -230,7 +231,7 @@ def fault_of(case, spec, worker, workers=1):
     return make_fault(site, operand, worker, index, flip=values, size=K)
 
 
-def assert_injected(case, faulty, clean, entry, spec, stats_name):
+def assert_injected(case, faulty, entry, spec, stats_name):
     struck, count = faulty["seen"].struck, len(spec["values"])
     assert struck.hits == 1
     old = struck.old[:count].view(np.float32)
@@ -257,6 +258,7 @@ def assert_injected(case, faulty, clean, entry, spec, stats_name):
     if stats_name in expected:
         assert not all_mismatches(named_stats(faulty["stats"]), expected[stats_name], 10 * STRICT)
     if "grads_changed" in entry:
+        clean = run(case, inactive_fault(K))
         before, after = named(clean["grads"]), named(faulty["grads"])
         changed = sum(before[name].tobytes() != after[name].tobytes() for name in before)
         assert changed == entry["grads_changed"]
@@ -265,7 +267,7 @@ def assert_injected(case, faulty, clean, entry, spec, stats_name):
 def test_injection(injection):
     case, entry = injection
     faulty = run(case, fault_of(case, entry, 0))
-    assert_injected(case, faulty, run(case, inactive_fault(K)), entry, entry, "bn_moving")
+    assert_injected(case, faulty, entry, entry, "bn_moving")
 
 
 @pytest.mark.slow  # a program of its own
@@ -280,7 +282,7 @@ def test_two_workers(two_workers):
         stored = entry["bn_moving_mean_over_replicas"]
         assert not all_mismatches(named_stats(result["stats"]), stored, STRICT)
     else:
-        assert_injected(case, result, None, entry, spec, "bn_moving_mean_over_replicas")
+        assert_injected(case, result, entry, spec, "bn_moving_mean_over_replicas")
 
 
 @pytest.fixture(scope="session")

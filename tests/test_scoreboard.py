@@ -8,6 +8,7 @@ import pytest
 
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import Untrustworthy
+from fault_injection.questions.scoreboard import driver
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment, require_same
 from fault_injection.questions.scoreboard.settings import read_settings
 from fault_injection.questions.scoreboard.store import ScoreStore
@@ -148,7 +149,8 @@ def test_by_default_all_detectors_watch_that_can(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, cache, capsys):
+def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, cache, capsys, monkeypatch):
+    monkeypatch.setattr(driver, "PAIRS", 8)  # as many rounds as tell a detector from a second step
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     path.write_text(PLAN + SCORE)
     command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(cache), "--json"]
@@ -189,11 +191,12 @@ def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, cache, caps
 
 @pytest.mark.slow
 def test_a_permanent_fault_strikes_the_watched_and_the_recovered_run_as_often_as_the_judged_one(
-    tmp_path, cache, capsys
+    tmp_path, cache, capsys, monkeypatch
 ):
+    monkeypatch.setattr(driver, "PAIRS", 1)  # what detectors cost is another test's
     path, out = tmp_path / "plan.toml", tmp_path / "out"
     plan = PLAN.replace("experiments = 8", 'experiments = 3\nschedule = "permanent"').replace("RD = 1\n", "")
-    path.write_text(plan + SCORE)
+    path.write_text(plan + SCORE.replace("seeds = 1", "seeds = 0"))  # false alarms are the other test's, too
     command = ["score", str(path), "--out", str(out), "--jobs", "1", "--cache", str(cache), "--json"]
     assert main(command) == 0  # else what was watched is not what was judged
     with ScoreStore(out) as store:

@@ -17,6 +17,7 @@ import test_dlrm
 import test_transformer
 from command_line import answer
 
+from fault_injection.machine.environment import available_processors
 from fault_injection.models.bits import ALL_ONES
 from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.site import make_fault
@@ -289,7 +290,7 @@ def in_own_process(repository, tmp_path, workload, options, devices=(None,), fla
     first = len(list(tmp_path.iterdir()))
     outs = [tmp_path / f"{first + number}.npz" for number in range(len(devices))]
     program = PROGRAM.format(workload=workload, options=options, devices=devices, steps=steps)
-    env = {**os.environ, "XLA_FLAGS": flags}
+    env = {**os.environ, "XLA_FLAGS": flags, "NPROC": str(available_processors())}
     subprocess.run([sys.executable, "-c", program, *outs], cwd=repository, env=env, check=True)
     return [dict(np.load(out)) for out in outs]
 
