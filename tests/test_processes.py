@@ -36,7 +36,9 @@ def start(repository):
         flags = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         command = [sys.executable, *map(str, arguments)]
         pipe = subprocess.PIPE
-        process = subprocess.Popen(command, cwd=repository, env=os.environ | flags, stdout=pipe, stderr=pipe, text=True)
+        process = subprocess.Popen(
+            command, cwd=repository, env=os.environ | flags | {"NPROC": "2"}, stdout=pipe, stderr=pipe, text=True
+        )
         started.append(process)
         return process
 

@@ -152,7 +152,8 @@ def golden(repository, cache, strategy, epochs, processes):
     options = [*flags(strategy=strategy), "--epochs", epochs, "--keep-epochs", 0, "--cache", cache]
     address = free_address()
     joined = [["--coordinator", address, "--processes", processes, "--process", i] for i in range(processes)]
-    environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={3 - processes}"}
+    devices = f"--xla_force_host_platform_device_count={3 - processes}"
+    environment = os.environ | {"XLA_FLAGS": devices, "NPROC": "2"}  # XLA has a thread for each device, at least
     pipe = subprocess.PIPE
     return [
         subprocess.Popen(
