@@ -31,7 +31,7 @@ def wide(tensor: jax.Array) -> jax.Array:
 
 def natively(a: jax.Array, b: jax.Array, held: str | None) -> bool:
     """Whether the device itself multiplies operands of 16 bits, sums in float32, and rounds the result to `held`."""
-    # XLA for CPUs sums in float32 in some places only.  How float32 is multiplied is another device's choice.
+    # XLA for CPUs sums in float32 in some places only.  Operands of float32 are rounded here, whatever the device.
     return held is not None and a.dtype == b.dtype == held and a.dtype.itemsize == 2 and not on_cpus()
 
 
