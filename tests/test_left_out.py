@@ -183,6 +183,9 @@ def test_a_model_in_several_files_is_one_checkpoint(place, capsys):
     (place / "c" / "model-1.safetensors").unlink()
     with pytest.raises(InputError, match=r"model-1\.safetensors: is missing, in which model\.safetensors\.index\.json"):
         open_checkpoint(place / "c")
+    (place / "b" / "model.fp16.safetensors.index.json").write_text("{}")
+    with pytest.raises(InputError, match=r"several indexes \(model\.fp16\.safetensors\.index\.json, model"):
+        open_checkpoint(place / "b")
 
 
 def test_an_archive_of_keras_has_the_arrays_of_its_weights(place, capsys):

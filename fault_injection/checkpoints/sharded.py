@@ -57,8 +57,16 @@ class Sharded(Checkpoint):
 
 
 def index_of(path: pathlib.Path) -> pathlib.Path | None:
-    """The index in a folder; None where it has none."""
-    return next(iter(sorted(path.glob(INDEX))), None)
+    """The index in a folder; None where it has none.
+
+    Raises:
+      InputError: it has several.
+    """
+    found = sorted(path.glob(INDEX))
+    if len(found) > 1:
+        named = ", ".join(one.name for one in found)
+        raise InputError(f"has several indexes ({named}), of which each is a checkpoint; leave one of them", path)
+    return next(iter(found), None)
 
 
 def open_sharded(path: pathlib.Path) -> Sharded:

@@ -54,7 +54,11 @@ class ScoreStore(ComparedStore):
     def all(self, kind: str) -> Iterator[tuple[str, Any]]:
         """The rows of a kind, by name."""
         for name, value in self.query("SELECT name, value FROM rows WHERE kind = ?", [kind]):
-            yield name, json.loads(value)
+            try:
+                found = json.loads(value)
+            except ValueError:
+                raise self.not_ours(f"{kind} {name}") from None
+            yield name, found
 
     def get(self, kind: str, name: str) -> Any:
         """A row; None where there is none."""
