@@ -175,6 +175,13 @@ class Together:
         return max(one.value(f"max({column})", condition) or 0 for one in self.campaigns)
 
     @property
+    def commit(self) -> str:
+        """The commits on which they were made."""
+        query = "SELECT DISTINCT description ->> 'commit' FROM environments"
+        found = {str(row[0])[:7] for one in self.campaigns for row in one.store.query(query)}
+        return ", ".join(sorted(found))
+
+    @property
     def audit(self) -> dict[str, int]:
         """That of all of them."""
         audits = [one.audit for one in self.campaigns]

@@ -88,14 +88,6 @@ def pvf(tmp_path_factory):
     return Subject((folder / "pvf.json", *(results.path(cell, n) for n in range(cell.batches))), read)
 
 
-def test_a_sound_row_that_this_program_never_writes_is_said(tmp_path):
-    with ScoreStore(tmp_path, write=True) as store:
-        with store.transaction():
-            store._insert("rows", ["experiment", "7", "text"])
-        with pytest.raises(InputError, match="experiment 7 is not what this program writes; delete the file"):
-            dict(store.all("experiment"))
-
-
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory):
     workload = find_workload(f"{TOY}:linear")
@@ -140,6 +132,14 @@ def exchanged(content, others, random_):
 def taken_for(content, others, random_):
     """Another file of the store is in its place.  (Of a state, the steps from it on tell: see `Repeats`.)"""
     return random_.choice(others)
+
+
+def test_a_sound_row_that_this_program_never_writes_is_said(tmp_path):
+    with ScoreStore(tmp_path, write=True) as store:
+        with store.transaction():
+            store._insert("rows", ["experiment", "7", "text"])
+        with pytest.raises(InputError, match="experiment 7 is not what this program writes; delete the file"):
+            dict(store.all("experiment"))
 
 
 @pytest.mark.parametrize("count", COUNTS)

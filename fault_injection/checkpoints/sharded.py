@@ -65,7 +65,8 @@ def index_of(path: pathlib.Path) -> pathlib.Path | None:
     found = sorted(path.glob(INDEX))
     if len(found) > 1:
         named = ", ".join(one.name for one in found)
-        raise InputError(f"has several indexes ({named}), of which each is a checkpoint; leave one of them", path)
+        remedy = "copy the checkpoint that you mean into a folder of its own"
+        raise InputError(f"has several indexes ({named}); expected one: {remedy}", path)
     return next(iter(found), None)
 
 
