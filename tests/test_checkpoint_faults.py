@@ -189,7 +189,7 @@ def test_a_plan_draws_who_loads_what_alike_and_the_first_step():
 
 
 def test_a_checkpoint_is_looked_at_before_anything_is_trained(tmp_path, monkeypatch, capsys):
-    def trained(golden, epochs):
+    def trained(golden, epochs, most):
         raise AssertionError("it trains")
 
     monkeypatch.setattr(importlib.import_module("fault_injection.commands.continue"), "complete_golden", trained)

@@ -137,6 +137,23 @@ def test_masking_is_proved_on_the_bits(cache, tmp_path):
     assert result.struck.operand_changed == 1
 
 
+def test_the_golden_run_is_made_no_further_than_the_faulty_run_goes(mild, nan, tmp_path):
+    made = []
+    for injection, expected in ((NAN, nan[0]), (UNSEEN, None), (MILD, mild[0])):
+        result = replay(injection, golden_of(tmp_path))
+        made.append(golden_of(tmp_path).recorded())
+        if expected is None:  # exactly masked: the rest is known
+            assert len(result.faulty.column("loss")) == 11
+            continue
+        # Made epoch by epoch beside the faulty run, it has the bits that it has when it is made before.
+        assert result.outcome == expected.outcome
+        for name in ("loss", "digest", "magnitude"):
+            np.testing.assert_array_equal(result.faulty.column(name), expected.faulty.column(name))
+            golden = result.golden.column(name)
+            np.testing.assert_array_equal(golden, expected.golden.column(name)[: len(golden)])
+    assert made == [2, 2, 3]
+
+
 def test_a_run_cut_at_the_horizon_is_undecided(cache, tmp_path):
     result = run(SHORT, tmp_path, cache)
     assert result.outcome.outcome == UNDECIDED

@@ -55,9 +55,8 @@ def run(options: argparse.Namespace) -> None:
     own = from_leader(lambda: saved_format(spec, open_checkpoint(options.checkpoint), shapes_of(spec), what).name)
     restart_site(workload, own, options.loaders, options.checkpoint)
     golden = Golden(workload, program, options.cache, kept_epochs(program, workload.epochs, {options.epoch}))
-    complete_golden(golden, max(options.epoch, 1))
+    complete_golden(golden, max(options.epoch, 1), workload.epochs)
     injection = alteration(golden, options.epoch, options.checkpoint, options.worker, options.loaders, options.horizon)
-    complete_golden(golden, workload.epochs)
     check_out(out, injection)
     keeper = [StateKeeper(program, out, options.keep_states)] if options.keep_states else []
     command = ["python", "-m", "fault_injection", *options.arguments]

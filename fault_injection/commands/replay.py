@@ -166,4 +166,6 @@ def _check(injection: Injection, golden: Golden, options: argparse.Namespace) ->
     for line in golden_needed(golden, epochs, options.data_dir):
         tell(line)
     tell(f"Then replays {steps} steps from the start of epoch {injection.epoch}, at most.")
+    if last.epoch > injection.epoch:
+        tell(f"Epochs of the golden run after epoch {injection.epoch} are made only as far as the replay goes.")
     tell(time_needed(seconds, missing * steps_per_epoch + steps))

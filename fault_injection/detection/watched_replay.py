@@ -56,7 +56,7 @@ def watched_replay(
       As `replay`.
     """
     program = golden.program
-    complete_golden(golden, last_step(injection).epoch + 1)
+    complete_golden(golden, injection.epoch + 1, last_step(injection).epoch + 1)
     memory = memory_before(golden, detector, injection.epoch)
 
     watch = watcher(program, detector, memory)

@@ -162,31 +162,36 @@ class Golden:
         store = self.store  # its name needs the data, which all processes read here, and compare
         return from_leader(lambda: store.recorded(self.first))
 
-    def make(self, epochs: int) -> None:
+    def make(self, epochs: int, shown: Observer | None = None) -> None:
         """Make the run from its first epoch up to, but not including, `epochs`, going on where it stopped.
+
+        Args:
+          shown: shows its steps, in place of a bar and sentences of its own.
 
         Raises:
           NotRepeated: an epoch that had to be run again did not repeat its record.
         """
+        tell = say if shown is None else _unsaid
         if self._made(epochs):
             if self.own_step().get("alarm"):
-                say(self.own_step()["sentence"])
+                tell(self.own_step()["sentence"])
             return
         with self.store.alone():
             if self._made(epochs):  # another process has made it meanwhile
                 return
             imported = {"imported": self.start.origin} if self.start else {}
             if apart := self.program.extras.own_step():
-                say(apart["sentence"])
+                tell(apart["sentence"])
             known = {**self.determined_by, **imported, **({"own_step": apart} if apart else {})}
             from_leader(lambda: write_sealed(self.folder / DESCRIBED, known))
             if self.recorded() >= epochs:  # only its description was damaged
                 return
             begun, pace = time.monotonic(), Pace()
             first, state = self._newest(min(self.recorded(), epochs - 1))
-            self._train(state, first, epochs, pace)
-            from_leader(lambda: write_sealed(self.folder / TIMING, {"seconds_per_step": pace.seconds_per_step}))
-            say(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - begun:.0f} s")
+            self._train(state, first, epochs, pace, shown=shown)
+            if pace.seconds_per_step is not None:
+                from_leader(lambda: write_sealed(self.folder / TIMING, {"seconds_per_step": pace.seconds_per_step}))
+            tell(f"golden run: epochs {first} to {epochs - 1} made in {time.monotonic() - begun:.0f} s")
 
     def _made(self, epochs: int) -> bool:
         """Whether the run has been made so far, and is described."""
@@ -279,7 +284,7 @@ class Golden:
     def _comparable(self) -> Comparable:
         return Comparable(f"twin {self.twin}" if self.twin else "golden run", self.program.measure())
 
-    def _train(self, state: State, first: int, until: int, *more: Observer) -> State:
+    def _train(self, state: State, first: int, until: int, *more: Observer, shown: Observer | None = None) -> State:
         """Run epochs first … until−1 from the state before the first, filing records and checkpoints."""
         if first == self.first:
             begun = fetched(state)
@@ -287,9 +292,14 @@ class Golden:
         steps = addresses(Address(first, 0), Address(until, -1), self.program.steps_per_epoch)
         name = f"twin {self.twin}" if self.twin else "golden"
         recorder = Recorder(Run(first, (), 0))
-        with Progress(name, (until - first) * self.program.steps_per_epoch) as progress:
+        total = (until - first) * self.program.steps_per_epoch
+        with contextlib.nullcontext(shown) if shown else Progress(name, total) as progress:
             observers = [progress, self._comparable(), recorder, _Filing(self, recorder), *more]
             return follow(self.program, state, steps, observers=observers).state
+
+
+def _unsaid(sentence: str) -> None:
+    """Nothing: another run shows how far this one is."""
 
 
 def _sealed(path: pathlib.Path) -> dict[str, Any]:

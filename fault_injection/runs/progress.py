@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 from ..machine.processes import leading
 from ..machine.progress_bar import progress_bar
@@ -37,6 +37,10 @@ class Progress(Observer):
         """Say that the next step has to be compiled first, or loaded."""
         self._bar.set_postfix_str(f"compiling {what}")
 
+    def beside(self, name: str) -> Observer:
+        """Shows the steps of another run in the same bar: one that this run waits for."""
+        return _Beside(self._bar, name)
+
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         figures = f"epoch {at.epoch}, loss {report.loss:.3f}"
         if self._metric:
@@ -46,6 +50,17 @@ class Progress(Observer):
             metric = f", {record['metric'][at.step]:.3f}" if self._metric else ""
             figures += f" (golden {record['loss'][at.step]:.3f}{metric})"
         self._bar.set_postfix_str(figures, refresh=False)
+        self._bar.update()
+
+
+class _Beside(Observer):
+    """See `Progress.beside`."""
+
+    def __init__(self, bar: Any, name: str):
+        self._bar, self._name = bar, name
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        self._bar.set_postfix_str(f"{self._name} of epoch {at.epoch}, loss {report.loss:.3f}", refresh=False)
         self._bar.update()
 
 

@@ -1,6 +1,7 @@
 """Replay one injection: from its fault to a verdict, top to bottom."""
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 import shutil
@@ -41,7 +42,8 @@ class Replay:
       injection: the fault and its workload.
       source: the golden run that it is compared with.
       outcome: the verdict.
-      golden: the fault-free run, from its own first epoch on, as far as the faulty one was to go.
+      golden: the fault-free run, from its own first epoch on, as far as it has been made: at least as far as the
+        faulty one went, at most as far as that was to go.
       faulty: the run with the fault, from the start of the fault's epoch.
       struck: what the fault did, as the first step that it struck reported it.
       seconds: that it took, the golden run included where it had to be made.
@@ -64,7 +66,7 @@ def replay(
     keep: int = 0,
     undo: Callable[[State, StepReport], State] | None = None,
 ) -> Replay:
-    """Replay `injection`, making as much of its golden run as is missing.
+    """Replay `injection`, and make what is missing of its golden run: up to the fault, then as far as the replay goes.
 
     Args:
       golden: of the injection's workload, by a program that can strike its site; see `golden_for`.
@@ -90,15 +92,15 @@ def replay(
     (1, 'Immediate INFs/NaNs')
     """
     begun, last = time.monotonic(), last_step(injection)
-    complete_golden(golden, last.epoch + 1)
+    complete_golden(golden, injection.epoch + 1, last.epoch + 1)
     watched = ["watched"] if watching else []
     key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY), *watched])
     store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
-    compared = golden.fetch_run(last.epoch + 1)  # a damaged record is named before anything is computed
+    _made(golden, last)  # a damaged record is named before anything is computed
     with store.alone():
-        outcome, faulty, struck = _faulty_run(injection, golden, compared, store, watching, keep, undo)
+        outcome, faulty, struck = _faulty_run(injection, golden, store, watching, keep, undo)
         seconds = time.monotonic() - begun
-        result = Replay(injection, golden, outcome, compared, faulty, struck, seconds)
+        result = Replay(injection, golden, outcome, _made(golden, last), faulty, struck, seconds)
         finish(result)
         from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
     return result
@@ -107,7 +109,6 @@ def replay(
 def _faulty_run(
     injection: Injection,
     golden: Golden,
-    compared: Run,
     store: RunStore,
     watching: Sequence[Observer],
     keep: int,
@@ -115,9 +116,17 @@ def _faulty_run(
 ) -> tuple[Outcome, Run, Struck]:
     """The run with the fault: its verdict, its record, and what the fault did."""
     program, struck_at, last = golden.program, Address(injection.epoch, injection.step), last_step(injection)
-    steps_per_epoch, record = program.steps_per_epoch, dict(enumerate(compared.epochs, compared.first)).__getitem__
+    steps_per_epoch = program.steps_per_epoch
     steps = numbered(last, steps_per_epoch) - numbered(Address(injection.epoch, 0), steps_per_epoch) + 1
-    with Progress("replay", steps, program.measure().name, record) as progress:
+    missing = max(0, last.epoch + 1 - golden.recorded()) * steps_per_epoch
+
+    @functools.cache
+    def record(epoch: int) -> Epoch:
+        """The golden record of an epoch, which is made when the faulty run gets there."""
+        golden.make(epoch + 1, progress.beside("golden run"))
+        return golden.fetch_record(epoch)
+
+    with Progress("replay", steps + missing, program.measure().name, record) as progress:
         # 1. Up to the fault as the golden run, with its control; or what an interrupted replay has left.
         kept = None if watching else from_leader(lambda: read_unfinished(store, injection))
         if kept is None:
@@ -143,7 +152,7 @@ def _faulty_run(
         course.take(start.state, start.at, last, watching, before=[progress], after=keeper, keep=keep, undo=undo)
     faulty = course.recorder.run
     if course.ended == EXACT:
-        faulty = _continued(faulty, record, last, steps_per_epoch)
+        faulty = _continued(faulty, _made(golden, last), last, steps_per_epoch)
 
     # 3. The verdict.
     return course.verdict(finished=last == course.end, run=faulty), faulty, course.struck
@@ -237,8 +246,12 @@ def last_step(injection: Injection) -> Address:
     return horizon_or_end(w.epochs, w.steps_per_epoch, fault, injection.horizon)
 
 
-def complete_golden(golden: Golden, epochs: int) -> None:
-    """Make the golden run as far as it is missing, and say so first, and why, where that is not plain."""
+def complete_golden(golden: Golden, epochs: int, most: int = 0) -> None:
+    """Make the golden run as far as it is missing, and say so first, and why, where that is not plain.
+
+    Args:
+      most: up to, but not including, which epoch it may be made later; no further than `epochs` if that is more.
+    """
     missing = epochs - golden.recorded()
     if missing <= 0:
         golden.make(epochs)
@@ -246,23 +259,30 @@ def complete_golden(golden: Golden, epochs: int) -> None:
     for folder, differences in from_leader(golden.elsewhere):
         say(f"the golden run in {folder} was made elsewhere ({differences}): its bits hold there, not here")
     start = f" from the published checkpoint before epoch {golden.first}" if golden.start else ""
+    later = f"; up to {most - epochs} more as the faulty run gets there" if most > epochs else ""
     say(
         f"no golden run of {golden.workload.label}{start} with these options and this machine yet, or not all of it: "
         f"making {missing} epochs of {golden.program.steps_per_epoch} steps in {golden.folder}, "
-        f"up to {golden.disk_bytes(epochs) / 1e6:.0f} MB"
+        f"up to {golden.disk_bytes(max(epochs, most)) / 1e6:.0f} MB{later}"
     )
     golden.make(epochs)
 
 
-def _continued(run: Run, golden: Callable[[int], Epoch], last: Address, steps_per_epoch: int) -> Run:
-    """A run that ended with the golden state, gone on with as the golden run did."""
+def _made(golden: Golden, last: Address) -> Run:
+    """The golden run as far as it has been made, but for epochs after the last step of a replay."""
+    return golden.fetch_run(min(golden.recorded(), last.epoch + 1))
+
+
+def _continued(run: Run, golden: Run, last: Address, steps_per_epoch: int) -> Run:
+    """A run that ended with the golden state, gone on with as the golden run did, as far as that has been made."""
     *whole, begun = run.epochs  # the last one was not evaluated
     epoch, done = run.first + len(whole), len(begun["step"])
-    for number in range(epoch, last.epoch + 1):
-        steps = steps_per_epoch if number < last.epoch else last.step + 1
-        record = cut(golden(number), steps)
+    for number, made in enumerate(golden.epochs[epoch - golden.first :], epoch):
+        record = cut(made, steps_per_epoch if number < last.epoch else last.step + 1)
         if number == epoch:
             evaluation = Evaluation(float(record["valid_loss"]), float(record["valid_metric"]))
-            record = epoch_record([*rows_of(begun, done), *rows_of(record, steps)[done:]], evaluation)
+            rest = rows_of(record, len(record["step"]))[done:]
+            record = epoch_record([*rows_of(begun, done), *rest], evaluation)
         whole.append(record)
-    return Run(run.first, tuple(whole), len(whole) - (last.step < steps_per_epoch - 1))
+    ended = [len(record["step"]) == steps_per_epoch for record in whole]
+    return Run(run.first, tuple(whole), sum(ended))
