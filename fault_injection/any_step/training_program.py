@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..machine.devices import only_described
 from ..machine.errors import InputError, Untrustworthy, did_you_mean
 from ..models.fault import Fault, inactive_fault
 from ..models.isolation import fence
@@ -23,6 +24,7 @@ from ..seam.reporting import report
 from ..seam.state_spec import StateSpec
 from ..seam.trees import leaf_names
 from . import recovered_gradient, step_checks
+from .elsewhere import lowered_for_described
 from .instrument import Instrumented, instrument
 from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients
@@ -165,6 +167,13 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
         found = training.evaluate(program.traced.state.joined(jax.tree.leaves(trained)))
         return Evaluation(*map(float, loss_and_metric(found, training.metric.name, "what evaluate returns")))
 
+    def lowered(function: Callable[..., Any], *words: Any, donated: int = 0) -> Any:
+        """A step before compilation: of a fault's words, where it has them, the state's arrays, and a batch."""
+        given = (*words, jax.tree.leaves(made.place(made.init())), made.batch(0, 0))
+        if only_described():
+            return lowered_for_described(function, given, donated)
+        return jax.jit(function, donate_argnums=tuple(range(donated))).lower(*given)
+
     recoverable = recovered_gradient.REPORTED if first_moments(state.leaves) else frozenset()
     return Program(
         state=state,
@@ -181,7 +190,10 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
         extras=Extras(
             reports=step_checks.REPORTED | recoverable,
             own_step=functools.cache(lambda: made.distance(reference)),  # once, since twins begin alike
-            lower=lambda old, examples: reference.lower(jax.tree.leaves(old), examples),
+            lower={
+                "step": lambda: lowered(functools.partial(stepped, None), donated=1),
+                "faulty_step": lambda: lowered(stepped, words_of(inactive_fault())),
+            },
         ),
     )
 

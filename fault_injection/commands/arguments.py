@@ -18,6 +18,7 @@ COMMANDS = {  # each in a module of its name, in the order of the help
     "formats": "replay the same logical fault in several number formats: one picture, one table",
     "golden": "make a fault-free run, and its twins",
     "sites": "list what a fault can strike: operations, leaves of the state, gradients and updates; runs nothing",
+    "lower": "compile a workload for devices that are only described, such as TPUs: does it fit; runs nothing",
     "scale": "write an injection file for another scale, and say the mapping; runs nothing",
     "detect": "run a detector over a log of losses, norms or largest gradients",
     "campaign": "run a campaign: many injections of one plan, with their statistics; goes on where it stopped",

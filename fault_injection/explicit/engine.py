@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from jax import lax
 
 from ..models.arrays import Params, Stats
-from ..models.fault import Fault, Struck
+from ..models.fault import Fault, Struck, inactive_fault
 from ..models.isolation import isolated
 from ..models.largest import largest_across
 from ..models.layer import Context, Observations
@@ -37,6 +38,8 @@ from .recipe import Recipe
 from .state import ExplicitState, with_maxima
 from .sums import averaged, exchanged, of_first, sum_over
 from .watched_activations import returned, scored, with_largest
+
+LOWERED = ("step", "faulty_step", "evaluate")  # see `Extras.lower`
 
 
 class Gathered(NamedTuple):
@@ -201,13 +204,12 @@ class Engine:
             found |= {f"{WHOLE_GRADIENTS}/{name}": table for name, table in tables.items()}
         return found
 
-    def stepping(self, with_fault: bool, **options: Any) -> Any:
+    def stepping(self, with_fault: bool) -> Any:
         """The compiled step `(state, batch, address, numbers, profile) -> state, report`, or with a fault behind these.
 
-        Args:
-          options: of `jax.jit`.
+        A step without a fault consumes the state's buffers.
         """
-        layout = self.layout
+        layout, options = self.layout, {} if with_fault else {"donate_argnums": 0}
         of_batch, of_state, more = layout.of_batch, layout.of_state, (WHOLE,) if with_fault else ()
         whole: dict[str, Any] = dict.fromkeys(StepReport._fields, WHOLE)
         reported = StepReport(**whole | {"tensors": of_batch})
@@ -284,3 +286,24 @@ class Engine:
             jitted(layout.mapped(self.evaluate, (layout.of_state, each, each), WHOLE)),
             jitted(layout.mapped(self.infer, (layout.of_state, each, each, WHOLE, WHOLE), said)),
         )
+
+    def lowered(self, part: str, profile: Profile | None) -> Any:
+        """What is compiled, before compilation (`jax.stages.Lowered`), from shapes alone.
+
+        Args:
+          part: one of `LOWERED`, or `infer`.
+        """
+        layout, stepping = self.layout, part in ("step", "faulty_step")
+        workers = jax.ShapeDtypeStruct((self.recipe.workers,), jnp.int32)
+        batch = {name: shape for name, shape in self.recipe.batch.items() if name != "weight" or not stepping}
+        state = layout.shaped(layout.of_whole_state, self.recipe.state().abstract)
+        batch, numbers = (layout.shaped(layout.of_batch, tree) for tree in (batch, workers))
+        address = np.zeros(3, np.int32)
+        if part == "step":
+            return self.stepping(False).lower(state, batch, address, numbers, profile)
+        if part == "faulty_step":
+            return self.stepping(True).lower(state, batch, address, numbers, profile, inactive_fault())
+        evaluate, infer = self.evaluating()
+        if part == "evaluate":
+            return evaluate.lower(state, batch, numbers)
+        return infer.lower(state, batch, numbers, profile, None)

@@ -7,11 +7,12 @@ import jax
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..machine.devices import shaped
 from ..models.arrays import Initial
 from ..models.combinators import in_precision
 from ..models.layer import Layer
 from .copies import own_copies
-from .mesh import AXIS, SPLIT, WHOLE, devices_of_stages, mesh_of, placed, sharded, usable_devices
+from .mesh import AXIS, SPLIT, WHOLE, devices_of_stages, mesh_of, placed, sharded, shardings_of, usable_devices
 from .pipeline import pipelined, staged
 from .recipe import Recipe
 
@@ -61,6 +62,15 @@ class Layout(NamedTuple):
     def place(self, specs: Any) -> Callable[[Any], Any]:
         """A function that puts arrays of the host on the devices, see `mesh.placed`."""
         return placed(self.mesh, specs)
+
+    @property
+    def of_whole_state(self) -> Any:
+        """What each device has of a state, in pieces or not."""
+        return self.specs if self.pieces else self.of_state
+
+    def shaped(self, specs: Any, tree: Any) -> Any:
+        """Shapes of arrays with where they lie on the devices."""
+        return shaped(tree, shardings_of(self.mesh, specs, tree))
 
     def mapped(self, function: Callable[..., Any], in_specs: Any, out_specs: Any) -> Callable[..., Any]:
         """A function of what each device has as one of the whole."""

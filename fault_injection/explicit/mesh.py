@@ -10,6 +10,7 @@ import numpy as np
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..machine.devices import devices, only_described, platform, shaped
 from ..machine.errors import InputError
 from ..models.formulations import CPU_OPTIONS
 
@@ -17,11 +18,13 @@ AXIS = "workers"  # the devices; each has as many workers as any other, worker 0
 SPLIT, WHOLE = PartitionSpec(AXIS), PartitionSpec()  # by the leading axis; all of it on each device
 
 
-@functools.cache
 def compiler_options() -> dict[str, str] | None:
     """Options for the outermost `jit`, where this version of XLA knows them."""
-    if jax.default_backend() != "cpu":
-        return None
+    return _options_on_cpus() if platform() == "cpu" else None
+
+
+@functools.cache
+def _options_on_cpus() -> dict[str, str] | None:
     try:
         jax.jit(jnp.negative, compiler_options=CPU_OPTIONS).lower(1.0).compile()
     except jax.errors.JaxRuntimeError:  # experimental options come and go
@@ -40,7 +43,7 @@ def usable_devices(workers: int, wanted: int | None = None) -> int:
     Raises:
       InputError: the devices of several processes cannot share the workers evenly.
     """
-    available = len(jax.devices())
+    available = len(devices())
     count = wanted or max(d for d in range(1, available + 1) if workers % d == 0)
     if jax.process_count() > 1 and count != available:
         found = f"{available} devices in {jax.process_count()} processes"
@@ -54,7 +57,7 @@ def devices_of_stages(stages: int, wanted: int | None = None) -> int:
     Raises:
       InputError: there are several processes, and they have not a device for each stage.
     """
-    available = len(jax.devices())
+    available = len(devices())
     if jax.process_count() > 1 and stages != available:
         found = f"{available} devices in {jax.process_count()} processes"
         raise InputError(f"{found}; expected one for each of the {stages} stages")
@@ -75,31 +78,36 @@ def _compile_anew() -> None:
 
 def mesh_of(count: int) -> Mesh:
     """The first `count` devices."""
-    if count > 1 and jax.default_backend() == "cpu":
+    if count > 1 and platform() == "cpu" and not only_described():
         _compile_anew()
-    return Mesh(np.array(jax.devices()[:count]), (AXIS,))
+    return Mesh(np.array(devices()[:count]), (AXIS,))
+
+
+def shardings_of(mesh: Mesh, specs: Any, tree: Any) -> Any:
+    """Specs as shardings of a tree of arrays: a tree of specs like that of the arrays, or one for all."""
+    if isinstance(specs, PartitionSpec):
+        return jax.tree.map(lambda _: NamedSharding(mesh, specs), tree)
+    return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
 
 
 def placed(mesh: Mesh, specs: Any) -> Callable[[Any], Any]:
     """A function that puts a tree of arrays of the host on the devices, each process its part.
 
+    On devices that are only described they are shapes, and know where they would lie.
+
     Args:
-      specs: what each device has of each array: a tree of specs like that of the arrays, or one for all.
+      specs: what each device has of each array, see `shardings_of`.
     """
-
-    def shardings(tree: Any) -> Any:
-        if isinstance(specs, PartitionSpec):
-            return jax.tree.map(lambda _: NamedSharding(mesh, specs), tree)
-        return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
-
+    if only_described():
+        return lambda tree: shaped(tree, shardings_of(mesh, specs, tree))
     if jax.process_count() == 1:
-        return lambda tree: jax.device_put(tree, shardings(tree))
+        return lambda tree: jax.device_put(tree, shardings_of(mesh, specs, tree))
 
     def by_part(array: np.ndarray, sharding: NamedSharding) -> jax.Array:
         return jax.make_array_from_callback(np.shape(array), sharding, lambda part: array[part])
 
     # device_put would compare the values of all processes, every time.
-    return lambda tree: jax.tree.map(by_part, tree, shardings(tree))
+    return lambda tree: jax.tree.map(by_part, tree, shardings_of(mesh, specs, tree))
 
 
 def sharded(parts: Collection[str], state: Any, count: int) -> Any:

@@ -20,7 +20,7 @@ from ..seam.report import StepReport
 from ..seam.trees import Array, leaf_names
 from . import sparse
 from .batch_source import read_alike
-from .engine import Engine
+from .engine import LOWERED, Engine
 from .gradient_scale import gradient_scale
 from .layout import Layout, layout_of
 from .mesh import WHOLE
@@ -48,10 +48,9 @@ def explicit_program(
     """
     layout, single = layout_of(recipe, devices), recipe.single
     engine = Engine(recipe, layout, supported, reductions)
-    of_state = layout.specs if layout.pieces else layout.of_state
-    place, replicate, place_batch = map(layout.place, (of_state, WHOLE, layout.of_batch))
+    place, replicate, place_batch = map(layout.place, (layout.of_whole_state, WHOLE, layout.of_batch))
     numbers = place_batch(np.arange(recipe.workers, dtype=np.int32))
-    plain, faulty = engine.stepping(False, donate_argnums=0), engine.stepping(True)
+    plain, faulty = engine.stepping(False), engine.stepping(True)
     data = functools.cache(lambda: read_alike(recipe.data))
     tests = functools.cache(lambda: [place_batch(batch) for batch in data().batches.test()])
     evaluated, inferred = engine.evaluating()
@@ -70,7 +69,7 @@ def explicit_program(
         forward = ForwardPasses(
             tests=tests,
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
-            lower=lambda state, batch: inferred.lower(state, batch, numbers, profile, None),
+            lower=lambda: engine.lowered("infer", profile),
             activations=engine.activation_sizes,
             watching=watching,
         )
@@ -78,7 +77,7 @@ def explicit_program(
             reports=frozenset((*CHOICES, ACTIVATIONS)),
             gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
             undo=_undoing(recipe, replicate),
-            lower=lambda state, batch: plain.lower(state, batch, address(0, 0), numbers, profile),
+            lower={part: functools.partial(engine.lowered, part, profile) for part in LOWERED},
             trains_without_statistics=True,
         )
         return Program(

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
 from ..models.combinators import in_precision
-from ..models.layer import Layer
+from ..models.isolation import only_shapes
+from ..models.layer import Context, Layer
 from ..models.loss import Head, cross_entropy
 from ..models.precisions import PRECISIONS, Precision
 from ..seam.stages import EXCHANGED, UPDATE, WORKER_GRADIENT
@@ -67,6 +69,23 @@ class Recipe:
         """Shape [R,b,…] and dtype of the global batch's input."""
         shape = (self.workers, self.batch_size // self.workers, *self.example.shape)
         return jax.ShapeDtypeStruct(shape, self.example.dtype)
+
+    @functools.cached_property
+    def batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the global batch, with the `weight` that it has in evaluation.
+
+        Of logits [R,b,…,classes] targets are [R,b,…], one for each prediction.
+        """
+
+        def logits(state: ExplicitState, x: jax.Array) -> jax.Array:
+            ctx = Context(jax.random.key(0), jnp.arange(self.workers), train=False)
+            found: jax.Array = self.network.forward(state.params, state.stats, x, ctx)[0]
+            return found
+
+        with only_shapes():
+            predictions = jax.eval_shape(logits, self.single, self.inputs).shape[:-1]
+        target, weight = (jax.ShapeDtypeStruct(predictions, kind) for kind in (jnp.int32, jnp.float32))
+        return {"input": self.inputs, "target": target, "weight": weight}
 
     @property
     def copies(self) -> int:

@@ -14,6 +14,8 @@ from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from ..machine.devices import platform
+
 _abstract = contextvars.ContextVar("_abstract", default=False)
 
 
@@ -39,7 +41,7 @@ def on_cpus() -> bool:
 
 
 def _runs_on(backend: str) -> bool:
-    return not _abstract.get() and jax.default_backend() == backend
+    return not _abstract.get() and platform() == backend
 
 
 @contextlib.contextmanager

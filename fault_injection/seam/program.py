@@ -21,7 +21,7 @@ class ForwardPasses:
       infer: `(state, batch, fault or None) -> Inference`: one forward pass.  A fault strikes forward operations of
         the sites that the program was made for; its positions count in operands that have as many examples as
         the batch.
-      lower: `infer` without a fault before compilation, `jax.stages.Lowered`, for measurements.
+      lower: `infer` without a fault before compilation, `jax.stages.Lowered`, from shapes alone.
       activations: elements of one example's activation by forward operation, in the order of the pass.
       watching: the same program whose steps and `infer` watch activations after a profile
         (`models.observe.dr_dna.Profile`): they report `dr_dna/activations/LAYER` among the reductions; or the samples
@@ -30,7 +30,7 @@ class ForwardPasses:
 
     tests: Callable[[], list[Batch]]
     infer: Callable[[State, Batch, Fault | None], Inference]
-    lower: Callable[[State, Batch], Any]
+    lower: Callable[[], Any]
     activations: Callable[[], Mapping[str, int]]
     watching: "Callable[[Any], Program]"
 
@@ -48,7 +48,8 @@ class Extras:
         statistics, which stay as they are.  None where there is none.
       own_step: how far `step` is from the step that a user wrote, as JSON values with a `sentence`; it takes some
         steps.  Empty where they are the same.
-      lower: the plain step before compilation, `jax.stages.Lowered`, for measurements; None where it is not known.
+      lower: what the program compiles, before compilation (`jax.stages.Lowered`), from shapes alone, by its name:
+        `step`; `faulty_step`, with a fault of one element; `evaluate`, of one batch, where the program has it.
       trains_without_statistics: whether it is known that no step reads a running statistic of a norm.
     """
 
@@ -56,7 +57,7 @@ class Extras:
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     undo: Callable[[State, StepReport], State] | None = None
     own_step: Callable[[], Mapping[str, Any]] = dict
-    lower: Callable[[State, Batch], Any] | None = None
+    lower: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
     trains_without_statistics: bool = False
 
 

@@ -256,9 +256,9 @@ def _in_turns(plain: Program, watching: Watcher, pairs: int, each: int = 5) -> S
 
 def _bytes(program: Program) -> int | None:
     """What a compiled step needs: arguments, results and what is between; None where that is not known."""
-    if program.extras.lower is None:
+    if "step" not in program.extras.lower:
         return None
-    analysis = program.extras.lower(program.place(program.init()), program.batch(0, 0)).compile().memory_analysis()
+    analysis = program.extras.lower["step"]().compile().memory_analysis()
     if analysis is None:
         return None
     return int(analysis.temp_size_in_bytes + analysis.argument_size_in_bytes + analysis.output_size_in_bytes)
