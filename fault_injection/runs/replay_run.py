@@ -119,13 +119,7 @@ def _faulty_run(
     steps_per_epoch = program.steps_per_epoch
     steps = numbered(last, steps_per_epoch) - numbered(Address(injection.epoch, 0), steps_per_epoch) + 1
     missing = max(0, last.epoch + 1 - golden.recorded()) * steps_per_epoch
-
-    @functools.cache
-    def record(epoch: int) -> Epoch:
-        """The golden record of an epoch, which is made when the faulty run gets there."""
-        golden.make(epoch + 1, progress.beside("golden run"))
-        return golden.fetch_record(epoch)
-
+    record = recorded_beside(golden, lambda: progress.beside("golden run"))
     with Progress("replay", steps + missing, program.measure().name, record) as progress:
         # 1. Up to the fault as the golden run, with its control; or what an interrupted replay has left.
         kept = None if watching else from_leader(lambda: read_unfinished(store, injection))
@@ -238,6 +232,21 @@ def golden_for(
     program = w.program(struck, devices, data_dir, reductions)
     golden = Golden(w, program, cache, kept_epochs(program, w.epochs, {injection.epoch}))
     return golden if start is None else dataclasses.replace(golden, start=start(golden))
+
+
+def recorded_beside(golden: Golden, shown: Callable[[], Observer]) -> Callable[[int], Epoch]:
+    """The golden record of an epoch, which is made when a faulty run gets there.
+
+    Args:
+      shown: gives what shows the steps of the golden run.
+    """
+
+    @functools.cache
+    def record(epoch: int) -> Epoch:
+        golden.make(epoch + 1, shown())
+        return golden.fetch_record(epoch)
+
+    return record
 
 
 def last_step(injection: Injection) -> Address:
