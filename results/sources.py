@@ -177,9 +177,16 @@ class Together:
     @property
     def commit(self) -> str:
         """The commits on which they were made."""
-        query = "SELECT DISTINCT description ->> 'commit' FROM environments"
-        found = {str(row[0])[:7] for one in self.campaigns for row in one.store.query(query)}
-        return ", ".join(sorted(found))
+        return ", ".join(sorted({commit[:7] for commit in self._described("commit")}))
+
+    @property
+    def processor(self) -> str:
+        """The processors on which they were made, without the number of their model."""
+        return ", ".join(sorted({re.sub(r"^\d+ | Processor$", "", name) for name in self._described("processor")}))
+
+    def _described(self, what: str) -> set[str]:
+        query = f"SELECT DISTINCT description ->> '{what}' FROM environments"
+        return {str(row[0]) for one in self.campaigns for row in one.store.query(query)}
 
     @property
     def audit(self) -> dict[str, int]:
