@@ -181,8 +181,8 @@ class Together:
 
     @property
     def processor(self) -> str:
-        """The processors on which they were made, without the number of their model."""
-        return ", ".join(sorted({re.sub(r"^\d+ | Processor$", "", name) for name in self._described("processor")}))
+        """The processors on which they were made."""
+        return ", ".join(sorted({named(name) for name in self._described("processor")}))
 
     def _described(self, what: str) -> set[str]:
         query = f"SELECT DISTINCT description ->> '{what}' FROM environments"
@@ -318,6 +318,21 @@ class Vulnerability:
 def vulnerability(folder: str) -> Vulnerability:
     """The rates in a folder of `pvf`."""
     return Vulnerability(folder)
+
+
+def made(*folders: str) -> str:
+    """By which code, and on which processor, `pvf` made some folders."""
+    known = {
+        (one["commit"][:7], one["processor"])
+        for folder in folders
+        for one in [read(f"{folder}/rates.json")["environment"]]
+    }
+    return "; ".join(f"on commit {commit} ({named(processor)})" for commit, processor in sorted(known))
+
+
+def named(processor: str) -> str:
+    """A processor without the number of its model: `AMD EPYC`."""
+    return re.sub(r"^\d+ |\([A-Z]+\)| Processor$", "", processor)
 
 
 class AllFlips:
