@@ -108,7 +108,7 @@ def in_evaluation(contestant, rounds, each):
         return lambda: [jax.device_get(program.forward_passes().infer(state, next(batches), None)) for _ in range(each)]
 
     def memory(program):
-        found = program.forward_passes().lower().compile().memory_analysis()
+        found = program.extras.lower["infer"]().compile().memory_analysis()
         return found.argument_size_in_bytes + found.temp_size_in_bytes + found.output_size_in_bytes
 
     acting = f"{DR_DNA}, mitigating"

@@ -39,7 +39,7 @@ from .state import ExplicitState, with_maxima
 from .sums import averaged, exchanged, of_first, sum_over
 from .watched_activations import returned, scored, with_largest
 
-LOWERED = ("step", "faulty_step", "evaluate")  # see `Extras.lower`
+LOWERED = ("step", "faulty_step", "evaluate", "infer")  # see `Extras.lower`
 
 
 class Gathered(NamedTuple):
@@ -291,7 +291,7 @@ class Engine:
         """What is compiled, before compilation (`jax.stages.Lowered`), from shapes alone.
 
         Args:
-          part: one of `LOWERED`, or `infer`.
+          part: one of `LOWERED`.
         """
         layout, stepping = self.layout, part in ("step", "faulty_step")
         workers = jax.ShapeDtypeStruct((self.recipe.workers,), jnp.int32)

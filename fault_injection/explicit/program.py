@@ -69,7 +69,6 @@ def explicit_program(
         forward = ForwardPasses(
             tests=tests,
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
-            lower=lambda: engine.lowered("infer", profile),
             activations=engine.activation_sizes,
             watching=watching,
         )

@@ -21,7 +21,6 @@ class ForwardPasses:
       infer: `(state, batch, fault or None) -> Inference`: one forward pass.  A fault strikes forward operations of
         the sites that the program was made for; its positions count in operands that have as many examples as
         the batch.
-      lower: `infer` without a fault before compilation, `jax.stages.Lowered`, from shapes alone.
       activations: elements of one example's activation by forward operation, in the order of the pass.
       watching: the same program whose steps and `infer` watch activations after a profile
         (`models.observe.dr_dna.Profile`): they report `dr_dna/activations/LAYER` among the reductions; or the samples
@@ -30,7 +29,6 @@ class ForwardPasses:
 
     tests: Callable[[], list[Batch]]
     infer: Callable[[State, Batch, Fault | None], Inference]
-    lower: Callable[[], Any]
     activations: Callable[[], Mapping[str, int]]
     watching: "Callable[[Any], Program]"
 
@@ -49,7 +47,8 @@ class Extras:
       own_step: how far `step` is from the step that a user wrote, as JSON values with a `sentence`; it takes some
         steps.  Empty where they are the same.
       lower: what the program compiles, before compilation (`jax.stages.Lowered`), from shapes alone, by its name:
-        `step`; `faulty_step`, with a fault of one element; `evaluate`, of one batch, where the program has it.
+        `step`; `faulty_step`, with a fault of one element; where the program has them `evaluate`, of one batch, and
+        `infer` without a fault.
       trains_without_statistics: whether it is known that no step reads a running statistic of a norm.
     """
 
