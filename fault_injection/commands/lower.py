@@ -70,16 +70,23 @@ def run(options: argparse.Namespace) -> int:
             if not options.json:
                 tell(f"{one.name}: {one.wrong or 'compiles'} ({one.seconds:.0f} s)")
     strikes = _strikes(found, {"one": 1, "all": len(sites)})
-    wrong = _wrong(found, strikes)
+    wrong, left_out = _wrong(found, strikes), [part for part in options.parts if part not in found]
     if options.json:
         rows = [{**dataclasses.asdict(one), "strikes": strikes.get(name)} for name, one in found.items()]
-        tell_json({"workload": workload.label, "topology": options.topology, "programs": rows, "wrong": wrong})
+        known = {"workload": workload.label, "topology": options.topology, "programs": rows}
+        tell_json({**known, "left_out": left_out, "wrong": wrong})
         return bool(wrong)
     tell(f"{workload.title}, {workload.details}; described: {len(devices)} devices of kind {devices[0].device_kind}")
     for line in _table(found, strikes):
         tell(line)
-    for line in wrong or ["All of it compiles, nothing is too large, and no strike was compiled away."]:
+    for part in left_out:
+        tell(f"{part}: left out, because it is a function of Python, which nothing compiles as a whole")
+    counted = {"one", "all"} & found.keys() <= strikes.keys()
+    there = ", and no strike was compiled away" if strikes else ""
+    for line in wrong or [f"All of it compiles, and nothing is too large{there}."]:
         tell(line)
+    if not counted:
+        tell("Strikes are told from the branches of the fault-free step: --parts has to name `step`, too.")
     return bool(wrong)
 
 

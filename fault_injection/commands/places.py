@@ -73,22 +73,22 @@ def _row(found: AtPlace) -> dict[str, Any]:
 
 
 def _counted(found: list[AtPlace]) -> list[str]:
-    """How often which outcome came of the other places, and where those died that came to nothing."""
+    """How often which outcome came of the other places, and where errors died within the faulty step."""
     rows = list(map(_row, found))
     counts = collections.Counter(str(row["outcome"]) for row in rows)
     lines = []
     for outcome, count in counts.most_common():
         rate = wilson(count, len(rows))
         lines.append(f"{outcome}: {count} of {len(rows)} other places [{rate.low:.0%}, {rate.high:.0%}]")
-    died = [row for row in rows if row["reached"] == 0]
-    unchanged = sum(row["operand_changed"] == 0 for row in died)
-    no_result = sum(row["operand_changed"] > 0 and row["output_changed"] == 0 for row in died)
-    behind = len(died) - unchanged - no_result
-    for number, where in (
-        (unchanged, "the element had that value already"),
-        (no_result, "no element of the operation's result changed: the other operand is zero there"),
-        (behind, "what stands behind the operation let nothing through: a closed ReLU, dropout, or a zero"),
-    ):
-        if number:
-            lines.append(f"reached no parameter: {number}; {where}")
-    return lines
+    died = [row for row in rows if row["exactly_masked_after"] == 0]
+    where = collections.Counter(map(_died, died)) if not found[0].injection.of_leaf else {}
+    return lines + [f"died within the faulty step: {count}; {why}" for why, count in where.items()]
+
+
+def _died(row: dict[str, Any]) -> str:
+    """Where the error in an operation died whose step left the golden state."""
+    if row["operand_changed"] == 0:
+        return "the element had that value already"
+    if row["output_changed"] == 0:
+        return "the operation's result did not change: the other operand is zero there, or rounding took it"
+    return "what stands behind the operation let nothing through: a closed ReLU, dropout, a zero, or rounding"
