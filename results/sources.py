@@ -239,11 +239,6 @@ def commit(folder: str) -> str:
 # ---- Other files ---------------------------------------------------------------------------
 
 
-def exist(*folders: str) -> bool:
-    """Whether all these folders of results have a campaign's store."""
-    return all((RESULTS / folder / STORE).exists() for folder in folders)
-
-
 @functools.cache
 def read(path: str) -> Any:
     """What a JSON file of results says."""

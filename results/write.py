@@ -6,7 +6,7 @@ The prose is in `template/`, in Jinja2's language.  A number is `{{ an expressio
 `{% call claim(CONDITION) %}`.  Where they do not, nothing is written, and the sentence is named.
 
 Rates are those of the program's own reports: two-phase estimates where verdicts are early ones (docs/campaign.md).
-Tests take verdicts as they are best known.  A section whose stores are not there is included from `template/older/`.
+Tests take verdicts as they are best known.
 """
 
 import argparse

@@ -26,7 +26,9 @@ STAGES = ("conv1", "basicblock_1", "basicblock_2", "basicblock_3", "basicblock_4
 
 def said(*words, codes=(0,)):
     """What a command prints."""
-    done = subprocess.run([sys.executable, "-m", "fault_injection", *map(str, words)], stdout=subprocess.PIPE, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "fault_injection", *map(str, words)], stdout=subprocess.PIPE, check=False
+    )
     if done.returncode not in codes:
         sys.exit(done.returncode)
     return done.stdout
