@@ -20,7 +20,6 @@ from fault_injection.models.fault import Operand
 from fault_injection.questions.outcomes.report import summary
 from fault_injection.questions.outcomes.report.facts import Facts, decode
 from fault_injection.questions.outcomes.report.queries import BY, KNOWN, VERDICT
-from fault_injection.questions.outcomes.store import NAME as STORE
 from fault_injection.questions.outcomes.store import Store
 from fault_injection.questions.outcomes.tally import Tally, tally_of
 from fault_injection.questions.scoreboard.board import Board, read_board
