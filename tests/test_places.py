@@ -8,6 +8,7 @@ import pytest
 from small import SITE, UNREAD, small, striking_program
 
 from fault_injection.commands.main import main
+from fault_injection.commands.places import _died
 from fault_injection.faults.element_bits import ravel
 from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import write_injection
@@ -71,3 +72,16 @@ def test_the_command_counts_what_came_of_the_places(cache, tmp_path, capsys):
     assert len(places) == 4 and places[0]["place"] == "5/2/1/3" and {"outcome", "reached", "steps"} <= places[0].keys()
     assert main(["places", str(tmp_path / "huge.csv"), "--count", "0"]) == 2
     assert "expected a whole number from 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ({"struck": False, "operand_changed": 0, "output_changed": 0}, "nothing was struck"),
+        ({"struck": True, "operand_changed": 0, "output_changed": 0}, "had that value already"),
+        ({"struck": True, "operand_changed": 1, "output_changed": 0}, "the operation's result did not change"),
+        ({"struck": True, "operand_changed": 1, "output_changed": 2}, "what stands behind the operation"),
+    ],
+)
+def test_where_an_error_died_is_said(row, expected):
+    assert expected in _died(row)

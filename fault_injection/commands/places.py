@@ -49,7 +49,7 @@ SHOWN = ("outcome", "steps", "metric", "golden_metric", "operand_changed", "outp
 
 
 def _shown(value: Any) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else "-" if value is None else str(value)
 
 
 def _row(found: AtPlace) -> dict[str, Any]:
@@ -65,8 +65,9 @@ def _row(found: AtPlace) -> dict[str, Any]:
         "steps": found.steps,
         "metric": found.metric[0],
         "golden_metric": found.metric[1],
+        "struck": verdict.struck,
         "operand_changed": int(found.struck.operand_changed),
-        "output_changed": int(found.struck.output_changed),
+        "output_changed": None if found.injection.of_leaf else int(found.struck.output_changed),
         "reached": len(found.reached),
         "parameters": list(found.reached),
     }
@@ -87,6 +88,8 @@ def _counted(found: list[AtPlace]) -> list[str]:
 
 def _died(row: dict[str, Any]) -> str:
     """Where the error in an operation died whose step left the golden state."""
+    if not row["struck"]:
+        return "nothing was struck: the step left the operation out"
     if row["operand_changed"] == 0:
         return "the element had that value already"
     if row["output_changed"] == 0:
