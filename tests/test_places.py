@@ -38,6 +38,14 @@ def test_each_place_comes_to_what_a_replay_there_comes_to(cache):
         assert one.metric[0] == pytest.approx(float(alone.faulty.column("metric")[last]), nan_ok=True)
 
 
+def test_a_run_that_reaches_the_end_is_judged_beside_the_same_twins(tmp_path):
+    golden, late = golden_of(tmp_path), dataclasses.replace(HUGE, values=(0.05,))
+    for run in (golden, golden.twin_run(1), golden.twin_run(2)):
+        run.make(WORKLOAD.epochs)
+    (one,) = at_places([late], golden, steps=100)
+    assert one.outcome == replay(late, golden).outcome and one.outcome.tolerance["twins"] == 2
+
+
 def test_what_nobody_reads_reaches_no_parameter(cache):
     unread = dataclasses.replace(HUGE, layer=UNREAD, positions=((5, 2, 1, 2),), values=(1e18,))
     for one in at_places([unread, *other_places(unread, 2, seed=0)], golden_of(cache), steps=5):

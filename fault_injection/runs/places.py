@@ -21,6 +21,7 @@ from ..seam.stages import BESIDE
 from .course import Course
 from .follow import follow
 from .golden_run import Golden, Repeats
+from .noise import noise_floor
 from .outcome import Outcome
 from .progress import Progress
 from .records import Recorder, Run, rows_of
@@ -107,7 +108,7 @@ def at_places(injections: list[Injection], golden: Golden, steps: int) -> Iterat
                 injection.nonfinite,
                 record=record,
                 golden_after=lambda later: control if later == at else golden.fetch_state_after(later),
-                noise=lambda window: None,
+                noise=lambda window: noise_floor(golden, one.workload.epochs, window),
                 recorder=Recorder(Run(at.epoch, (), 0), rows_of(record(at.epoch), at.step)),
             )
             course.take(jax.tree.map(jnp.copy, before), at, last, before=[progress])
