@@ -420,9 +420,10 @@ def test_a_campaign_that_is_told_to_end_says_so_and_goes_on(tmp_path, everyone):
 @pytest.mark.parametrize("everyone", [False, True])
 def test_a_replay_that_is_told_to_end_goes_on(tmp_path, everyone):
     file = tmp_path / "mine.csv"
-    file.write_text(f"{INJECTION}epochs,200\n")
+    file.write_text(f"{INJECTION}epochs,200\n".replace("target_epoch,1\n", "target_epoch,8\n"))
     arguments = ("replay", file, "--cache", tmp_path / "cache", "--out", tmp_path / "out")
-    for moment in ("golden/*/records/0005.npz", "replays/*/records/0003.npz"):
+    for moment in ("golden/*/records/0005.npz", "replays/*/records/0011.npz"):  # before the fault, and after it
+        assert not list((tmp_path / "cache").glob(moment))
         process = command(*arguments)
         wait_for(lambda moment=moment: list((tmp_path / "cache").glob(moment)), process, 600)
         end(process, everyone)
