@@ -297,7 +297,7 @@ def mistakes():
     yield "from float32[3, 2] to float32[2, 3]", state, with_update(lambda w, loss: {"w": w.T})
     yield "adds the leaf 'b'", state, with_update(lambda w, loss: {"w": w, "b": loss})
     yield "has no site", state, lambda state, batch: (state, {"loss": 0.0})
-    yield "expected a pair", state, lambda state, batch: state
+    yield "has no site", state, lambda state, batch: state
     yield "): ConcretizationTypeError", state, with_update(lambda w, loss: {"w": w * float(loss)})
 
 

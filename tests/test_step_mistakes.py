@@ -45,12 +45,16 @@ def in_a_mesh(w, x):
     [
         (item, W, ("test_step_mistakes.py:", "as by float() or .item(); return the array")),
         (with_text, W, ("'phase' of the step's metrics is 'train'", "leave it out")),
-        (lambda w, x: inner(w, x)[::-1], W, ("returns its metrics first", "[::-1]")),
-        (lambda s, x: (inner(s[0], x)[0], s[1]), (W, {"m": X}), ("the new state alone", "wrap it")),
+        (lambda w, x: inner(w, x)[1], W, ("returns a dict, in which its state is not", "(state, metrics)")),
+        (
+            lambda v, w, x: (inner(v, x)[0], inner(w, x)[0], inner(w, x)[0]),
+            (W, W),
+            ("2 parts of what the step returns are like its state", "(lambda a, b, c: ((a, b), c))(*step"),
+        ),
         (branching, {"w": W, "n": 0}, ("test_step_mistakes.py:", "jnp.where")),
         (in_a_mesh, W, ("test_step_mistakes.py:", "set the mesh around instrument")),
         (inner.lower(W, X).compile(), W, ("give the function itself",)),
-        (lambda p, o, b: inner(p, b), W, ("takes (p, o, b)", "lambda state, batch")),
+        (lambda p, o, b: inner(p, b), W, ("takes (p, o, b)", "arguments=lambda state, batch")),
         (jax.jit(inner, in_shardings=({"b": None}, None)), W, ("in_shardings[0]", "shardings need the structure")),
     ],
 )

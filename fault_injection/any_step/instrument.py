@@ -5,7 +5,7 @@ import fnmatch
 import functools
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -24,9 +24,10 @@ from .jax_internals import PRODUCTS, is_explicit, is_of_vector, layout, line, me
 from .jaxpr_sites import Follower, FoundProduct
 from .site_names import names, roles
 from .step_checks import REPORTED, operation
+from .step_forms import Arguments, one_form
 from .step_site import KINDS, StepSite
 from .struck_site import NOWHERE, aimed
-from .traced_step import Step, Traced, trace
+from .traced_step import Traced, trace
 
 ALL = "all"
 Position = int | tuple[int, ...]
@@ -226,12 +227,13 @@ class Instrumented:
 
 
 def instrument(
-    step: Step,
+    step: Callable[..., Any],
     state: Any,
     batch: Any,
     sites: str | Sequence[str] = ALL,
     primitives: Sequence[str] = (),
     turns: int = 1,
+    arguments: Arguments | None = None,
 ) -> Instrumented:
     """A step of one's own that faults can strike; nothing of its code changes.
 
@@ -251,17 +253,20 @@ def instrument(
     (1257.875, [3.0], [100.0])
 
     Args:
-      step: `(state, batch) -> state, metrics`: plain JAX, or of any library on top of it, compiled or not.
+      step: `(state, batch) -> state, metrics`: plain JAX, or of any library on top of it, compiled or not.  Of a step
+        in another form (see `step_forms.one_form`) the program returns this form, with None for no metrics.
       state, batch: as the step takes them.  Leaves that are no arrays stay as they are.
       sites: which sites can be struck: all, or patterns of their names such as `grad_wt:*`.
       primitives: names of further primitives that are sites: two operands at least, and one result.
       turns: of a while loop whose number of turns only shows when it runs, in how many first turns a fault can
         strike.
+      arguments: what the step takes, made of a state and a batch, where that does not show.
 
     Raises:
       InputError: the step is impure, changes the form of its state, or has no such site.
     """
-    program = _instrumented(trace(step, state, batch), PRODUCTS | frozenset(primitives), turns)
+    traced = trace(one_form(step, state, batch, arguments), state, batch)
+    program = _instrumented(traced, PRODUCTS | frozenset(primitives), turns)
     leaves = program._leaves(state, batch)
     placed = meshes_of([getattr(leaf, "sharding", None) for leaf in leaves])
     program = dataclasses.replace(program, meshes=tuple(dict.fromkeys([*program.meshes, *placed])))

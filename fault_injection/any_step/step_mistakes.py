@@ -1,11 +1,10 @@
 """What is said of a step that cannot be traced: the place in the user's file, and the remedy."""
 
 import gc
-import inspect
 import re
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,37 +28,11 @@ REMEDIES = (
 )
 
 
-def check_call(step: Callable[..., Any]) -> None:
-    """See that a step takes a state and a batch; raises InputError."""
-    try:
-        signature = inspect.signature(step)
-    except (TypeError, ValueError):
-        return
-    try:
-        signature.bind(0, 0)
-    except TypeError as error:
-        raise InputError(
-            f"the step is called as step(state, batch), and takes {signature} ({error}): put what it learns into one "
-            "state, as in `lambda state, batch: step(*state, batch)`, and return (state, metrics)"
-        ) from None
-
-
 def check_results(results: Any, state: Any) -> None:
     """See that a step returns a new state and metrics of numbers; raises InputError."""
     if not isinstance(results, tuple) or len(results) != 2:
         found = f"a tuple of {len(results)}" if isinstance(results, tuple) else f"a {type(results).__name__}"
-        raise InputError(f"the step returns {found}; expected a pair: the new state, and metrics")
-    before, new, metrics = (str(jax.tree.structure(tree)) for tree in (state, *results))
-    if before != new and before == metrics:
-        raise InputError(
-            "the step returns its metrics first; expected (state, metrics): wrap it, as in "
-            "`lambda state, batch: step(state, batch)[::-1]`"
-        )
-    if before != new and before == str(jax.tree.structure(results)):
-        raise InputError(
-            "the step returns the new state alone; expected (state, metrics), with the loss among the metrics: "
-            'wrap it, as in `lambda state, batch: (step(state, batch), {"loss": ...})`'
-        )
+        raise InputError(f"the step returns {found}, in which its state is not; expected (state, metrics)")
     for path, leaf in jax.tree_util.tree_flatten_with_path(results[1])[0]:
         words = isinstance(leaf, (np.ndarray, np.generic)) and leaf.dtype.kind in "OSUMm"
         if words or not isinstance(leaf, (jax.Array, np.ndarray, np.generic, int, float, complex)):

@@ -15,9 +15,9 @@ import numpy as np
 from ..machine.errors import InputError
 from ..seam.trees import leaf_names
 from .jax_internals import Body, bodies, is_literal, line, opened, trace_of
-from .step_mistakes import cannot_be_traced, check_call, check_results, keeper
+from .step_forms import Step
+from .step_mistakes import cannot_be_traced, check_results, keeper
 
-Step = Callable[[Any, Any], tuple[Any, Any]]
 WORDS = "OSUMm"  # kinds of NumPy's types that are no numbers: objects, text, dates
 REGISTER = "make it a pytree, as with jax.tree_util.register_dataclass, or keep its arrays in a dict"
 
@@ -224,7 +224,6 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
       InputError: the step cannot be traced, has other results, gives the state other shapes, dtypes or leaves,
         keeps traced values, or computes something else when it is traced again.
     """
-    check_call(step)
     for path, leaf in jax.tree_util.tree_flatten_with_path(state)[0]:
         if has_arrays(leaf):
             raise InputError(

@@ -8,7 +8,7 @@ import numpy as np  # noqa: F401  in the example
 
 from ..seam.measure import Measure
 from .instrument import ALL
-from .traced_step import Step
+from .step_forms import Arguments
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +20,11 @@ class Training:
 
     Attributes:
       init: the state before the first step: any pytree.
-      step: `(state, batch) -> state, metrics`, pure; the metrics are a mapping with `loss` and the metric's name,
-        or the loss alone.
+      step: `(state, batch) -> state, metrics`, pure.  It may also take the elements of a state or batch that is a
+        tuple, return the elements of such a state, or the metrics first, or change modules of Flax NNX in place.  The
+        metrics have `loss` and the metric's name, as a mapping, dataclass or named tuple; or they are the loss alone,
+        which may stand beside the others.  Of arrays the mean counts.  If it returns the state alone, what `evaluate`
+        gives of the new state are its metrics.
       batch: the batch of (epoch, step), the same whenever it is asked for.
       steps_per_epoch, epochs: length of the training.
       evaluate: the same metrics of a state on test data.
@@ -30,6 +33,8 @@ class Training:
         `statistics`, `running_variance`, `history:MOMENT` or `other`.
       sites: patterns of the sites that a plan draws from; all by default.
       primitives, turns: as `instrument` takes them.
+      arguments: what the step takes, made of a state and a batch, where it takes something else than these and their
+        elements: `lambda state, batch: (state["params"], batch["image"], state["key"])`.
 
     >>> def training(seed: int = 0) -> Training:
     ...     def step(state, batch):
@@ -43,7 +48,7 @@ class Training:
     """
 
     init: Callable[[], Any]
-    step: Step
+    step: Callable[..., Any]
     batch: Callable[[int, int], Any]
     steps_per_epoch: int
     epochs: int
@@ -53,3 +58,4 @@ class Training:
     sites: str | Sequence[str] = ALL
     primitives: Sequence[str] = ()
     turns: int = 1
+    arguments: Arguments | None = None

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -17,7 +17,7 @@ from ..models.fault import Fault, inactive_fault
 from ..models.isolation import fence
 from ..models.overwrite import struck_of, words_of
 from ..seam.leaves import Batch, Role, State
-from ..seam.measure import Evaluation
+from ..seam.measure import Evaluation, Measure
 from ..seam.program import Extras, Program
 from ..seam.report import StepReport
 from ..seam.reporting import report
@@ -29,6 +29,7 @@ from .instrument import Instrumented, instrument
 from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
+from .step_forms import Modules, as_number, fields, is_numeric, one_form, taken_by
 from .traced_step import flattened
 from .training import Training
 
@@ -84,7 +85,8 @@ class TracedTraining:
 
     def batch(self, epoch: int, step: int) -> Batch:
         """The arrays of a batch."""
-        return self.program.traced.batch.arrays(self.training.batch(epoch, step))
+        given = _called(f"batch({epoch}, {step})", lambda: self.training.batch(epoch, step))
+        return self.program.traced.batch.arrays(given)
 
     def data(self) -> str:
         """Hash of the data.  A batch is the user's to make: its first and last ones stand for the data."""
@@ -164,7 +166,9 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
         return made.tree(new), told
 
     def evaluate(trained: State) -> Evaluation:
-        found = training.evaluate(program.traced.state.joined(jax.tree.leaves(trained)))
+        found = _called(
+            "evaluate(state)", lambda: training.evaluate(program.traced.state.joined(jax.tree.leaves(trained)))
+        )
         return Evaluation(*map(float, loss_and_metric(found, training.metric.name, "what evaluate returns")))
 
     def lowered(function: Callable[..., Any], *words: Any, donated: int = 0) -> Any:
@@ -222,42 +226,89 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[li
 
 
 def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
-    """The loss and the metric by which runs are compared.
+    """The loss and the metric by which runs are compared; the mean, where one of them is an array.
 
     >>> loss_and_metric({"loss": 0.5, "accuracy": 0.75}, "accuracy", "the metrics")
     (0.5, 0.75)
 
     Raises:
-      InputError: they are not there.
+      InputError: they are not there, or no numbers.
     """
-    if isinstance(metrics, Mapping):
-        for wanted in ("loss", name):
-            if wanted not in metrics:
-                raise InputError(f"{of} have no {wanted!r}{did_you_mean(wanted, map(str, metrics))}")
-        return metrics["loss"], metrics[name]
-    if name == "loss" and len(jax.tree.leaves(metrics)) == 1:
-        return jax.tree.leaves(metrics)[0], jax.tree.leaves(metrics)[0]
-    raise InputError(f"{of} are a {type(metrics).__name__}; expected a mapping with 'loss' and {name!r}")
+    found = fields(metrics)
+    for wanted in ("loss", name):
+        if wanted not in found:
+            hint = did_you_mean(wanted, found) or f'; expected {{"loss": ..., "{name}": ...}}'
+            raise InputError(f"{of} have no {wanted!r}{hint}")
+        if not is_numeric(found[wanted]):
+            raise InputError(f"{wanted!r} of {of} is {found[wanted]!r:.60}; expected a number")
+    return as_number(found["loss"]), as_number(found[name])
 
 
 def traced_training(training: Training) -> TracedTraining:
     """A training with its initial state, traced; raises InputError where the step cannot be used."""
-    for name, value in (("steps_per_epoch", training.steps_per_epoch), ("epochs", training.epochs)):
-        if value < 1:
-            raise InputError(f"{name} is {value}; expected 1 at least")
+    _check_settings(training)
     state = _called("init()", training.init)
     batch = _called("batch(0, 0)", lambda: training.batch(0, 0))
     last = training.epochs - 1, training.steps_per_epoch - 1
     _called(f"batch{last}", lambda: training.batch(*last))  # after which the first is still what it was
     _check_asked_again(batch, _called("batch(0, 0)", lambda: training.batch(0, 0)))
+    training, state = in_one_form(training, state, batch)
     program = instrument(training.step, state, batch, training.sites, training.primitives, training.turns)
-    traced, metric = program.traced, training.metric.name
+    traced = program.traced
     shapes = jax.tree.unflatten(traced.metrics, traced.jaxpr.out_avals[len(traced.names) :])
-    for one in loss_and_metric(shapes, metric, "the step's metrics"):
-        if one.shape != ():
-            found = f"the step's metrics have a loss or {metric} of shape {list(one.shape)}"
-            raise InputError(f"{found}; expected numbers")
+    jax.eval_shape(lambda told: loss_and_metric(told, training.metric.name, "the step's metrics"), shapes)
     return TracedTraining(training, state, program)
+
+
+def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, Any]:
+    """The training with a step `(state, batch) -> (state, metrics)`, and its initial state as the step takes it.
+
+    Modules of Flax NNX become their variables.  Metrics that a step does not return are those of `evaluate`.
+    """
+    step, arguments = training.step, training.arguments
+    if modules := Modules.among(state):
+        init, evaluate = training.init, training.evaluate
+        training = dataclasses.replace(
+            training,
+            init=lambda: modules.arrays(init()),
+            evaluate=lambda arrays: evaluate(modules.joined(arrays)),
+        )
+        step, arguments = modules.changed_by(step, arguments or taken_by(step, state, batch)), None
+        state = modules.arrays(state)
+    paired = one_form(step, state, batch, arguments)
+
+    def standard(state: Any, batch: Any) -> tuple[Any, Any]:
+        results = paired(state, batch)
+        if not isinstance(results, tuple) or len(results) != 2 or results[1] is not None:
+            return results
+        try:
+            return results[0], training.evaluate(results[0])
+        except Exception as error:
+            reason = f"{type(error).__name__}: " + str(error).strip().partition("\n")[0][:200]
+            raise InputError(
+                f"the step returns its new state alone, and evaluate, which would give its metrics, cannot be traced "
+                f'({reason}): return them, as in `lambda state, batch: (step(state, batch), {{"loss": ...}})`'
+            ) from error
+
+    return dataclasses.replace(training, step=standard, arguments=None), state
+
+
+def _check_settings(training: Training) -> None:
+    """See that what a user gave are numbers, functions and a measure; raises InputError."""
+    if not isinstance(training, Training):
+        raise InputError(f"it returns a {type(training).__name__}; expected a Training")
+    for name in ("steps_per_epoch", "epochs"):
+        value = getattr(training, name)
+        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
+            raise InputError(f"{name} is {value!r}; expected a whole number")
+        if value < 1:
+            raise InputError(f"{name} is {value}; expected 1 at least")
+    for name in ("init", "step", "batch", "evaluate"):
+        if not callable(value := getattr(training, name)):
+            raise InputError(f"{name} is {value!r:.60}; expected a function")
+    if not isinstance(training.metric, Measure):
+        example = 'Measure("loss", "lower", chance=2.3, tolerance=0.1)'
+        raise InputError(f"metric is {training.metric!r:.60}; expected a Measure, such as {example}")
 
 
 def _check_asked_again(batch: Any, again: Any) -> None:

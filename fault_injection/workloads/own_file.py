@@ -21,7 +21,7 @@ def own_function(name: str) -> tuple[Callable[..., Any], pathlib.Path]:
         raise InputError(f"workload {shown!r}: there is no such file")
     try:
         module = user_module(path)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         raise InputError(f"workload {shown!r}: {type(error).__name__} on import: {error}", path) from None
     make = getattr(module, function, None)
     if not callable(make):
