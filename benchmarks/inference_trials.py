@@ -36,7 +36,6 @@ def main():
         Component,
         names_of_components,
         names_of_layers,
-        parameters,
     )
     from fault_injection.questions.vulnerability.criteria import Wanted
     from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan
@@ -53,20 +52,21 @@ def main():
         state, _ = program.step(state, program.batch(*divmod(step, program.steps_per_epoch)), 0, step)
     state, tests = jax.device_get(state), program.forward_passes().tests()
     wanted, count = (Wanted("decision", 0.5), 8192) if options.workload == "dlrm" else (Wanted("class"), None)
-    lab = Trials(workload, state, wanted, tests, count)
-    names = parameters(workload)
+    told = program.outputs(state, count, False)
+    lab = Trials(workload, told, wanted)
+    names = workload.parameters()
     groups = names_of_components([name.removeprefix("params/") for name in names], workload.components())
     groups = {name: [f"params/{leaf}" for leaf in leaves] for name, leaves in groups.items()}
     amounts = FLIPS
     if options.workload == "resnet18":
         groups, amounts = names_of_layers(names), (1,)
-    loops = {"JAX": jax_loop(workload, state, tests, wanted, count)}
+    loops = {"JAX": jax_loop(workload, state, told, wanted)}
     evaluations = evaluate_loop(program, state)
     share = lab.count / sum(
         int((np.asarray(batch["weight"]) > 0).any(tuple(range(2, batch["weight"].ndim))).sum()) for batch in tests
     )
     if options.workload == "dlrm" and not options.without_torch:
-        loops["PyTorch"] = torch_loop(workload, state, tests, count, machine["threads"])
+        loops["PyTorch"] = torch_loop(workload, state, told.inputs, machine["threads"])
 
     contestants = {}
     for name, leaves in groups.items():
@@ -101,15 +101,14 @@ def main():
     pairs.write(options, machine, claims, seconds_of_a_trial=each)
 
 
-def jax_loop(workload, state, tests, wanted, count):
+def jax_loop(workload, state, told, wanted):
     """A plain loop: parameters changed on the host, one compiled evaluation of the whole network for each trial."""
     import jax
     import jax.numpy as jnp
 
     from fault_injection.models.layer import Context
-    from fault_injection.questions.vulnerability.trials import examples_of
 
-    inputs, targets = map(jnp.asarray, examples_of(tests, count))
+    inputs, targets = jnp.asarray(told.inputs), jnp.asarray(told.targets)
     network, params, stats = workload.recipe().network, jax.device_put(state.params), jax.device_put(state.stats)
 
     @jax.jit
@@ -148,14 +147,11 @@ def evaluate_loop(program, state):
     return loop
 
 
-def torch_loop(workload, state, tests, count, threads):
+def torch_loop(workload, state, inputs, threads):
     """The same in PyTorch: the struck parameter is copied, and the network runs eagerly."""
     import torch
 
-    from fault_injection.questions.vulnerability.trials import examples_of
-
     torch.set_num_threads(threads)
-    inputs, _ = examples_of(tests, count)
     tables = len(workload.tables)
     dense = torch.from_numpy(np.ascontiguousarray(inputs[:, :-tables]).view(np.float32))
     indices = torch.from_numpy(np.ascontiguousarray(inputs[:, -tables:]).astype(np.int64))

@@ -20,6 +20,7 @@ import recipe
 from conftest import FIXTURES
 
 from fault_injection.explicit.optimizers import clipped_adamw, keras_sgd
+from fault_injection.explicit.outputs import outputs_of
 from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.explicit.sites import list_sites
 from fault_injection.models.fault import Operand, inactive_fault
@@ -325,15 +326,11 @@ class TestDlrm(Parity):
     def test_trials_of_parameter_faults(self, case):
         """The same faults as `pvf` does them, those of a perceptron or of the tables in one call."""
         dense = case.stored["config"]["dense"]
-        workload = types.SimpleNamespace(
-            recipe=lambda: types.SimpleNamespace(network=case.network),
-            lookups=lambda: {
-                f"params/emb_{k}/table": dense + k for k in range(len(case.stored["config"]["cardinalities"]))
-            },
-        )
+        columns = {f"params/emb_{k}/table": dense + k for k in range(len(case.stored["config"]["cardinalities"]))}
+        workload = types.SimpleNamespace(lookups=lambda: columns)
         state = types.SimpleNamespace(params=case.params, stats={})
         tests = [case.batch | {"weight": np.ones(case.batch["target"].shape)}]
-        lab = Trials(workload, state, Wanted("decision", 0.5), tests)
+        lab = Trials(workload, outputs_of(case.network, state, tests, None), Wanted("decision", 0.5))
         entries = {part: [] for part in ("bot", "emb", "top")}
         for entry in case.stored["parameter_faults"]:
             entries[entry["name"][:3]].append(entry)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..machine.errors import InputError
+from ..machine.errors import InputError, did_you_mean
 
 Arguments = Callable[[Any, Any], Sequence[Any]]  # of a step, made of the state and the batch
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -221,3 +221,22 @@ def _is_number(part: Any) -> bool:
 def as_number(metric: Any) -> Any:
     """A metric as one number: the mean of several, such as those of each device or example."""
     return metric if np.shape(metric) == () else jnp.mean(metric)
+
+
+def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
+    """The loss and the metric by which runs are compared; the mean, where one of them is an array.
+
+    >>> loss_and_metric({"loss": 0.5, "accuracy": 0.75}, "accuracy", "the metrics")
+    (0.5, 0.75)
+
+    Raises:
+      InputError: they are not there, or no numbers.
+    """
+    found = fields(metrics)
+    for wanted in ("loss", name):
+        if wanted not in found:
+            hint = did_you_mean(wanted, found) or f'; expected {{"loss": ..., "{name}": ...}}'
+            raise InputError(f"{of} have no {wanted!r}{hint}")
+        if not is_numeric(found[wanted]):
+            raise InputError(f"{wanted!r} of {of} is {found[wanted]!r:.60}; expected a number")
+    return as_number(found["loss"]), as_number(found[name])

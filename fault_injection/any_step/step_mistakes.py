@@ -41,8 +41,8 @@ def check_results(results: Any, state: Any) -> None:
             raise InputError(f"{found}: leave it out of what the step returns")
 
 
-def cannot_be_traced(error: Exception) -> InputError:
-    """What is said of an error that is raised while a step is traced."""
+def cannot_be_traced(error: Exception, what: str = "the step") -> InputError:
+    """What is said of an error that is raised while a step, or another function of the user's, is traced."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     reason = lines[0][:300] if lines else ""
@@ -52,7 +52,7 @@ def cannot_be_traced(error: Exception) -> InputError:
     at = f" ({frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno})" if frames else ""
     whole = f"{type(error).__name__}: {' '.join(lines)}"
     remedy = next((f": {remedy}" for part, remedy in REMEDIES if part in whole), "")
-    return InputError(f"the step cannot be traced{at}: {type(error).__name__}: {reason.rstrip('.')}{remedy}")
+    return InputError(f"{what} cannot be traced{at}: {type(error).__name__}: {reason.rstrip('.')}{remedy}")
 
 
 def _of_user(file: str) -> bool:

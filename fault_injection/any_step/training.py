@@ -33,6 +33,8 @@ class Training:
         `statistics`, `running_variance`, `history:MOMENT` or `other`.
       sites: patterns of the sites that a plan draws from; all by default.
       primitives, turns: as `instrument` takes them.
+      predict, tests: `(state, batch) -> logits [n,…,C]`, and what gives the batches of the test data: what `pvf` judges
+        by single answers.  Without them it judges by `evaluate`.
       arguments: what the step takes, made of a state and a batch, where it takes something else than these and their
         elements: `lambda state, batch: (state["params"], batch["image"], state["key"])`.
 
@@ -58,4 +60,6 @@ class Training:
     sites: str | Sequence[str] = ALL
     primitives: Sequence[str] = ()
     turns: int = 1
+    predict: Callable[[Any, Any], Any] | None = None
+    tests: Callable[[], Sequence[Any]] | None = None
     arguments: Arguments | None = None

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.devices import only_described
-from ..machine.errors import InputError, Untrustworthy, did_you_mean
+from ..machine.errors import InputError, Untrustworthy
 from ..models.fault import Fault, inactive_fault
 from ..models.isolation import fence
 from ..models.overwrite import struck_of, words_of
@@ -29,9 +29,10 @@ from .instrument import Instrumented, instrument
 from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
-from .step_forms import Modules, as_number, fields, is_numeric, one_form, taken_by
+from .step_forms import Modules, loss_and_metric, one_form, taken_by
 from .traced_step import flattened
 from .training import Training
+from .training_outputs import outputs_of
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -191,6 +192,9 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
         step=step,
         faulty_step=faulty_step,
         evaluate=evaluate,
+        outputs=lambda old, examples, measured: outputs_of(
+            training, state, program.traced.state, old, examples, by_measure=measured
+        ),
         extras=Extras(
             reports=step_checks.REPORTED | recoverable,
             own_step=functools.cache(lambda: made.distance(reference)),  # once, since twins begin alike
@@ -225,25 +229,6 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[li
     return step
 
 
-def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
-    """The loss and the metric by which runs are compared; the mean, where one of them is an array.
-
-    >>> loss_and_metric({"loss": 0.5, "accuracy": 0.75}, "accuracy", "the metrics")
-    (0.5, 0.75)
-
-    Raises:
-      InputError: they are not there, or no numbers.
-    """
-    found = fields(metrics)
-    for wanted in ("loss", name):
-        if wanted not in found:
-            hint = did_you_mean(wanted, found) or f'; expected {{"loss": ..., "{name}": ...}}'
-            raise InputError(f"{of} have no {wanted!r}{hint}")
-        if not is_numeric(found[wanted]):
-            raise InputError(f"{wanted!r} of {of} is {found[wanted]!r:.60}; expected a number")
-    return as_number(found["loss"]), as_number(found[name])
-
-
 def traced_training(training: Training) -> TracedTraining:
     """A training with its initial state, traced; raises InputError where the step cannot be used."""
     _check_settings(training)
@@ -267,11 +252,12 @@ def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, A
     """
     step, arguments = training.step, training.arguments
     if modules := Modules.among(state):
-        init, evaluate = training.init, training.evaluate
+        init, evaluate, predict = training.init, training.evaluate, training.predict
         training = dataclasses.replace(
             training,
             init=lambda: modules.arrays(init()),
             evaluate=lambda arrays: evaluate(modules.joined(arrays)),
+            predict=predict and (lambda arrays, batch: predict(modules.joined(arrays), batch)),
         )
         step, arguments = modules.changed_by(step, arguments or taken_by(step, state, batch)), None
         state = modules.arrays(state)

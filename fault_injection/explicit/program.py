@@ -25,6 +25,7 @@ from .gradient_scale import gradient_scale
 from .layout import Layout, layout_of
 from .mesh import WHOLE
 from .optimizers import Invertible
+from .outputs import outputs_of
 from .recipe import Recipe
 from .start import stages_of, starting
 from .state import ExplicitState
@@ -94,6 +95,7 @@ def explicit_program(
             joined=joined,
             restated=_restating(layout) if recipe.tables or layout.pieces else lambda state: state,
             forward=forward,
+            outputs=lambda state, examples, _: outputs_of(recipe.network, state, tests(), examples),
             extras=extras,
         )
 

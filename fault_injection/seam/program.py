@@ -8,6 +8,7 @@ from ..machine.errors import InputError
 from ..models.fault import Fault
 from .leaves import Batch, State
 from .measure import Evaluation, Measure
+from .outputs import Outputs
 from .report import Inference, StepReport
 from .state_spec import StateSpec
 
@@ -85,6 +86,8 @@ class Program:
       restated: the state with its leaves of the role `KEPT` brought up to date, after others were changed outside of
         a step.
       forward: its forward passes in evaluation; None where it is not known to have such passes.
+      outputs: `(state, examples, measured) -> Outputs`: what a state says of test data, of so many examples or of all
+        (None); if `measured`, how bad it is by the measure alone.
       extras: what else it can do or say.
     """
 
@@ -102,6 +105,7 @@ class Program:
     joined: Callable[[Callable[[int], State]], State] | None = None
     restated: Callable[[State], State] = lambda state: state
     forward: ForwardPasses | None = None
+    outputs: Callable[[State, int | None, bool], Outputs] | None = None
     extras: Extras = Extras()
 
     def start(self, load: Callable[[int], State]) -> State:

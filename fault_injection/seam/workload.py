@@ -14,6 +14,7 @@ from ..machine.sources import with_own_folder
 from ..machine.user_files import module_named
 from ..models.precisions import PRECISIONS
 from ..models.site import Site
+from .leaves import Role
 from .program import Program
 from .stages import CHECKPOINT, GRADIENT, STATE, UPDATE
 from .state_spec import StateSpec
@@ -96,6 +97,10 @@ class Workload(abc.ABC):
     def sites(self) -> Mapping[str, Site]:
         """The operations that a fault can strike, by name, in the order in which a step runs them."""
 
+    def of_one_example(self) -> Mapping[str, Site]:
+        """The same operations where every worker has one example; none where these are not known."""
+        return {}
+
     def target(self, name: str) -> Site:
         """What a fault can strike, by name: an operation, or an array of `leaves`.
 
@@ -121,6 +126,27 @@ class Workload(abc.ABC):
     def components(self) -> Mapping[str, list[str]]:
         """Groups of parameters whose vulnerability is told apart, as patterns of their names without `params/`."""
         return {"all parameters": ["*"]}
+
+    def parameters(self) -> list[str]:
+        """Names of the parameters that a fault can strike, in the order of the forward pass where that is known."""
+        targets = self.leaves()
+        return [leaf.name for leaf in self.state().leaves if leaf.role == Role.PARAMETER and leaf.name in targets]
+
+    def logits(self) -> int | None:
+        """How many logits an output has at inference; None where outputs are not known.
+
+        Raises:
+          InputError: outputs are known, and cannot be had.
+        """
+        return None
+
+    def measurable(self) -> bool:
+        """Whether it is known how bad a state is as a function of its parameters, by the measure alone.
+
+        Raises:
+          InputError: it is known, and cannot be had.
+        """
+        return False
 
     def lookups(self) -> Mapping[str, int]:
         """Parameters of which an example reads one row, by name, with the column of the input that names the row."""

@@ -11,6 +11,7 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
 
+from ..models.fault import Operand
 from ..models.precisions import PRECISIONS
 from ..models.site import Site
 from ..seam.program import Program
@@ -59,6 +60,9 @@ class ExplicitWorkload(Workload):
         alike = self._alike()
         return described(alike, "sites") or _sites(alike)
 
+    def of_one_example(self) -> Mapping[str, Site]:
+        return self.changed(batch_size=self.workers).sites()
+
     def leaves(self) -> Mapping[str, Site]:
         return described(self._alike(), "leaves") or super().leaves()
 
@@ -71,6 +75,14 @@ class ExplicitWorkload(Workload):
         """What its state consists of; no device is asked for."""
         found: StateSpec = self.recipe().state()
         return found
+
+    def parameters(self) -> list[str]:
+        params = self.state().abstract.params  # in the order of the network
+        return [f"params/{layer}/{name}" for layer, leaves in params.items() for name in leaves]
+
+    def logits(self) -> int | None:
+        *_, last = (site for site in self.sites().values() if site.stage == "forward")
+        return int(last.shapes[Operand.OUTPUT][-1])
 
     def program(
         self,

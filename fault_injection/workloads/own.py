@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from ..any_step.training import Training
+from ..any_step.training_outputs import check_evaluate, logits
 from ..any_step.training_program import TracedTraining, traced_training, training_program
 from ..machine.errors import InputError
 from ..machine.sources import with_own_folder
@@ -60,6 +61,18 @@ class OwnTraining(Workload):
         program = self.started.program
         program = program.supporting(frozenset(program.sites) if supported is None else supported)
         return training_program(dataclasses.replace(self.started, program=program), reductions)
+
+    def logits(self) -> int | None:
+        made = self.started
+        return logits(made.training, made.program.traced.state, made.given)
+
+    def measurable(self) -> bool:
+        made = self.started
+        if made.program.meshes:
+            raise InputError(f"{self.name}: its step runs on a mesh of devices; the answers of one device are judged")
+        if made.training.predict is None:
+            check_evaluate(made.training, made.program.traced.state, made.given)
+        return True
 
     def sources(self) -> tuple[pathlib.Path, ...]:
         """The user's file, what it imports from its own folder, and what interprets its step."""
