@@ -86,6 +86,16 @@ def test_a_stream_without_letters_gets_escapes(command, tmp_path):
             assert command(tmp_path, *words, **variables).isascii()
 
 
+def test_starters_come_with_the_wheel_and_replace_nothing(command, tmp_path):
+    said = command(tmp_path, "init", "my_run.py", "--library", "nnx")
+    assert said.splitlines()[-1] == "  fault-injection golden my_run.py:training"
+    assert "my_run.py:training" in (text := (tmp_path / "my_run.py").read_text()) and "NAME" not in text
+    assert command(tmp_path, "init", "my_run.py", code=2) == "my_run.py: is there already; nothing was written\n"
+    assert command(tmp_path, "init", "run.txt", code=2) == "run.txt: expected a name that ends in .py\n"
+    assert command(tmp_path, "init", "no/run.py", code=2) == "no: there is no such folder\n"
+    assert (tmp_path / "my_run.py").read_text() == text and len([*tmp_path.glob("*.py")]) == 1
+
+
 def test_examples_come_with_the_wheel_and_replace_nothing(command, installed, tmp_path):
     said = command(tmp_path, "examples", "here")
     assert said.endswith("files copied to here/examples/\n")

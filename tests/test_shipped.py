@@ -66,8 +66,11 @@ def verdicts(repository, cache, files, *, threads, seed, devices=1, horizon=0, *
 
 @pytest.mark.slow
 def test_verdicts_do_not_depend_on_threads_seed_or_devices(repository, reference, tmp_path, resnets):
-    """The reference has seed 123, all threads and one device."""
-    some = [path for path in resnets if path.stem not in ("quick_start", "forward_masked")]  # two others end like them
+    """The reference has seed 123, all threads and one device.
+
+    Left out are three that end like others; those that are masked would be followed to the end of another training.
+    """
+    some = [path for path in resnets if path.stem not in ("quick_start", "forward_masked", "backward_masked")]
     found = verdicts(repository, tmp_path, some, threads=1, seed=2, devices=8)
     assert found == {path.stem: reference[path.stem] for path in some}
 

@@ -107,6 +107,8 @@ def test_how_a_step_takes_its_state_changes_nothing_of_it(expected):
     assert one_step(traced_training(both)) == expected
     whole = one_form(lambda state, x, _key: (state, x), W, (X, np.uint32(7)))
     assert whole(W, (X, 7)) == (W, X)
+    taken = one_form(lambda a, b, c: (a @ b["a"], c), (W["a"].T, W), (X, X))  # only the parts of the state fit
+    assert np.array_equal(taken((W["a"].T, W), (X, X))[0], W["a"].T @ W["a"])
     with pytest.raises(InputError, match=r"may be lambda state, batch: \(\*state, batch\) or .*: say which, as arg"):
         one_form(lambda a, b, c: None, PAIR, (X, 7))
 

@@ -63,7 +63,10 @@ def taken_by(step: Callable[..., Any], state: Any, batch: Any) -> Arguments:
             reason = reason or f" ({error})"
             continue
         fitting.append(said)
-    if len(fitting) == 1 or fitting[:1] == [*TOLD][:1]:
+    if len(fitting) > 1 and fitting[0] != next(iter(TOLD)):
+        working = [said for said in fitting if _works(step, TOLD[said], state, batch)]
+        fitting = working or fitting[:1]  # what is wrong with it is said when it is traced
+    if len(fitting) == 1 or (fitting and fitting[0] == next(iter(TOLD))):
         return TOLD[fitting[0]]
     found = f"the step is called as step(state, batch), and takes {signature}{'' if fitting else reason}"
     if fitting:
@@ -72,6 +75,24 @@ def taken_by(step: Callable[..., Any], state: Any, batch: Any) -> Arguments:
         f"{found}: put what it learns into one state, and say how it takes it, such as "
         "arguments=lambda state, batch: (*state, batch); a number that does not change goes in by functools.partial"
     )
+
+
+def _works(step: Callable[..., Any], taken: Arguments, state: Any, batch: Any) -> bool:
+    """Whether a step takes what it would be given; nothing is computed."""
+    leaves, structure = jax.tree.flatten((state, batch))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, (jax.Array, np.ndarray))]
+
+    def abstractly(arrays: Sequence[Any]) -> None:
+        whole = [*leaves]
+        for place, array in zip(places, arrays, strict=True):
+            whole[place] = array
+        step(*taken(*jax.tree.unflatten(structure, whole)))
+
+    try:
+        jax.eval_shape(abstractly, [leaves[place] for place in places])
+    except Exception:
+        return False
+    return True
 
 
 def _state_and_rest(results: Any, state: Any) -> tuple[Any, Any]:

@@ -32,6 +32,7 @@ COMMANDS = {  # each in a module of its name, in the order of the help
     "report": "write the report of a campaign, or compare several",
     "export": "write injection files of a campaign's experiments, or its tables; runs nothing",
     "fetch-checkpoints": "download the published checkpoints, and import them",
+    "init": "write a training of your own to begin with: it runs as it is, and the lines to edit are marked",
     "examples": "copy the examples that the documentation names: injections, plans, own steps",
 }
 
