@@ -49,6 +49,19 @@ twins = 2
 """
 
 
+def test_sites_are_chosen_by_kind():
+    whole = parse_plan(PLAN)
+    convolutions = parse_plan(PLAN.replace("seed = 7", 'seed = 7\nkinds = ["convolution"]'))
+    assert convolutions.sites == whole.sites  # no other is left by the patterns
+    both = parse_plan(PLAN.replace('sites = ["basicblock_*", "!*_conv2_grad_in"]', 'kinds = ["dense"]'))
+    assert both.sites == ("fc_grad_in", "fc_grad_wt")
+    with pytest.raises(InputError, match=r"faults.kinds: no site of the kind 'denes' is left; did you mean 'dense'"):
+        parse_plan(PLAN.replace('sites = ["basicblock_*", "!*_conv2_grad_in"]', 'kinds = ["denes"]'))
+    with pytest.raises(InputError, match=r"faults.kinds: they are of operations; state stands alone"):
+        parse_plan(PLAN.replace('["backward"]', '["state"]').replace('sites = ["basicblock_*", "!*_conv2_grad_in"]',
+                   'kinds = ["dense"]').partition("[faults.models]")[0] + "[run]\nhorizon = 2\n")  # fmt: skip
+
+
 def test_every_shipped_plan_is_one(repository):
     plans = {path.stem: read_plan(path) for path in (repository / "injections" / "plans").glob("*.toml")}
     of_images = {"quick", "reference", "lean", "latent", "fault_free"}

@@ -24,7 +24,7 @@ from .plan import EXITS, LARGEST, Model, Plan, sample_size
 from .plan_start import START, read_start
 
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
-FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "seed", "models", "schedule")
+FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "kinds", "seed", "models", "schedule")
 FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
 RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite")
 
@@ -197,10 +197,25 @@ def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple
     found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
     if not found:
         raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")
+    if "kinds" in faults:
+        if of_leaves:
+            raise read.wrong("faults.kinds", f"they are of operations; {of_leaves[0]} stands alone")
+        found = _of_kinds(faults, workload, {name: workload.kind(sites[name]) for name in found}, read)
     for name in found:
         if (problem := too_large(sites[name])) is not None:
             raise read.wrong("faults.sites", problem)
     return found
+
+
+def _of_kinds(faults: Mapping[str, Any], workload: Workload, kinds: Mapping[str, str], read: Reader) -> tuple[str, ...]:
+    """The sites of the kinds asked for, as reports count them together."""
+    asked = read.list_of(faults, "faults.kinds", [], str, "kinds of operations, such as convolution")
+    there = sorted(set(kinds.values()))
+    for kind in asked:
+        if kind not in there:
+            hint = did_you_mean(kind, there) or f"; there are {', '.join(there)}"
+            raise read.wrong("faults.kinds", f"no site of the kind {kind[:60]!r} is left{hint}")
+    return tuple(name for name, kind in kinds.items() if kind in asked)
 
 
 def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> tuple[Model, ...]:
