@@ -50,7 +50,7 @@ def test_the_same_faults_have_the_same_verdicts():
     noise = compare.spread(two)
     pairs = [[door.verdict(strike, noise).outcome for door in two] for strike in strikes]
     # Which other kinds there are depends on the processor.
-    assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 3
+    assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 2
     met = [(strike, [{one.outcome} for one in pair]) for strike, pair in zip(strikes, pairs, strict=True)]
     differing = [(strike, outcomes) for strike, outcomes in met if not set.intersection(*outcomes)]
     assert len(differing) <= 3
