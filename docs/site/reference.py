@@ -48,6 +48,7 @@ FAULTS = {
     "stages": "list of passes (`forward`, `backward`), or one of `state`, `gradient`, `worker_gradient`, `update`, "
     "`checkpoint`",
     "sites": "list of patterns of names; `!conv1*` leaves some out; all by default",
+    "kinds": "list of kinds of operations, such as `convolution`, as reports name them; all by default",
     "seed": "experiment i is drawn from (seed, i); 1 by default",
     "models": "table of fault models and their weights",
     "schedule": "as the row of an injection file",
