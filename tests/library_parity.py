@@ -19,8 +19,8 @@ import pytest
 import recipe
 from conftest import FIXTURES
 
+from fault_injection.explicit.network_outputs import outputs_of
 from fault_injection.explicit.optimizers import clipped_adamw, keras_sgd
-from fault_injection.explicit.outputs import outputs_of
 from fault_injection.explicit.passes import forward_and_backward
 from fault_injection.explicit.sites import list_sites
 from fault_injection.models.fault import Operand, inactive_fault

@@ -4,7 +4,7 @@ import gc
 import re
 import traceback
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,6 +39,19 @@ def check_results(results: Any, state: Any) -> None:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             found = f"{name!r} of the step's metrics is {leaf!r:.60}, which is no number"
             raise InputError(f"{found}: leave it out of what the step returns")
+
+
+def called(what: str, call: Callable[[], Any]) -> Any:
+    """What a function of the user's gives; raises InputError where it raises."""
+    try:
+        return call()
+    except Exception as error:
+        raise InputError(f"{what} raises {type(error).__name__}: {first_line(error)}") from error
+
+
+def first_line(error: Exception) -> str:
+    """What an error says first."""
+    return str(error).strip().partition("\n")[0][:300]
 
 
 def cannot_be_traced(error: Exception, what: str = "the step") -> InputError:

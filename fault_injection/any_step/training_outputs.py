@@ -14,7 +14,7 @@ from ..seam.leaves import Role, State
 from ..seam.outputs import Outputs
 from ..seam.state_spec import StateSpec
 from .step_forms import loss_and_metric
-from .step_mistakes import cannot_be_traced
+from .step_mistakes import called, cannot_be_traced
 from .traced_step import Flattening, flattened
 from .training import Training
 
@@ -116,10 +116,8 @@ def logits_of(training: Training, state: Any, batches: Sequence[Any]) -> jax.Arr
 def _batches(training: Training) -> list[Any]:
     if training.tests is None:
         raise InputError("a Training with predict needs tests, which gives its batches: tests=lambda: [batch]")
-    try:
-        found = list(training.tests())
-    except Exception as error:
-        raise InputError(f"tests() raises {type(error).__name__}: {str(error).partition(chr(10))[0][:300]}") from error
+    tests = training.tests
+    found = called("tests()", lambda: list(tests()))
     if not found:
         raise InputError("tests() gives no batch; expected one at least")
     return found

@@ -30,6 +30,7 @@ from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
 from .step_forms import Modules, loss_and_metric, one_form, taken_by
+from .step_mistakes import called, first_line
 from .traced_step import flattened
 from .training import Training
 from .training_outputs import outputs_of
@@ -43,11 +44,13 @@ class TracedTraining:
       training: what the user's function returned.
       initial: its initial state.
       program: its step, with the sites that are supported.
+      said: what is to be said of how its step is read.
     """
 
     training: Training
     initial: Any
     program: Instrumented
+    said: tuple[str, ...] = ()
 
     @functools.cached_property
     def given(self) -> list[Any]:
@@ -86,7 +89,7 @@ class TracedTraining:
 
     def batch(self, epoch: int, step: int) -> Batch:
         """The arrays of a batch."""
-        given = _called(f"batch({epoch}, {step})", lambda: self.training.batch(epoch, step))
+        given = called(f"batch({epoch}, {step})", lambda: self.training.batch(epoch, step))
         return self.program.traced.batch.arrays(given)
 
     def data(self) -> str:
@@ -167,7 +170,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
         return made.tree(new), told
 
     def evaluate(trained: State) -> Evaluation:
-        found = _called(
+        found = called(
             "evaluate(state)", lambda: training.evaluate(program.traced.state.joined(jax.tree.leaves(trained)))
         )
         return Evaluation(*map(float, loss_and_metric(found, training.metric.name, "what evaluate returns")))
@@ -232,24 +235,26 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[li
 def traced_training(training: Training) -> TracedTraining:
     """A training with its initial state, traced; raises InputError where the step cannot be used."""
     _check_settings(training)
-    state = _called("init()", training.init)
-    batch = _called("batch(0, 0)", lambda: training.batch(0, 0))
+    state = called("init()", training.init)
+    batch = called("batch(0, 0)", lambda: training.batch(0, 0))
     last = training.epochs - 1, training.steps_per_epoch - 1
-    _called(f"batch{last}", lambda: training.batch(*last))  # after which the first is still what it was
-    _check_asked_again(batch, _called("batch(0, 0)", lambda: training.batch(0, 0)))
-    training, state = in_one_form(training, state, batch)
+    called(f"batch{last}", lambda: training.batch(*last))  # after which the first is still what it was
+    _check_asked_again(batch, called("batch(0, 0)", lambda: training.batch(0, 0)))
+    training, state, said = in_one_form(training, state, batch)
     program = instrument(training.step, state, batch, training.sites, training.primitives, training.turns)
     traced = program.traced
     shapes = jax.tree.unflatten(traced.metrics, traced.jaxpr.out_avals[len(traced.names) :])
     jax.eval_shape(lambda told: loss_and_metric(told, training.metric.name, "the step's metrics"), shapes)
-    return TracedTraining(training, state, program)
+    return TracedTraining(training, state, program, tuple(said))
 
 
-def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, Any]:
+def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, Any, dict[str, None]]:
     """The training with a step `(state, batch) -> (state, metrics)`, and its initial state as the step takes it.
 
-    Modules of Flax NNX become their variables.  Metrics that a step does not return are those of `evaluate`.
+    Modules of Flax NNX become their variables.  Metrics that a step does not return are those of `evaluate`; what is
+    to be said of that is there when the step has been traced.
     """
+    said: dict[str, None] = {}
     step, arguments = training.step, training.arguments
     if modules := Modules.among(state):
         init, evaluate, predict = training.init, training.evaluate, training.predict
@@ -267,16 +272,17 @@ def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, A
         results = paired(state, batch)
         if not isinstance(results, tuple) or len(results) != 2 or results[1] is not None:
             return results
+        said["the step returns no metrics: those of evaluate, of the new state, stand for them"] = None
         try:
             return results[0], training.evaluate(results[0])
         except Exception as error:
-            reason = f"{type(error).__name__}: " + str(error).strip().partition("\n")[0][:200]
             raise InputError(
-                f"the step returns its new state alone, and evaluate, which would give its metrics, cannot be traced "
-                f'({reason}): return them, as in `lambda state, batch: (step(state, batch), {{"loss": ...}})`'
+                "the step returns its new state alone, and evaluate, which would give its metrics, cannot be traced "
+                f"({type(error).__name__}: {first_line(error)}): return them, as in "
+                '`lambda state, batch: (step(state, batch), {"loss": ...})`'
             ) from error
 
-    return dataclasses.replace(training, step=standard, arguments=None), state
+    return dataclasses.replace(training, step=standard, arguments=None), state, said
 
 
 def _check_settings(training: Training) -> None:
@@ -309,11 +315,3 @@ def _check_asked_again(batch: Any, again: Any) -> None:
                 f"batch(0, 0) is another one when it is asked for again: it differs {where}; seed what is random by "
                 "epoch and step, such as np.random.default_rng([seed, epoch, step])"
             )
-
-
-def _called(what: str, call: Callable[[], Any]) -> Any:
-    try:
-        return call()
-    except Exception as error:
-        reason = str(error).partition("\n")[0][:300]
-        raise InputError(f"{what} raises {type(error).__name__}: {reason}") from error

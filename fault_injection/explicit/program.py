@@ -24,8 +24,8 @@ from .engine import LOWERED, Engine
 from .gradient_scale import gradient_scale
 from .layout import Layout, layout_of
 from .mesh import WHOLE
+from .network_outputs import outputs_of
 from .optimizers import Invertible
-from .outputs import outputs_of
 from .recipe import Recipe
 from .start import stages_of, starting
 from .state import ExplicitState

@@ -42,7 +42,7 @@ class OwnTraining(Workload):
         return {name: site for name, site in self.started.program.sites.items() if not _beyond_masks(site)}
 
     def remarks(self) -> list[str]:
-        program, said = self.started.program, []
+        program, said = self.started.program, [*self.started.said]
         if program.meshes and any(not site.axes for site in program.all_sites.values()):
             shared = f"{max(mesh.size for mesh in program.meshes)} devices share out the operands"
             said.append(f"{shared}; without workers, a position is one of the global operand")
