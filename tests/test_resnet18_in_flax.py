@@ -38,22 +38,22 @@ def test_gradients_of_kernels_agree():
 def test_the_same_faults_have_the_same_verdicts():
     import compare
 
-    strikes = compare.draw(0, 9)
+    strikes = compare.draw(0, 18)
     assert {(one.role, one.operand) for one in strikes} == {
         (role, operand) for role in ("forward", "grad_in", "grad_wt") for operand in Operand
     }
     two = compare.doors(strikes)
-    for strike in strikes:  # at the first step, where both networks are alike
+    for strike in strikes[:9]:  # each role and operand once, at the first step, where both networks are alike
         (old, loss, _), (other, other_loss, _) = (door.one_step(strike) for door in two)
         assert other == pytest.approx(old, rel=1e-3, abs=1e-6), strike
         assert other_loss == pytest.approx(loss, rel=1e-3, nan_ok=True), strike
     noise = compare.spread(two)
     pairs = [[door.verdict(strike, noise).outcome for door in two] for strike in strikes]
     # Which other kinds there are depends on the processor.
-    assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 2
+    assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 3
     met = [(strike, [{one.outcome} for one in pair]) for strike, pair in zip(strikes, pairs, strict=True)]
     differing = [(strike, outcomes) for strike, outcomes in met if not set.intersection(*outcomes)]
-    assert len(differing) <= 3
+    assert len(differing) <= 5
     # Training amplifies rounding: then twins of one network differ among themselves, too.  They are run until one of
     # either network comes to what one of the other has come to.
     for strike, outcomes in differing:
