@@ -34,6 +34,8 @@ pytestmark = pytest.mark.usefixtures("compiled_quickly")
 DETECTORS = {"replay": ReExecutionSettings(every=1), "checksum": Checksum(), "loss_spike": LossSpike(warm_up=3)}
 RECOVERIES = ("recompute", "rewind", "skip")
 SCHEDULES = ("once", "permanent", "every 3", "probability 0.5")
+BOUNDED = ("steps 3", "steps 3 at first attempt", "every 3 for 7 steps at every attempt")
+SLOW = pytest.mark.slow
 PLAN = f"""
 workload = "{momentum_training.__file__}:training"
 [faults]
@@ -119,17 +121,16 @@ def agree(bench, number):
     return result, row, said
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(
-    ("text", "numbers"),
+    ("schedule", "text", "numbers"),
     [
-        pytest.param(OPERATION, (0,), id="quick"),
-        pytest.param(OPERATION, (1, 2, 3), id="operation", marks=pytest.mark.slow),
-        pytest.param(STATE, (0, 1, 2), id="state", marks=pytest.mark.slow),
+        *(pytest.param(each, OPERATION, (0,), id=f"quick-{each}") for each in (*SCHEDULES, *BOUNDED)),
+        *(pytest.param(each, OPERATION, (1, 2, 3), id=f"operation-{each}", marks=SLOW) for each in SCHEDULES),
+        *(pytest.param(each, STATE, (0, 1, 2), id=f"state-{each}", marks=SLOW) for each in SCHEDULES),
     ],
 )
 def test_replay_campaign_and_scoreboard_say_the_same(benches, schedule, text, numbers):
-    """And a step that is executed again differs where the fault struck, but for a permanent fault: that one recurs."""
+    """And a step that is executed again differs where the fault struck, but for one that is still there: it recurs."""
     bench, when = benches(text, schedule), SCHEDULE.parse(schedule)
     for number in numbers:
         result, row, said = agree(bench, number)

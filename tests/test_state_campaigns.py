@@ -122,7 +122,7 @@ def test_experiments_come_to_the_verdicts_of_their_replays(capsys, tmp_path, rep
         (("opt_state/v/*", "opt_state/w/*"), "no site of resnet18 fits 'opt_state/w/*'"),
         (("FLIPS_1 = 1", "RD = 1"), "strikes the output of an operation, and a leaf is no operation"),
         (("[faults.models]", 'schedule = "permanent"\n[faults.models]'), "does not go with the exit mode 'conditions'"),
-        (("[faults.models]", 'schedule = "often"\n[faults.models]'), "expected once, permanent, every N (steps)"),
+        (("[faults.models]", 'schedule = "often"\n[faults.models]'), "expected once, permanent, steps N (from 2)"),
     ],
 )
 def test_mistakes(change, message):

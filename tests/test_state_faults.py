@@ -73,7 +73,7 @@ def fault_of(name, index, **masks):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("schedule", [Schedule(), Schedule(every=1), Schedule(every=3)])
+@pytest.mark.parametrize("schedule", [Schedule(), Schedule(every=1), Schedule(every=3), Schedule(every=3, steps=8)])
 def test_a_fault_in_the_state_is_what_arithmetic_says(schedule):
     """Also one that lasts: an element that is set to 2 again and again."""
     faulty = [10 + after for after in range(STEPS - 10) if schedule.strikes(after, 0)]
@@ -129,6 +129,10 @@ def test_a_schedule_is_written_as_it_is_read_and_addressed_by_the_step(schedule,
     assert SCHEDULE.parse(str(schedule)) == schedule
     assert schedule.strikes(0, seed)
     assert schedule.strikes(after, seed) == schedule.strikes(after, seed)
+    if schedule.steps is not None:
+        assert not schedule.strikes(schedule.steps + after, seed)
+    if schedule.single:
+        assert not schedule.strikes(1 + after, seed)
 
 
 @pytest.mark.law
@@ -169,6 +173,13 @@ def test_a_state_that_is_the_golden_one_again_ends_nothing_while_more_may_strike
     assert (result.outcome.outcome, result.outcome.exactly_masked_after) == (MASKED, after)
 
 
+def test_a_fault_whose_time_is_over_is_masked_like_one_that_strikes_once(tmp_path):
+    """An element that is set to what it is for five steps: the state is the golden one after the last of them."""
+    quiet = dataclasses.replace(SLOPES, bits=(ElementBits.inverted(0),), schedule=Schedule(every=1, steps=5))
+    result = replayed(quiet, tmp_path)
+    assert (result.outcome.outcome, result.outcome.exactly_masked_after) == (MASKED, 4)
+
+
 def test_the_rows_of_a_file():
     rows = format_injection(dataclasses.replace(SLOPES, workload=small(epochs=3), layer="params/fc/kernel"))
     text = rows + "schedule,every 10\n"
@@ -188,7 +199,9 @@ def test_the_rows_of_a_file():
         (("params/fc/kernel", "params/fc/kernal"), "is no leaf of resnet18; did you mean 'params/fc/kernel'?"),
         (("inj_pos,2/0", "inj_pos,2/99"), "lies outside params/fc/kernel, which is"),
         (("target_epoch", "stage,fwrd_inject\ntarget_epoch"), "stage does not go with the row target"),
-        (("target_epoch", "schedule,sometimes\ntarget_epoch"), "expected once, permanent, every N (steps), or probab"),
+        (("target_epoch", "schedule,sometimes\ntarget_epoch"), "expected once, permanent, steps N (from 2), every"),
+        (("target_epoch", "schedule,steps 1\ntarget_epoch"), "'steps 1'; expected once, permanent, steps N (from 2)"),
+        (("target_epoch", "schedule,permanent for 5 steps\ntarget_epoch"), "steps N (from 2)"),
         (("target_epoch", "schedule,probability 1.5\ntarget_epoch"), "'probability 1.5'; expected once"),
         (("xor:40000000", "set:400000001"), "xor:, set: or clear: before them"),
     ],

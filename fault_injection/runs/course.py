@@ -62,7 +62,7 @@ class Course:
         workload, self._program = golden.workload, golden.program
         self._lasting, self._steps = schedule.lasting, self._program.steps_per_epoch
         self.at, self.end = at, Address(workload.epochs - 1, self._steps - 1)
-        later = enumerate(addresses(at, at if schedule == ONCE else self.end, self._steps))
+        later = enumerate(addresses(at, at if schedule.single else self.end, self._steps))
         self.faults = {address: fault for after, address in later if schedule.strikes(after, workload.seed)}
         self.recorder, self.witness = recorder, Witness(site, fault, at, struck)
         self.nonfinite = FirstNonFinite(self.since, nonfinite)

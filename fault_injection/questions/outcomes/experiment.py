@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...faults.schedule import ONCE
 from ...models.bits import signed
 from ...models.fault import Fault, Struck, inactive_fault
 from ...models.site import Site
@@ -177,7 +176,7 @@ def _follow(lab: Laboratory, choice: Choice, supported: Collection[Rule]) -> Tra
         premises=beyond or _before_update(choice.site),
         unread=golden.program.extras.trains_without_statistics and not beyond,
     )
-    looking = [projection, verdict] if plan.schedule == ONCE else []  # what strikes again is no premise of any rule
+    looking = [projection, verdict] if plan.schedule.single else []  # what strikes again is no premise of any rule
 
     followed = course.take(lab.state_before(at.epoch, at.step), at, last, after=looking)
     seconds = followed.seconds

@@ -131,7 +131,7 @@ class Plan:
     @property
     def beyond_premises(self) -> bool:
         """Whether its faults strike what no rule of early verdicts speaks of; see `conditions`."""
-        return self.leaf in (*BESIDE, UPDATE) and self.schedule == ONCE
+        return self.leaf in (*BESIDE, UPDATE) and self.schedule.single
 
     @property
     def audits_first(self) -> bool:

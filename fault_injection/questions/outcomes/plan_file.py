@@ -128,7 +128,7 @@ def _schedule(faults: Mapping[str, Any], exit: str, read: Reader) -> Schedule:
         found = SCHEDULE.parse(as_text(text))
     except ValueError:
         raise read.wrong("faults.schedule", SCHEDULE.wrong(as_text(text))) from None
-    if found != ONCE and exit == "conditions":
+    if not found.single and exit == "conditions":
         what = "early verdicts hold for faults that strike once; expected run.exit = 'exact' or 'full'"
         raise read.wrong("faults.schedule", f"{found} does not go with the exit mode 'conditions': {what}")
     return found
