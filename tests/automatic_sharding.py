@@ -183,11 +183,12 @@ def check_explicit_axes():
         assert (int(struck.hits), int(struck.new[0])) == (1, int(of_one.new[0])), place
 
     # Without a mesh in the context, arrays that lie on one bring it.
-    whole = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(AxisType.Explicit,)), P())
-    given = jax.device_put(state, whole), jax.device_put(batch, NamedSharding(whole.mesh, P("data")))
-    program = instrument(make_step(None), *given)
-    fault = program.fault("forward:up", "output", 1, values=[3.5], iteration=0)
-    assert int(program(fault, *given)[1].hits) == 1
+    for devices in (8, 1):
+        on = jax.make_mesh((devices,), ("data",), axis_types=(AxisType.Explicit,), devices=jax.devices()[:devices])
+        given = jax.device_put(state, NamedSharding(on, P())), jax.device_put(batch, NamedSharding(on, P("data")))
+        program = instrument(make_step(None), *given)
+        fault = program.fault("forward:up", "output", 1, values=[3.5], iteration=0)
+        assert int(program(fault, *given)[1].hits) == 1
 
 
 def close(one, other):

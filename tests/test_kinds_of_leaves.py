@@ -65,6 +65,9 @@ def diverging():
 def beyond():
     return training(worst=0.001)
 
+def still():  # forgets to return what it changes
+    return training(lambda state, batch: (state, step(state, batch)[1]))
+
 def debugging():
     jax.config.update("jax_debug_nans", True)
     return training()
@@ -280,6 +283,7 @@ def test_a_golden_run_keeps_and_reads_all_of_them(file, tmp_path, capsys):
     [
         ("diverging", "the golden run's own loss is nan at epoch 0, step 0"),
         ("beyond", "the metric's limits are 0 and 0.001"),
+        ("still", "the golden run's step leaves the whole state as it was at epoch 0, step 1: a step returns what it"),
         ("unseeded", "batch(0, 0) is another one when it is asked for again: it differs in 'x'; seed what is random"),
     ],
 )
@@ -288,14 +292,21 @@ def test_what_cannot_be_compared_is_refused_in_one_line(file, tmp_path, capsys, 
     assert code == 2 and line in err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("diverging", "the golden run's own loss is nan at epoch 0, step 0"),
+        ("still", "the golden run's step leaves the whole state as it was at epoch 0, step 1"),
+    ],
+)
 def test_a_golden_run_that_was_kept_before_it_was_looked_at_is_refused_when_it_is_read(
-    file, tmp_path, capsys, monkeypatch
+    file, tmp_path, capsys, monkeypatch, name, line
 ):
     for asked in ("after_step", "after_epoch"):
         monkeypatch.setattr(Comparable, asked, lambda *told: None)
-    code, _, err = said(capsys, "golden", f"{file}:diverging", "--cache", tmp_path)
+    code, _, err = said(capsys, "golden", f"{file}:{name}", "--cache", tmp_path)
     assert [*tmp_path.glob("golden/*/records/*.npz")]  # it was made
-    assert code == 2 and "the golden run's own loss is nan at epoch 0, step 0" in err.splitlines()[-1]
+    assert code == 2 and line in err.splitlines()[-1]
 
 
 STEPS = {  # a reference, and the user's own step, by what the first differs in

@@ -125,6 +125,7 @@ def test_metrics_of_a_step_that_returns_its_state_alone_are_those_of_evaluate(ex
     made = traced_training(training(lambda s, x: standard(s, x)[0], PAIR, X))
     assert made.said == ("the step returns no metrics: those of evaluate, of the new state, stand for them",)
     assert traced_training(training(standard, PAIR, X)).said == ()
+    assert made.program.sites.keys() == traced_training(training(standard, PAIR, X)).program.sites.keys()
     program = training_program(made)
     new, told = program.step(program.place(program.init()), program.batch(0, 0), 0, 0)
     assert float(told.loss) == pytest.approx(float(loss_of(made.tree(jax.tree.leaves(new))[0], X)), rel=1e-6)

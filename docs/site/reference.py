@@ -36,7 +36,7 @@ ROWS = {  # of an injection file, but for options of the workload
     "target": "a leaf of the state, a gradient or an update, in place of `stage`, `fmodel` and `target_layer`",
     "inj_lane": "in place of `inj_pos`: every element of one lane, such as `5/256`",
     "inj_bits": "in place of `inj_values`: bits, such as `7f800000`, `xor:00800000`, `set:00800000`, `copy:1/2/3/4`",
-    "schedule": "when the fault strikes again: `once` (default), `permanent`, `steps 5`, `every 10`, `probability 0.01`",
+    "schedule": "when it strikes again: `once` (default), `permanent`, `steps 5`, `every 10`, `probability 0.01`",
     "horizon": "number of steps after the fault at which the run stops; by default it goes to the end",
     "nonfinite": "what ends a run that is not finite: `loss` (default) or `state`",
 }

@@ -36,6 +36,9 @@ BODIES = {
     "custom_vjp_call": "call_jaxpr",
 }
 
+# A call of this name is no part of the training, and nothing in it is a site.
+BESIDE_THE_TRAINING = "beside_the_training"
+
 # What computes products of its own, and cannot be looked into.
 CLOSED = frozenset(
     {
@@ -110,6 +113,8 @@ def by_platform(equation: Any) -> bool:
 def bodies(equation: Any) -> list[Body]:
     """The bodies of an equation that are rewritten, in the order in which their sites are numbered."""
     if equation.primitive.name not in BODIES or by_platform(equation):
+        return []
+    if equation.params.get("name") == BESIDE_THE_TRAINING:
         return []
     found = equation.params[BODIES[equation.primitive.name]]
     return [opened(one) for one in (found if isinstance(found, (tuple, list)) else [found])]
@@ -201,7 +206,7 @@ def jit_options(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def meshes_of_shardings(params: dict[str, Any]) -> list[Mesh]:
-    """The meshes of several devices over which an equation says that its operands and results lie, each named once.
+    """The meshes over which an equation says that its operands and results lie, see `meshes_of`.
 
     Args:
       params: of the equation: those of a nested call and of a constraint have shardings.
@@ -210,9 +215,9 @@ def meshes_of_shardings(params: dict[str, Any]) -> list[Mesh]:
 
 
 def meshes_of(shardings: Sequence[Any]) -> list[Mesh]:
-    """The meshes of several devices over which arrays of these shardings lie, each named once."""
+    """The meshes over which arrays of these shardings lie, each named once; of one device only those with types."""
     meshes = [one.mesh for one in shardings if isinstance(one, NamedSharding) and isinstance(one.mesh, Mesh)]
-    return [mesh for mesh in dict.fromkeys(meshes) if mesh.devices.size > 1]
+    return [mesh for mesh in dict.fromkeys(meshes) if mesh.devices.size > 1 or is_explicit(mesh)]
 
 
 def is_explicit(mesh: Mesh) -> bool:

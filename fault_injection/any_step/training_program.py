@@ -26,6 +26,7 @@ from ..seam.trees import leaf_names
 from . import recovered_gradient, step_checks
 from .elsewhere import lowered_for_described
 from .instrument import Instrumented, instrument
+from .jax_internals import BESIDE_THE_TRAINING
 from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import first_moments, recovered, reductions_of_gradients
 from .state_roles import state_leaves
@@ -274,7 +275,7 @@ def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, A
             return results
         said["the step returns no metrics: those of evaluate, of the new state, stand for them"] = None
         try:
-            return results[0], training.evaluate(results[0])
+            return results[0], _evaluated_beside(training, results[0])
         except Exception as error:
             raise InputError(
                 "the step returns its new state alone, and evaluate, which would give its metrics, cannot be traced "
@@ -283,6 +284,19 @@ def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, A
             ) from error
 
     return dataclasses.replace(training, step=standard, arguments=None), state, said
+
+
+def _evaluated_beside(training: Training, state: Any) -> dict[str, Any]:
+    """The loss and the metric of a state, in a call without sites: a fault in an evaluation harms no training."""
+    arrays, form = flattened(state)
+
+    def beside_the_training(arrays: Any) -> dict[str, Any]:
+        found = training.evaluate(form.joined(jax.tree.leaves(arrays)))
+        loss, metric = loss_and_metric(found, training.metric.name, "what evaluate returns")
+        return {"loss": loss, training.metric.name: metric}
+
+    beside_the_training.__name__ = BESIDE_THE_TRAINING
+    return jax.jit(beside_the_training)(arrays)
 
 
 def _check_settings(training: Training) -> None:
