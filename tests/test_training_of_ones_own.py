@@ -281,7 +281,7 @@ def test_a_campaign_is_made_and_resumed(capsys, tmp_path, cache):
 
 
 def test_mistakes_are_answered_in_one_line(capsys, tmp_path):
-    assert "have no 'loss'" in refusal(capsys, "golden", WORKLOAD.replace(":training", ":without_loss"))
+    assert "no 'loss' in" in refusal(capsys, "golden", WORKLOAD.replace(":training", ":without_loss"))
     assert "init() raises ZeroDivisionError" in refusal(capsys, "sites", WORKLOAD.replace(":training", ":no_start"))
     assert "expected a Training or a Workload" in refusal(capsys, "sites", WORKLOAD.replace(":training", ":nothing"))
 

@@ -256,8 +256,9 @@ def loss_and_metric(metrics: Any, name: str, of: str) -> tuple[Any, Any]:
     found = fields(metrics)
     for wanted in ("loss", name):
         if wanted not in found:
-            hint = did_you_mean(wanted, found) or f'; expected {{"loss": ..., "{name}": ...}}'
-            raise InputError(f"{of} have no {wanted!r}{hint}")
+            expected = f'; expected {{"loss": ..., "{name}": ...}}'
+            hint = (did_you_mean(wanted, found) or expected) if found else f", which is {metrics!r:.60}{expected}"
+            raise InputError(f"there is no {wanted!r} in {of}{hint}")
         if not is_numeric(found[wanted]):
             raise InputError(f"{wanted!r} of {of} is {found[wanted]!r:.60}; expected a number")
     return as_number(found["loss"]), as_number(found[name])

@@ -1,6 +1,7 @@
 """What is said of a step that cannot be traced: the place in the user's file, and the remedy."""
 
 import gc
+import pathlib
 import re
 import traceback
 import types
@@ -20,6 +21,7 @@ REMEDIES = (
     ("TracerArrayConversion", "NumPy is given a value that is traced; use jax.numpy there"),
     ("TracerIntegerConversion", "an index or a shape is traced; make it a number that the step does not get"),
     ("pytree structure error", "shardings need the structure of what they are for, or one for all of it"),
+    ("is not a valid JAX type", "it is no array; make it one, or keep it outside of state and batch"),
     ("set_mesh", "set the mesh around instrument and the loop, not in the step"),
     (
         "lowered and compiled for",
@@ -108,7 +110,8 @@ def _global(holder: Any, value: Any) -> str:
         return ""
     key = next((str(key) for key, one in list(holder.items()) if one is value), "")
     if "__name__" in holder and "__spec__" in holder:
-        return "" if _of_library(str(holder["__name__"])) else f"{holder['__name__']}.{key}"
+        module = pathlib.Path(holder.get("__file__") or str(holder["__name__"])).stem  # of a user's file, by its name
+        return "" if _of_library(str(holder["__name__"])) else f"{module}.{key}"
     owner = next((one for one in gc.get_referrers(holder) if getattr(one, "__dict__", None) is holder), None)
     return "" if owner is None or _of_library(type(owner).__module__) else f"{type(owner).__name__}.{key}"
 

@@ -54,7 +54,9 @@ class Flattening(NamedTuple):
             if _differs(leaves[place], setting):
                 if has_arrays(setting):
                     name, kind = leaf_names(tree)[place], type(setting).__name__
-                    raise InputError(f"{name!r} is another {kind} than the step was traced with: {REGISTER}")
+                    raise InputError(
+                        f"{repr(name) if name else 'it'} is another {kind} than the step was traced with: {REGISTER}"
+                    )
                 raise InputError(
                     f"{leaf_names(tree)[place]!r} is {leaves[place]!r}; the step was traced with {setting!r}: "
                     "give it as an array if it changes"
@@ -207,11 +209,21 @@ class Traced(NamedTuple):
         """See that arguments are as those of the trace; raises InputError."""
         if len(leaves) != len(self.inputs):
             raise InputError(f"state and batch have {len(leaves)} arrays; the step was traced with {len(self.inputs)}")
-        for name, leaf, known in zip(self.inputs, leaves, self.jaxpr.in_avals, strict=True):
+        self._alike(self.inputs, leaves, self.jaxpr.in_avals)
+
+    def batch_of(self, given: Any) -> list[Any]:
+        """The arrays of a batch; raises InputError where they are not as those of the trace."""
+        arrays, first = self.batch.arrays(given), len(self.names)
+        remedy = "; batches are all of one shape and type: drop the last one, or pad it"
+        self._alike(self.inputs[first:], arrays, self.jaxpr.in_avals[first:], remedy)
+        return arrays
+
+    def _alike(self, names: Sequence[str], leaves: Sequence[Any], avals: Sequence[Any], remedy: str = "") -> None:
+        for name, leaf, known in zip(names, leaves, avals, strict=True):
             kind = jax.dtypes.canonicalize_dtype(getattr(leaf, "dtype", None) or np.result_type(leaf))
             if (np.shape(leaf), kind) != (known.shape, known.dtype):
                 found, expected = f"{kind}{list(np.shape(leaf))}", f"{known.dtype}{list(known.shape)}"
-                raise InputError(f"{name!r} is {found}; the step was traced with {expected}")
+                raise InputError(f"{name!r} is {found}; the step was traced with {expected}{remedy}")
 
 
 def trace(step: Step, state: Any, batch: Any) -> Traced:

@@ -90,8 +90,12 @@ class TracedTraining:
 
     def batch(self, epoch: int, step: int) -> Batch:
         """The arrays of a batch."""
-        given = called(f"batch({epoch}, {step})", lambda: self.training.batch(epoch, step))
-        return self.program.traced.batch.arrays(given)
+        asked = f"batch({epoch}, {step})"
+        given = called(asked, lambda: self.training.batch(epoch, step))
+        try:
+            return self.program.traced.batch_of(given)
+        except InputError as error:
+            raise InputError(f"{asked}: {error}") from None
 
     def data(self) -> str:
         """Hash of the data.  A batch is the user's to make: its first and last ones stand for the data."""
@@ -240,8 +244,9 @@ def traced_training(training: Training) -> TracedTraining:
     batch = called("batch(0, 0)", lambda: training.batch(0, 0))
     last = training.epochs - 1, training.steps_per_epoch - 1
     called(f"batch{last}", lambda: training.batch(*last))  # after which the first is still what it was
-    _check_asked_again(batch, called("batch(0, 0)", lambda: training.batch(0, 0)))
+    _check_asked_again("batch(0, 0)", batch, called("batch(0, 0)", lambda: training.batch(0, 0)))
     training, state, said = in_one_form(training, state, batch)
+    _check_asked_again("init()", state, called("init()", training.init))
     program = instrument(training.step, state, batch, training.sites, training.primitives, training.turns)
     traced = program.traced
     shapes = jax.tree.unflatten(traced.metrics, traced.jaxpr.out_avals[len(traced.names) :])
@@ -312,20 +317,25 @@ def _check_settings(training: Training) -> None:
     for name in ("init", "step", "batch", "evaluate"):
         if not callable(value := getattr(training, name)):
             raise InputError(f"{name} is {value!r:.60}; expected a function")
+    if (training.predict is None) != (training.tests is None):
+        there, lacking = ("predict", "tests") if training.tests is None else ("tests", "predict")
+        raise InputError(f"{there} is given without {lacking}; pvf judges by both, or by evaluate alone")
+    if not isinstance(training.turns, int) or training.turns < 1:
+        raise InputError(f"turns is {training.turns!r:.60}; expected a whole number from 1")
     if not isinstance(training.metric, Measure):
         example = 'Measure("loss", "lower", chance=2.3, tolerance=0.1)'
         raise InputError(f"metric is {training.metric!r:.60}; expected a Measure, such as {example}")
 
 
-def _check_asked_again(batch: Any, again: Any) -> None:
-    """See that the first batch is the same when it is asked for again; raises InputError."""
-    arrays, form = flattened(batch)
+def _check_asked_again(asked: str, given: Any, again: Any) -> None:
+    """See that what a function gives is the same when it is asked again; raises InputError."""
+    arrays, form = flattened(given)
     names, ones, others = leaf_names(arrays), jax.tree.leaves(arrays), form.arrays(again)
     for name, one, other in zip(names, ones, others, strict=True):
         a, b = np.asarray(one), np.asarray(other)
         if (a.shape, a.dtype, a.tobytes()) != (b.shape, b.dtype, b.tobytes()):
             where = f"in {name!r}" if name else "in its one array"
             raise InputError(
-                f"batch(0, 0) is another one when it is asked for again: it differs {where}; seed what is random by "
-                "epoch and step, such as np.random.default_rng([seed, epoch, step])"
+                f"{asked} is another one when it is asked for again: it differs {where}; seed what is random, such as "
+                "by np.random.default_rng([seed, epoch, step])"
             )

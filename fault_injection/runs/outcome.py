@@ -295,7 +295,7 @@ def classify(
         rule=rule,
         first_nonfinite=first_nonfinite,
         first_nonfinite_state=first_nonfinite_state and first_nonfinite_state._asdict(),
-        measure=measure._asdict(),
+        measure=dataclasses.asdict(measure),
         final=compared and {"golden": compared.golden._asdict(), "faulty": compared.faulty._asdict()},
         worse=compared and compared.worse._asdict(),
         tolerance={**tolerance._asdict(), "twins": noise.twins},

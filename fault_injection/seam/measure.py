@@ -1,11 +1,16 @@
 """What a run is judged by: the metric of its loss head, and what has to stay finite."""
 
+import dataclasses
+import math
 from typing import Any, NamedTuple
 
 NONFINITE_RULES = ("loss", "state")  # what has to stay finite for a run to go on, see `finite`; the first by default
 
+BETTER = ("higher", "lower")
 
-class Measure(NamedTuple):
+
+@dataclasses.dataclass(frozen=True)
+class Measure:
     """What a loss head measures: by this metric runs are compared and judged.
 
     Attributes:
@@ -14,6 +19,9 @@ class Measure(NamedTuple):
       chance: what guessing gives.
       tolerance: a run whose metric at the end is worse by no more than this is no worse.
       limits: smallest and largest possible value, None where there are none.
+
+    Raises:
+      ValueError: one of them is none of these.
 
     >>> accuracy = Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0))
     >>> accuracy.worse(0.75, 0.5) > accuracy.tolerance
@@ -25,6 +33,18 @@ class Measure(NamedTuple):
     chance: float
     tolerance: float
     limits: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.better not in BETTER:
+            raise ValueError(f"better is {self.better!r:.60}; expected one of {', '.join(BETTER)}")
+        for name, least in (("chance", -math.inf), ("tolerance", 0.0)):
+            value = getattr(self, name)
+            if not _is_number(value) or value < least:
+                raise ValueError(f"{name} is {value!r:.60}; expected a number" + (" from 0" if least == 0 else ""))
+        if self.limits is not None:
+            if len(self.limits) != 2 or not all(map(_is_number, self.limits)) or self.limits[0] >= self.limits[1]:
+                raise ValueError(f"limits are {self.limits!r:.60}; expected the smallest and the largest value")
+            object.__setattr__(self, "limits", tuple(self.limits))  # in JSON it was a list
 
     def worse(self, golden: Any, faulty: Any) -> Any:
         """By how much `faulty` is worse than `golden`; negative where it is better.
@@ -53,6 +73,11 @@ class Measure(NamedTuple):
         2.3
         """
         return self.limits[1] - self.limits[0] if self.limits else abs(self.chance)
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class Evaluation(NamedTuple):

@@ -1,10 +1,11 @@
 """The workload that a user's training becomes."""
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from ..any_step.training import Training
@@ -60,7 +61,10 @@ class OwnTraining(Workload):
         self.check_supported(supported)
         program = self.started.program
         program = program.supporting(frozenset(program.sites) if supported is None else supported)
-        return training_program(dataclasses.replace(self.started, program=program), reductions)
+        with _told_of(self.name):
+            made = training_program(dataclasses.replace(self.started, program=program), reductions)
+        users = {name: _told_of(self.name)(getattr(made, name)) for name in ("data", "batch", "evaluate")}
+        return dataclasses.replace(made, **users)
 
     def logits(self) -> int | None:
         made = self.started
@@ -91,11 +95,19 @@ def _beyond_masks(site: Site) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _started(name: str, seed: int) -> TracedTraining:
-    make, path = own_function(name)
-    try:
+    make, _ = own_function(name)
+    with _told_of(name):
         return traced_training(make(seed=seed) if "seed" in inspect.signature(make).parameters else make())
+
+
+@contextlib.contextmanager
+def _told_of(name: str) -> Iterator[None]:
+    """Errors name the user's file and function; it is a decorator, too."""
+    try:
+        yield
     except InputError as error:
-        raise InputError(f"{name.rpartition(':')[2]}: {error}", path) from None
+        file, _, function = name.rpartition(":")
+        raise InputError(f"{function}: {error}", file) from None
 
 
 def own_workload(name: str, make: Callable[..., Any], training: Training) -> OwnTraining:

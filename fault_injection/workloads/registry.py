@@ -40,7 +40,7 @@ def _load(name: str) -> Workload:
     make, path = own_function(name)
     try:
         made = make()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise InputError(f"workload {shown!r}: {function} raises {type(error).__name__}: {error}", path) from None
     if isinstance(made, Workload):
         return dataclasses.replace(made, name=name)  # by which it is found again

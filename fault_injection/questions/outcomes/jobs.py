@@ -43,7 +43,7 @@ def make_golden(task: Task[Plan]) -> Ready:
         say(f"making a golden run of this campaign's own: {WHY_ANOTHER}")
     for run in _runs(plan, golden):
         run.make(plan.golden_epochs)
-    about = {"conditions": dataclasses.asdict(lab.conditions), "measure": golden.program.measure()._asdict()}
+    about = {"conditions": dataclasses.asdict(lab.conditions), "measure": dataclasses.asdict(golden.program.measure())}
     return Ready(plan_key(lab), golden.key, about, lab.walks)
 
 
