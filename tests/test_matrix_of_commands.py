@@ -1,0 +1,96 @@
+"""Commands × trainings: each command works for a training, or one line says why it does not."""
+
+import json
+
+import pytest
+from test_matrix import OPERATION, TRAININGS, as_users_have_it, plan_of  # noqa: F401  a fixture
+
+from fault_injection.commands.main import main
+from fault_injection.faults.injection_file import format_injection
+from fault_injection.questions.outcomes.sampling import injection_of
+
+OWN = ("momentum", "accumulated", "averaged", "module", "equinox")
+ONE_FORMAT = "has no option 'precision'"  # the formats are those of the user's code
+
+
+def plan_text(training, table):
+    """A plan with the options of the matrix' workload, and a table of its own."""
+    workload = plan_of(training, "operand").workload
+    options = {} if ":" in workload.name else workload.options()
+    rows = [f'{name} = "{"/".join(map(str, v)) if isinstance(v, tuple) else v}"' for name, v in options.items() if v]
+    return "\n".join([f'workload = "{workload.name}"', *(["[options]", *rows] if rows else []), table])
+
+
+PVF = """
+[faults]
+flips = [1]
+trials = 4
+seed = 3
+[wrong]
+examples = 16
+"""
+SCORE = """
+[faults]
+experiments = 2
+epochs = [1]
+seed = 6
+[faults.models]
+RD = { weight = 1, values = "worst_case" }
+[run]
+exit = "full"
+twins = 0
+[score]
+window = 3
+masked = 1
+fault_free_seeds = 0
+"""
+
+
+def asked(capsys, *words):
+    """The answer of a command as JSON, or the one line with which it refuses."""
+    capsys.readouterr()
+    code = main([*map(str, words)])
+    said = capsys.readouterr()
+    assert code in (0, 2), said.err
+    if code == 2:
+        *_, line = said.err.strip().splitlines()
+        assert "Traceback" not in said.err
+        return line
+    return json.loads(said.out.strip().splitlines()[-1])
+
+
+QUICK = "momentum"
+EACH = [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in TRAININGS]
+
+
+@pytest.fixture
+def injection(training, tmp_path):
+    path = tmp_path / "fault.csv"
+    path.write_text(format_injection(injection_of(plan_of(training, "operand"), 0)))
+    return path
+
+
+@pytest.mark.parametrize("training", EACH)
+def test_pvf(training, tmp_path, cache, capsys):
+    (tmp_path / "plan.toml").write_text(plan_text(training, PVF))
+    found = asked(capsys, "pvf", tmp_path / "plan.toml", "--out", tmp_path / "out", "--cache", cache, "--json")
+    assert found["cells"] and all(0 <= cell["pvf"] <= 1 for cell in found["cells"].values())
+
+
+@pytest.mark.parametrize("training", EACH)
+def test_score_with_all_detectors_that_can_watch(training, tmp_path, cache, capsys):
+    (tmp_path / "plan.toml").write_text(plan_text(training, SCORE))
+    found = asked(capsys, "score", tmp_path / "plan.toml", "--out", tmp_path / "out", "--cache", cache, "--json")
+    assert {"nonfinite", "loss_spike", "replay", "checksum"} <= found["detectors"].keys()
+
+
+@pytest.mark.parametrize("training", EACH)
+def test_formats(training, injection, tmp_path, cache, capsys):
+    found = asked(capsys, "formats", injection, "--formats", "float32,bfloat16", "--check", "--json")
+    assert ONE_FORMAT in found if training in OWN else [row["format"] for row in found["formats"]]
+
+
+@pytest.mark.parametrize("training", EACH)
+def test_places(training, injection, cache, capsys):
+    found = asked(capsys, "places", injection, "--count", 2, "--steps", 2, "--cache", cache, "--json")
+    assert len(found["places"]) == 3
