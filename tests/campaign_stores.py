@@ -89,7 +89,7 @@ def fill(
     folder: pathlib.Path, plan: Plan, changes: Callable[[int], dict[str, object]] = lambda number: {}
 ) -> pathlib.Path:
     """A campaign's folder with all results of its plan, and with `changes` of each."""
-    measure = Measure("loss", "lower", 5.0, 0.01)._asdict()
+    measure = dataclasses.asdict(Measure("loss", "lower", 5.0, 0.01))
     with Store(folder, write=True) as store:
         store.begin(
             KEY, plan, conditions=dataclasses.asdict(Conditions()), measure=measure, jobs=1, plan_file="mine.toml"

@@ -51,7 +51,7 @@ def test_a_rule_ends_other_runs_only_if_audits_support_it(tmp_path, monkeypatch,
         if not e.audited and supported:
             ours = guess
         found[e.number] = result(e.number, **place, **ours)
-    about = {"conditions": dataclasses.asdict(Conditions()), "measure": MEASURE._asdict()}
+    about = {"conditions": dataclasses.asdict(Conditions()), "measure": dataclasses.asdict(MEASURE)}
     ready = Ready("a plan's key", "a golden run's key", about, tmp_path / "walks")
     made = run_inline(tmp_path / "out", plan, monkeypatch, found, lambda task: ready)
 

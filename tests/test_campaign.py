@@ -92,7 +92,7 @@ def folder(tmp_path_factory, laboratory, results):
     folder = tmp_path_factory.mktemp("campaign")
     with Store(folder, write=True) as store:
         known = {"conditions": dataclasses.asdict(Conditions()), "jobs": 1, "plan_file": "my plan.toml"}
-        store.begin("a plan's key", PLAN, **known, measure=laboratory.golden.program.measure()._asdict())
+        store.begin("a plan's key", PLAN, **known, measure=dataclasses.asdict(laboratory.golden.program.measure()))
         store.event("started")
         for one in results:
             store.add(one, environment_of(laboratory.golden), "a plan's key")
@@ -333,7 +333,7 @@ MEASURE = Measure("accuracy", "higher", 0.1, 0.02)
 
 
 def test_an_experiment_that_kills_its_process_costs_no_other(tmp_path, monkeypatch, results):
-    about = {"conditions": dataclasses.asdict(Conditions()), "measure": MEASURE._asdict()}
+    about = {"conditions": dataclasses.asdict(Conditions()), "measure": dataclasses.asdict(MEASURE)}
     ready = Ready("a plan's key", "a golden run's key", about, tmp_path / "walks")
     with pytest.raises(JobLost, match=r"1 experiments lost their process 5 times and have no verdict: experiment 3;"):
         run_inline(tmp_path / "out", PLAN, monkeypatch, results, lambda task: ready, {3})

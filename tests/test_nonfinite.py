@@ -189,14 +189,14 @@ def test_each_step_has_its_own_lead():
 
 def test_a_run_that_has_learnt_next_to_nothing_does_not_collapse():
     """This was once called 1.01 lost: the golden run leads guessing by .023."""
-    measure = ACCURACY._replace(chance=0.1019)
+    measure = dataclasses.replace(ACCURACY, chance=0.1019)
     found = classify(*runs(0.125, 0.1016), measure, finished=True)
     assert found.outcome == SLOW and "lead guessing by 0.1" in found.rule
 
 
 def test_a_lead_is_compared_with_the_range_of_a_metric_or_with_what_guessing_gives():
-    assert ACCURACY.span == 1 and ACCURACY._replace(limits=(0.0, 100.0)).span == 100
-    assert LOSS.span == 2 and LOSS._replace(chance=-3.0, better="higher").span == 3
+    assert ACCURACY.span == 1 and dataclasses.replace(ACCURACY, limits=(0.0, 100.0)).span == 100
+    assert LOSS.span == 2 and dataclasses.replace(LOSS, chance=-3.0, better="higher").span == 3
 
 
 # ---- The row of an injection file ---------------------------------------------------------

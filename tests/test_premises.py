@@ -144,7 +144,7 @@ def test_names_of_parameters_may_have_any_character():
     state = {"params": params, "average": params, "count": jnp.float32(0)}
     training = premises_steps.sgd()
     changed = {"init": lambda: state, "step": step, "batch": lambda *_: jnp.ones((2, 4))}
-    changed |= {"metric": training.metric._replace(name="loss"), "roles": {"average/h[0]": "other"}}
+    changed |= {"metric": dataclasses.replace(training.metric, name="loss"), "roles": {"average/h[0]": "other"}}
     leaves = traced_training(type(training)(**{**vars(training), **changed})).state.leaves
     roles = {leaf.name: leaf.role for leaf in leaves}
     assert {roles[f"params/{name}"] for name in NAMES} == {Role.PARAMETER}

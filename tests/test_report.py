@@ -44,7 +44,7 @@ seed = 3
 RD = 2
 RBFLIP = 1
 """)
-MEASURE = Measure("accuracy", "higher", 0.1, 0.02, (0, 1))._asdict()
+MEASURE = dataclasses.asdict(Measure("accuracy", "higher", 0.1, 0.02, (0, 1)))
 
 
 def result(number: int, **changes: object) -> Result:

@@ -264,7 +264,10 @@ class Inline(concurrent.futures.Executor):
 @pytest.mark.parametrize("row", ["experiment 17", "campaign plan", "walk 3"])
 def test_a_resumed_campaign_says_what_was_damaged_and_runs_it_again(copy, monkeypatch, capsys, row):
     plan, again = toy_plan(), []
-    about = {"conditions": dataclasses.asdict(Conditions()), "measure": Measure("loss", "lower", 5.0, 0.01)._asdict()}
+    about = {
+        "conditions": dataclasses.asdict(Conditions()),
+        "measure": dataclasses.asdict(Measure("loss", "lower", 5.0, 0.01)),
+    }
     ready = Ready(KEY, "a golden run's key", about, copy / "walks")
 
     def experiment(task, golden_key, number, supported):
