@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_matrix import OPERATION, TRAININGS, as_users_have_it, plan_of  # noqa: F401  a fixture
+from test_matrix import as_users_have_it, plan_of  # noqa: F401  a fixture
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import format_injection
@@ -59,8 +59,7 @@ def asked(capsys, *words):
     return json.loads(said.out.strip().splitlines()[-1])
 
 
-QUICK = "momentum"
-EACH = [pytest.param(name, marks=() if name == QUICK else pytest.mark.slow) for name in TRAININGS]
+EACH = ["momentum"]
 
 
 @pytest.fixture
