@@ -23,7 +23,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "results"  # which the source distribution leaves out
 PAGES = [
     *ROOT.glob("*.md"),
-    *(path for folder in ("docs", "benchmarks", "examples", "results") for path in (ROOT / folder).rglob("*.md")),
+    *(
+        path
+        for folder in ("docs", "benchmarks", "examples", "results")
+        for path in (ROOT / folder).rglob("*.md")
+        if "fetched" not in path.parts  # repositories of others, which are no pages of ours
+    ),
 ]
 
 
