@@ -14,6 +14,9 @@ FETCHED = pathlib.Path(__file__).parent / "fetched"
 
 def module(folder: str, name: str) -> ModuleType:
     """A module of a fetched folder, which imports its neighbours by their bare names."""
+    for other, known in [*sys.modules.items()]:  # another training has a `train`, too
+        if str(getattr(known, "__file__", None)).startswith(str(FETCHED)):
+            del sys.modules[other]
     with _first_on_the_path(FETCHED / folder):
         return importlib.import_module(name)
 

@@ -116,7 +116,7 @@ def _parse(text: str) -> Schedule:
 
 def _expected(text: str) -> str:
     kinds = "once, permanent, steps N (from 2), every N (steps), or probability P (from 0 to 1, per step)"
-    return f"{kinds}; the last two perhaps 'for N steps', all perhaps 'at every attempt' or 'at first attempt'"
+    return f"{kinds}; these two may go on with 'for N steps', and all with 'at every attempt' or 'at first attempt'"
 
 
 ONCE = Schedule()
