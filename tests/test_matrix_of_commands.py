@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_matrix import as_users_have_it, plan_of  # noqa: F401  a fixture
+from test_matrix import TRAININGS, as_users_have_it, plan_of  # noqa: F401  a fixture
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import format_injection
@@ -59,7 +59,8 @@ def asked(capsys, *words):
     return json.loads(said.out.strip().splitlines()[-1])
 
 
-EACH = ["momentum"]
+EACH = [pytest.param(name, marks=[] if name == "momentum" else pytest.mark.slow) for name in TRAININGS]
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.fixture

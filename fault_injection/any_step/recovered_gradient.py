@@ -14,6 +14,7 @@ from ..seam.leaves import MEANS, SUMS, Leaf, Role
 REPORTED = frozenset(
     f"{reduction}/{kind}" for reduction in ("norm", "largest") for kind in ("gradients", "parameter_gradients")
 )
+NO_MOMENT = "its state has no first moment from which gradients follow"
 UNEVEN = 2.0**-6  # what rounding to bfloat16 can make of one decay
 
 

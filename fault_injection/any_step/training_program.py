@@ -15,6 +15,8 @@ from ..machine.devices import only_described
 from ..machine.errors import InputError, Untrustworthy
 from ..models.fault import Fault, inactive_fault
 from ..models.isolation import fence
+from ..models.observe.dr_dna import NAME as ACTIVATIONS
+from ..models.observe.reductions import CHOICES
 from ..models.overwrite import struck_of, words_of
 from ..seam.leaves import Batch, Role, State
 from ..seam.measure import Evaluation, Measure
@@ -28,7 +30,7 @@ from .elsewhere import lowered_for_described
 from .instrument import Instrumented, instrument
 from .jax_internals import BESIDE_THE_TRAINING
 from .own_distance import COMPARED, distance, own_step
-from .recovered_gradient import first_moments, recovered, reductions_of_gradients
+from .recovered_gradient import NO_MOMENT, Recovered, recovered, reductions_of_gradients
 from .state_roles import state_leaves
 from .step_forms import Modules, loss_and_metric, one_form, taken_by
 from .step_mistakes import called, first_line
@@ -160,8 +162,20 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
     def plainly(*arrays: Any) -> list[Any]:
         return list(program.flat(None, *arrays, *made.batch(0, 0))[0][: len(arrays)])
 
-    of_gradients = reductions & recovered_gradient.REPORTED
-    rules = recovered(state.leaves, jax.tree.leaves(made.place(made.init())), plainly) if of_gradients else []
+    def followed() -> list[Recovered]:
+        return recovered(state.leaves, jax.tree.leaves(made.place(made.init())), plainly)
+
+    def unreported() -> dict[str, str]:
+        missing = dict.fromkeys(
+            {*CHOICES, ACTIVATIONS} - step_checks.REPORTED, "its step is not written layer by layer"
+        )
+        try:
+            missing |= dict.fromkeys(recovered_gradient.REPORTED, "" if followed() else NO_MOMENT)
+        except InputError as error:
+            missing |= dict.fromkeys(recovered_gradient.REPORTED, str(error))
+        return {reduction: why for reduction, why in missing.items() if why}
+
+    rules = followed() if reductions & recovered_gradient.REPORTED else []
     stepped = functools.partial(made.stepped, functools.partial(reductions_of_gradients, reductions, rules))
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
     struck = _compared(program.traced.names, reference, jax.jit(stepped))
@@ -187,7 +201,6 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
             return lowered_for_described(function, given, donated)
         return jax.jit(function, donate_argnums=tuple(range(donated))).lower(*given)
 
-    recoverable = recovered_gradient.REPORTED if first_moments(state.leaves) else frozenset()
     return Program(
         state=state,
         steps_per_epoch=training.steps_per_epoch,
@@ -204,7 +217,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
             training, state, program.traced.state, old, examples, by_measure=measured
         ),
         extras=Extras(
-            reports=step_checks.REPORTED | recoverable,
+            unreported=functools.cache(unreported),
             own_step=functools.cache(lambda: made.distance(reference)),  # once, since twins begin alike
             lower={
                 "step": lambda: lowered(functools.partial(stepped, None), donated=1),

@@ -45,22 +45,25 @@ def beside_a_run(
         chosen = value_based(name, environment, settings)
     else:
         chosen = Chosen(changed(name, OF_A_PROGRAM[name](program), settings or {}))
-    if missing := unreported(chosen, program):
-        raise InputError(f"{name} watches {missing[0]}, which the steps of this workload do not report")
+    if reason := _unreported(chosen, program):
+        raise InputError(f"{name} watches {reason}")
     return chosen
 
 
-def unreported(chosen: Chosen, program: Program) -> list[str]:
-    """The signals that a detector watches and that the steps of a program cannot report."""
-    signals = chosen.detector.signals if chosen.detector else ()
-    return [kind for kind in signals if not reductions_of([kind]) <= program.extras.reports]
+def _unreported(chosen: Chosen, program: Program) -> str:
+    """Which signal that a detector watches the steps of a program cannot report, and why; empty where they can."""
+    missing = program.extras.unreported() if chosen.detector else {}
+    for kind in chosen.detector.signals if missing else ():
+        for reduction in sorted(reductions_of([kind]) & missing.keys()):
+            return f"{kind}, which the steps of this workload do not report: {missing[reduction]}"
+    return ""
 
 
-def of_one_device(program: Program, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of all detectors that can watch a program on one device."""
+def of_one_device(program: Program, environment: Mapping[str, str]) -> dict[str, str]:
+    """The detectors that watch runs on one device: why one cannot watch a program, empty where it can."""
     made = {name: make(environment) for name, make in VALUE_BASED.items()}
     made |= {name: Chosen(make(program)) for name, make in OF_A_PROGRAM.items() if name != "replicas"}
-    return tuple(name for name in DETECTORS if name in made and not unreported(made[name], program))
+    return {name: _unreported(made[name], program) for name in DETECTORS if name in made}
 
 
 def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:

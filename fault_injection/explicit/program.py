@@ -9,9 +9,7 @@ import numpy as np
 
 from ..models.arrays import Params
 from ..models.fault import Fault
-from ..models.observe.dr_dna import NAME as ACTIVATIONS
 from ..models.observe.dr_dna import Profile
-from ..models.observe.reductions import CHOICES
 from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from ..seam.leaves import Batch
 from ..seam.measure import Evaluation
@@ -74,7 +72,6 @@ def explicit_program(
             watching=watching,
         )
         extras = Extras(
-            reports=frozenset((*CHOICES, ACTIVATIONS)),
             gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
             undo=_undoing(recipe, replicate),
             lower={part: functools.partial(engine.lowered, part, profile) for part in LOWERED},

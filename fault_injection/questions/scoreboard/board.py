@@ -66,6 +66,7 @@ class Board:
       window: steps that were watched after the fault, at most.
       confidence: of intervals.
       guesses: how many of the experiments seen have an early verdict that nobody followed to the end.
+      cannot_watch: which detectors are left out, and why.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Board:
     window: int
     confidence: float
     guesses: int = 0
+    cannot_watch: Sequence[tuple[str, str]] = ()
 
     def of(self, outcomes: Iterable[str]) -> list[ScoredExperiment]:
         """The experiments with one of these outcomes."""
@@ -160,7 +162,7 @@ class Board:
                 "memory": self.larger(detector),
             }
         known = {"experiments": len(self.seen), "undecided": self.undecided, "guesses": self.guesses}
-        return {**known, "detectors": rows}
+        return {**known, "cannot_watch": dict(self.cannot_watch), "detectors": rows}
 
 
 def read_board(folder: pathlib.Path) -> Board:
@@ -203,6 +205,7 @@ def read_board(folder: pathlib.Path) -> Board:
         window,
         plan.confidence,
         sum(verdicts[one.number]["guessed"] for one in decided),
+        settings.get("cannot_watch", ()),
     )
 
 

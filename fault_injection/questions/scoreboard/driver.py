@@ -23,7 +23,7 @@ from .board import VERDICTS, require_same
 from .store import EXPERIMENT, ScoreStore
 
 PAIRS = 30  # rounds of the measurement of costs
-GROWING = ("fault_free_seeds", "masked")  # settings that add rows, and change none
+GROWING = ("fault_free_seeds", "masked", "cannot_watch")  # settings that add rows or sentences, and change none
 
 
 def watch_campaign(
@@ -102,6 +102,7 @@ def plan_lines(task: tasks.ScoreTask) -> list[str]:
     return [
         plan.sentence(),
         f"{len(s.detectors)} detectors watch {watched}, for at most {s.window} steps: {', '.join(s.detectors)}.",
+        *(f"{name} does not watch {why}." for name, why in s.cannot_watch),
         f"False alarms are counted in the golden run, {plan.twins} twins and the runs of {s.fault_free_seeds} other "
         f"seeds: {steps} steps.",
     ]

@@ -76,6 +76,7 @@ def _summary(board: Board) -> list[str]:
         f"the same runs for at most {board.window} step(s) after the fault, and none influenced them.",
         f"False alarms are counted in {len(board.fault_free)} fault-free runs of {board.fault_free_steps:,} steps.",
     ]
+    said += [f"{name} does not watch {why}." for name, why in board.cannot_watch]
     if board.guesses:
         said.append(
             f"{board.guesses:,} of the experiments have an early verdict that nobody followed to the end. Detectors "

@@ -30,6 +30,7 @@ class Settings:
         that stops them, in which it acts on the alarms: the first ones of the plan.
       recovering: names of the detectors on whose alarms it acts.
       replay_every: n of the detector `replay`.
+      cannot_watch: why, by the name of a detector that would watch, if the plan does not name detectors.
     """
 
     detectors: tuple[str, ...]
@@ -39,6 +40,7 @@ class Settings:
     recovered: tuple[tuple[str, int], ...] = (("rewind", 50),)
     recovering: tuple[str, ...] = ("history_bound",)
     replay_every: int = 10
+    cannot_watch: tuple[tuple[str, str], ...] = ()
 
 
 def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
@@ -51,13 +53,16 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
     document, read = read_document(read_text(path), path)
     table = read.table(document, "score")
     read.keys(table, KEYS, "score.")
-    known = of_one_device(plan.workload.program(frozenset(), devices=1), os.environ)
+    reasons = of_one_device(plan.workload.program(frozenset(), devices=1), os.environ)
+    known = tuple(name for name, why in reasons.items() if not why)
     default = Settings(known)
 
     def names(key: str, otherwise: Sequence[str]) -> tuple[str, ...]:
         found = read.list_of(table, f"score.{key}", list(otherwise), str, "detectors")
         for name in found:
-            read.one_of({key: name}, f"score.{key}", None, known)
+            read.one_of({key: name}, f"score.{key}", None, tuple(reasons))
+            if reasons[name]:
+                raise read.wrong(f"score.{key}", f"{name} watches {reasons[name]}")
         return tuple(dict.fromkeys(found))
 
     given = table.get("recovered", dict(default.recovered))
@@ -74,6 +79,7 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
         fault_free_seeds=read.whole(table, "score.fault_free_seeds", default.fault_free_seeds, 0, 10_000),
         recovered=tuple(recovered),
         replay_every=read.whole(table, "score.replay_every", default.replay_every, 1, 10**9),
+        cannot_watch=tuple((name, why) for name, why in reasons.items() if why and "detectors" not in table),
     )
 
 
