@@ -19,6 +19,8 @@ from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.log import apply, read_log, write_log
 from fault_injection.machine.errors import InputError
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 # The command.
 
 

@@ -26,6 +26,8 @@ from fault_injection.questions.vulnerability.results import OF_TRIALS, Results, 
 from fault_injection.runs.golden_run import DESCRIBED, Golden
 from fault_injection.workloads.registry import find_workload, make_workload
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 MANY = int(os.environ.get("MUTATIONS", "1000"))  # of each store; 5000 take some minutes
 COUNTS = [60, pytest.param(MANY, marks=pytest.mark.slow)]
 EPOCHS = 2

@@ -16,7 +16,7 @@ import time
 import pytest
 from small import flags
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 NETWORK = "10.213.77"  # in the namespaces alone
 PLAN = """

@@ -8,7 +8,7 @@ import time
 import killed
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 PLAN = """
 workload = "dlrm"

@@ -26,6 +26,8 @@ from fault_injection.runs.records import Recorder, Run
 from fault_injection.runs.steps import Address, Back, addresses, numbered
 from fault_injection.seam.trees import same_bits
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 WORKLOAD = linear()
 PROGRAM = WORKLOAD.program()
 LAST = Address(2, STEPS - 1)

@@ -16,6 +16,8 @@ from fault_injection.questions.outcomes.plan_file import read_plan
 from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
 from fault_injection.questions.outcomes.store import NAME, Store
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 PLAN = f"""\
 workload = "{TOY}:linear"
 [start]

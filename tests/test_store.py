@@ -23,6 +23,8 @@ from fault_injection.questions.outcomes.schema import TABLES
 from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.seam.measure import Measure
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 FLIPS = [400, pytest.param(3_000, marks=pytest.mark.slow)]
 
 

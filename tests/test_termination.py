@@ -9,6 +9,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 BEGIN = """
 import gc, os, pathlib, signal, sys, time, weakref
 from fault_injection.machine.files import write_atomically
