@@ -102,7 +102,7 @@ def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifferen
     width = 8 * array.dtype.itemsize
     changed, nonfinite, bits = 0, 0, np.zeros(width, np.int64)
     squares, apart, largest = 0.0, 0.0, 0.0
-    for one, other in zip(_words(first, name), _words(second, name), strict=True):
+    for one, other in zip(even_words(first, name), even_words(second, name), strict=True):
         differs = np.flatnonzero(one != other)
         changed += len(differs)
         flips = one[differs] ^ other[differs]
@@ -162,7 +162,7 @@ def _bytes(checkpoint: Checkpoint, name: str, step: int) -> Iterator[bytes]:
         yield rest
 
 
-def _words(checkpoint: Checkpoint, name: str) -> Iterator[np.ndarray]:
+def even_words(checkpoint: Checkpoint, name: str) -> Iterator[np.ndarray]:
     """An array's words in pieces of equal lengths, whatever the format."""
     step, rest = 1 << 18, np.empty(0, checkpoint.arrays[name].word)
     for piece in checkpoint.pieces(name):
