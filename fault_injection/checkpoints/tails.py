@@ -1,9 +1,10 @@
 """How likely it is that a sample's outermost elements lie as far from the others as they do.
 
 The model: the logarithms of magnitudes fall off at least exponentially beyond those that were seen, which is a Pareto
-tail of the magnitudes.  Its scale is estimated by the `FITTED` elements next to the outermost ones (Hill's estimator for
-a sample that is censored where the outermost ones begin), is never taken for smaller than a floor, and what the estimate does not know is in the prediction: of a scale that is
-known by m excesses of mean h, one more excess is beyond r with the probability (1 + r / (m h))^-m.
+tail of the magnitudes.  Its scale is estimated by the `FITTED` elements next to the outermost ones: Hill's estimator,
+of a sample that is censored where the outermost ones begin.  It is never taken for smaller than a floor, and what the
+estimate does not know is in the prediction: of a scale that is known by m excesses of mean h, one more excess is
+beyond r with the probability (1 + r / (m h))^-m.
 
 Every distribution whose tail is lighter than Pareto's (normal, Laplace, Student's, logarithms of normals) falls off
 faster, so that the probability is too large rather than too small.
