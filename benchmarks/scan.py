@@ -175,9 +175,8 @@ def _flips(known: dict, name: str, bit: int, path: pathlib.Path, wanted: int) ->
 
 def page(known: Mapping) -> str:
     """The tables, as Markdown."""
-    rows = [
-        (bit, [known["flips"][f"{n}/{bit}"] for n in STRUCK if f"{n}/{bit}" in known["flips"]]) for bit in range(BITS)
-    ]
+    # Those of which all bits are measured; the store may be of a run that was stopped.
+    struck = [name for name in STRUCK if all(f"{name}/{bit}" in known["flips"] for bit in range(BITS))]
     lines = [
         "# How much `scan` finds",
         "",
@@ -205,15 +204,14 @@ def page(known: Mapping) -> str:
         "",
         "## Single flips of float32, bit by bit",
         "",
-        f"Of all elements of {len(STRUCK)} checkpoints ({', '.join(STRUCK)}), each checkpoint alike. A flip is",
+        f"Of all elements of {len(struck)} checkpoints ({', '.join(struck)}), each checkpoint alike. A flip is",
         "found if a finding names its array and its element. Intervals are Wilson's of 95 %.",
         "",
         "| bit | flips | found | interval | least of a checkpoint | flips that set the bit | of these found |",
         "|---|---|---|---|---|---|---|",
     ]
-    for bit, found in reversed(rows):
-        if not found:
-            continue
+    for bit in reversed(range(BITS)):
+        found = [known["flips"][f"{name}/{bit}"] for name in struck]
         total, hit, raised, seen = (
             sum(one[key] for one in found) for key in ("flips", "found", "raised", "raised_found")
         )
@@ -227,7 +225,7 @@ def page(known: Mapping) -> str:
         )
     lines += ["", "## The two highest bits of the exponent, checkpoint by checkpoint", ""]
     lines += ["| checkpoint | bit 30 | interval | bit 29 | interval |", "|---|---|---|---|---|"]
-    for name in STRUCK:
+    for name in struck:
         pair = [known["flips"].get(f"{name}/{bit}") for bit in (30, 29)]
         if None not in pair:
             rates = [wilson(one["found"], one["flips"]) for one in pair]

@@ -46,7 +46,9 @@ def add(sub: argparse.ArgumentParser) -> None:
     which.add_argument("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: %(default)s)")
     becomes = sub.add_argument_group("what becomes of them (default: one bit of any is inverted)")
     bits = becomes.add_mutually_exclusive_group()
-    bits.add_argument("--bits", type=_range, metavar="LOW-HIGH", help="one of these bits; 0 is the least significant")
+    bits.add_argument(
+        "--bits", type=bit_range, metavar="LOW-HIGH", help="one of these bits; 0 is the least significant"
+    )
     bits.add_argument("--mask", type=_mask, metavar="HEX", help="these bits, by XOR")
     bits.add_argument("--critical", action="store_true", help="the highest bit of the exponent")
     bits.add_argument("--value", type=float, metavar="X", help="set to this number, rounded to the array's format")
@@ -210,7 +212,8 @@ def _fraction(text: str) -> float:
     return value
 
 
-def _range(text: str) -> tuple[int, int]:
+def bit_range(text: str) -> tuple[int, int]:
+    """The lowest and the highest of some bits, from a text such as `0-22` or `30`."""
     found = re.fullmatch(r"(\d{1,2})(?:-(\d{1,2}))?", text, re.ASCII)
     low, high = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
     if not low <= high < 64:

@@ -1,0 +1,176 @@
+"""`challenge`: a safeguard is asked about flips that it is known to notice, or not; and what it cannot be asked."""
+
+import hashlib
+import json
+import random
+import shlex
+import sys
+import time
+
+import mutations
+import numpy as np
+import pytest
+from checkpoints import WRITERS, written
+
+from fault_injection.checkpoints.alteration import Selection, draw_alteration
+from fault_injection.checkpoints.challenge import STORE
+from fault_injection.checkpoints.formats import open_checkpoint
+from fault_injection.commands.main import main
+
+# A safeguard that says no where an element is beyond 10, is NaN, or the exponent's highest bit is set.
+SAFEGUARD = """
+import sys, numpy
+arrays = numpy.load(sys.argv[1])
+worst = max(float(numpy.abs(arrays[name]).max()) if arrays[name].size else 0.0 for name in arrays)
+sys.exit(0 if worst < 10 else 5)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.normal(0, 0.05, 500).astype(np.float32) for name in ("a", "b")}
+    np.savez(tmp_path / "c.npz", **arrays)
+    return tmp_path / "c.npz"
+
+
+def python(folder, source, name="safeguard.py"):
+    """A command that runs a program on {}."""
+    (folder / name).write_text(source)
+    return f"{shlex.quote(sys.executable)} {shlex.quote(str(folder / name))} {{}}"
+
+
+def challenge(path, command, *arguments, out="out"):
+    return main(["challenge", str(path), "--command", command, "--out", str(path.parent / out), *map(str, arguments)])
+
+
+def test_what_is_noticed_is_what_the_safeguard_says_of_each_altered_file(path, tmp_path, capsys):
+    """The oracle draws each alteration again, as `alter --seed` does, and looks at the largest element."""
+    assert challenge(path, python(tmp_path, SAFEGUARD), "--count", 24, "--bits", "26-31", "--seed", 40, "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    opened, noticed = open_checkpoint(path), 0
+    for k, one in enumerate(answer["attempts"]):
+        ((name, change),) = draw_alteration(opened, Selection(count=1, bits=(26, 31), seed=40 + k)).items()
+        assert (one["array"], one["element"]) == (name, [int(change.places[0])])
+        assert (
+            int(one["before"], 16) ^ int(one["after"], 16) == 1 << one["bit"] == int(change.before[0] ^ change.after[0])
+        )
+        bad = not abs(float(change.after.view(np.float32)[0])) < 10
+        assert (one["verdict"], one["code"]) == (("noticed", 5) if bad else ("unnoticed", 0))
+        noticed += bad
+    assert 0 < noticed < 24 and answer["noticed"]["found"] == noticed
+    assert sum(one["total"] for one in answer["by_bit"].values()) == 24
+    assert sum(one["found"] for one in answer["by_array"].values()) == noticed
+    assert answer["noticed"]["low"] < noticed / 24 < answer["noticed"]["high"]
+
+
+def test_it_goes_on_where_it_stopped_and_repeats_nothing(path, tmp_path, capsys):
+    counting = "import sys\nopen(sys.argv[1] + '.runs', 'a').write('x')\n"
+    command = python(tmp_path, counting)
+    runs = tmp_path / "out" / "c.npz.runs"
+    assert challenge(path, command, "--count", 3) == 0 and len(runs.read_text()) == 4  # one of them is not altered
+    store = tmp_path / "out" / STORE
+    content = store.read_bytes()
+    store.write_bytes(content[:-9])  # killed while it wrote
+    assert challenge(path, command, "--count", 5) == 0 and len(runs.read_text()) == 7
+    assert store.read_bytes().startswith(content[: content[:-1].rfind(b"\n")])
+    capsys.readouterr()
+    assert challenge(path, command, "--count", 5, "--json") == 0 and len(runs.read_text()) == 7
+    kept = [json.loads(line) for line in store.read_text().splitlines()][1:]
+    assert json.loads(capsys.readouterr().out)["attempts"] == kept and len(kept) == 5
+    assert challenge(path, command, "--count", 5, "--seed", 1) == 2
+    assert "attempts of another challenge (wanted differ)" in capsys.readouterr().err
+    np.savez(path, a=np.ones(3))
+    assert challenge(path, command, "--count", 5) == 2
+    assert "(checkpoint differ)" in capsys.readouterr().err
+
+
+def test_a_pattern_notices_too(path, tmp_path, capsys):
+    source = SAFEGUARD.replace("sys.exit(0 if worst < 10 else 5)", "print('fine' if worst < 10 else 'WARNING: large')")
+    command = python(tmp_path, source)
+    assert challenge(path, command, "--count", 4, "--critical", "--noticed", "^WARN") == 0
+    assert "4 of 4 flips noticed" in capsys.readouterr().out
+    assert challenge(path, command, "--count", 4, "--critical", out="other") == 0
+    assert "0 of 4 flips noticed" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "source, arguments, said",
+    [
+        ("import sys; sys.exit(1)", (), "not altered is noticed: exit code 1; expected exit code 0"),
+        ("print('WARN')", ("--noticed", "WARN"), "not altered is noticed: WARN"),
+        ("import time; time.sleep(60)", ("--limit", "0.5"), "not altered is timed out: after 0.5 s"),
+        ("import os; os.kill(os.getpid(), 9)", (), "not altered is noticed: exit code -9"),
+    ],
+)
+def test_a_command_that_is_not_content_with_what_is_sound_is_refused(path, tmp_path, capsys, source, arguments, said):
+    assert challenge(path, python(tmp_path, source), "--count", 3, *arguments) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and out == ""
+    assert (tmp_path / "out" / STORE).read_bytes() == b""
+
+
+def test_a_run_that_takes_too_long_is_ended_with_what_it_started(path, tmp_path, capsys):
+    """Its child, too; and it is counted by itself, not as noticed."""
+    beats = tmp_path / "beats"
+    child = f"import time\nwhile True:\n    open({str(beats)!r}, 'a').write('x')\n    time.sleep(0.05)\n"
+    started = f"import subprocess, time\nsubprocess.Popen([sys.executable, '-c', {child!r}])\ntime.sleep(60)"
+    source = SAFEGUARD.replace("sys.exit(0 if worst < 10 else 5)", f"if not worst < 10:\n    exec({started!r})")
+    assert challenge(path, python(tmp_path, source), "--count", 1, "--critical", "--limit", "3") == 0
+    assert "0 of 1 flips noticed" in (out := capsys.readouterr().out) and "1 timed out" in out
+    size = beats.stat().st_size
+    time.sleep(0.5)
+    assert size > 0 and beats.stat().st_size == size
+
+
+@pytest.mark.parametrize("kind", [kind for kind in WRITERS if kind != "HDF5 in chunks"])
+def test_every_format_is_altered_and_never_the_original(tmp_path, capsys, kind):
+    path = written(tmp_path, kind)
+    command = f"{shlex.quote(sys.executable)} -m fault_injection diff {shlex.quote(str(path))} {{}}"
+
+    def digest():
+        files = sorted(one for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file())
+        return [hashlib.sha256(one.read_bytes()).hexdigest() for one in files]
+
+    before = digest()
+    assert challenge(path, command, "--count", 2, "--noticed", "^1 elements differ, in 1 bits") == 0
+    assert "2 of 2 flips noticed" in capsys.readouterr().out and digest() == before
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--command", "true"], "expected {} where the altered file's path belongs"),
+        (["--command", "true '{}"], "No closing quotation"),
+        (["--command", "no-such-command {}"], "'no-such-command' cannot be run"),
+        (["--command", "true {}", "--names", "x"], "--names 'x' matches no array"),
+        (["--command", "true {}", "--noticed", "("], "is no regular expression"),
+        (["--command", "true {}", "--limit", "0"], "expected seconds above 0"),
+        (["--command", "true {}", "--bits", "40"], "has 32 bits"),
+        (["--command", "true {}", "--out", "FOLDER"], "choose another folder"),
+        (["--command", "true {}", "--out", "FILE"], "--out is a file"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_in_one_line(path, tmp_path, capsys, arguments, said):
+    places = {"FOLDER": str(tmp_path), "FILE": str(path)}
+    out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
+    before = path.read_bytes()
+    assert main(["challenge", str(path), *[places.get(one, one) for one in arguments], *out]) == 2
+    out, err = capsys.readouterr()
+    assert said in err and len(err.splitlines()) == 1 and out == "" and path.read_bytes() == before
+
+
+def test_a_damaged_store_is_refused_or_read_as_it_was(path, tmp_path, capsys):
+    """300 mutated stores: one line and 2; or the attempts that were left, and new ones after them."""
+    command = "true {}"
+    assert challenge(path, command, "--count", 3) == 0
+    store = tmp_path / "out" / STORE
+    content, codes = store.read_bytes(), []
+    for number in range(300):
+        store.write_bytes(mutations.bytes_of(content, random.Random(number)))
+        capsys.readouterr()
+        codes.append(challenge(path, command, "--count", 3))
+        out, err = capsys.readouterr()
+        assert codes[-1] in (0, 2) and len(err.splitlines()) == (codes[-1] == 2)
+        assert ("of 3 flips noticed" in out) == (codes[-1] == 0)
+    assert {0, 2} == set(codes)
