@@ -53,7 +53,7 @@ def test_without_a_clock_nothing_strikes_out(capsys, tmp_path):
     code, out, err = run(capsys, tmp_path, without, "--json")
     found = json.loads(out)
     assert code == 0 and len(found["alarms"]) == 3 and found["raised"] is None
-    assert err == "alarms are raised by strikes on a clock; without a column time none is\n"
+    assert err == "nothing that asd says can be raised: it counts strikes on a clock, and the log has no time\n"
     assert json.loads(run(capsys, tmp_path, text, "--json")[1])["raised"] == 150
 
 
@@ -92,21 +92,24 @@ def test_columns_in_any_order_and_a_table_for_people(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "empty; expected a header with the columns step,tensor,value[,time]"),
+        ("", "empty; expected a log: TensorBoard event files, MLflow metrics, Hugging Face trainer_state.json"),
         ("step,tensor,value\n", "no values: there is nothing but the header"),
-        ("step,tensor\n1,a\n", ":1: header 'step,tensor'; expected the columns step,tensor,value, and perhaps time"),
-        ("step,tensor,value,extra\n", ":1: header 'step,tensor,value,extra'; expected the columns"),
+        ("step,tensor\n1,a\n", "read as CSV with one column per tensor: no values in the columns tensor"),
         ("step,tensor,value\n1,a\n", ":2: 2 cells; expected 3: step,tensor,value"),
         ("step,tensor,value\nx,a,1\n", ":2: step 'x'; expected a whole number from 0"),
         ("step,tensor,value\n-1,a,1\n", ":2: step '-1'; expected a whole number from 0"),
+        ("step,tensor,value\n1.5,a,1\n", ":2: step '1.5'; expected a whole number from 0"),
         ("step,tensor,value\n1,,1\n", ":2: no tensor; expected a name"),
         ("step,tensor,value\n1,a,x\n", ":2: value 'x'; expected a number, nan or inf"),
-        ("step,tensor,value\n1,a,-2\n", ":2: value -2; expected a norm or a largest absolute value, from 0"),
-        ("step,tensor,value\n\n2,a,1\n1,a,1\n", ":4: step 1 of 'a' after step 2; expected the steps in order"),
-        ("step,tensor,value,time\n1,a,1,x\n", ":2: time 'x'; expected seconds"),
-        ("step,tensor,value,time\n1,a,1,5\n2,a,1,4\n", ":3: time 4 after 5; expected the rows in order"),
-        ('step,tensor,value\n1,"a,1\n', "not a row of comma-separated values"),
-        (b"\xff\xfe\x00", "not UTF-8 text; expected CSV with the columns step,tensor,value[,time]"),
+        ('step,tensor,value\n1,a,"1,234"\n', ":2: value '1,234'; expected a number, nan or inf"),
+        ("step,tensor,value\n1,a,-2\n", ":2: value -2 of 'a'; expected a norm or a largest absolute value, from 0"),
+        ("step,tensor,value,time\n1,a,1,x\n", ":2: time 'x'; expected seconds, or a date and time of ISO 8601"),
+        ("step,tensor,value,time\n1,a,1,5\n2,a,1,4\n", ":3: time 4 of 'a' after 5; expected the rows in order"),
+        ("step,loss,loss\n1,2,3\n", ":1: column 'loss' stands 2 times"),
+        ("step,loss,lr\n1,2,3\n", "which of these is the gradient? --value NAME chooses: 'loss', 'lr'"),
+        ("<html>\n", "begins with '<html>'; expected a log: "),
+        ('step,tensor,value\n1,"a,1\n', "not a row of separated values"),
+        (b"\xff\xfe\x00", "not UTF-8 text, and no log that is known"),
     ],
 )
 def test_a_malformed_log_gets_one_line(capsys, tmp_path, text, message):
@@ -122,12 +125,18 @@ def test_a_malformed_log_gets_one_line(capsys, tmp_path, text, message):
         (["--detector", "asd", "--set", "uper=3"], "asd has no setting 'uper'; did you mean 'upper'?"),
         (["--detector", "asd", "--set", "upper"], "--set 'upper'; expected SETTING=VALUE"),
         (["--detector", "asd_v1", "--set", "upper=3"], "asd_v1: upper='3'; expected a value such as"),
+        (["--detector", "asd", "--step", "steps"], "--step 'steps': no such column; did you mean 'step'?"),
+        (["--detector", "asd", "--value", "b"], "--value 'b': no such values; expected one of a"),
+        (["--detector", "asd", "--rate", "2"], "--rate 2.0; expected a share of values between 0 and 1"),
+        (["--detector", "asd", "--picture", "x.gif"], "x.gif: --picture: expected a log to draw, and a file .svg"),
+        (["--detector", "nonfinite", "--calibrate", "{log}"], "NonFinite has no threshold that could be calibrated"),
+        (["--detector", "asd", "--calibrate", "{log}"], "no value is above what a threshold is counted from"),
         (["--detector", "history_bound"], "detector 'history_bound' is unknown; expected one of nonfinite"),
     ],
 )
 def test_a_wrong_command_gets_one_line(capsys, tmp_path, words, message):
     path = tmp_path / "values.csv"
     path.write_text("step,tensor,value\n1,a,1\n")
-    assert main(["detect", str(path), *words]) == 2
+    assert main(["detect", str(path), *(word.format(log=path) for word in words)]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1
