@@ -99,7 +99,9 @@ def calibrate(detector: Any, logs: Sequence[Material], wanted: float) -> Calibra
         if len(wrong):
             step = int(given.log.steps[wrong[0]])
             raise InputError(f"--calibrate: {given.log.values[wrong[0]]} at step {step}; expected fault-free logs")
-        parts.append(seen.excess[np.isfinite(seen.threshold)])
+        # Thresholds of the warm-up are no part of what is set.
+        compared = np.isfinite(seen.threshold) & (given.following.depth >= getattr(detector, "warm_up", 0))
+        parts.append(seen.excess[compared])
     excess = np.sort(np.concatenate(parts))[::-1]
     if not len(excess) or not excess[0] > 0:
         raise InputError("--calibrate: no value is above what a threshold is counted from: the logs are too short")

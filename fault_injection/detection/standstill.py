@@ -91,7 +91,7 @@ def _still(name: str, steps: np.ndarray, values: np.ndarray) -> list[Finding]:
         unchanged = int(np.sum(before[1:] == before[:-1]))
         chance = (unchanged + 1) / (len(before) + 1)
         needed = max(SHORTEST, math.ceil(math.log(CHANCE) / math.log(chance)) + 1)
-        if length >= needed and abs(values[start]) > UNITS * _unit(values[: start + length]):
+        if length >= needed and abs(values[start]) > UNITS * _unit(values[values != 0]):
             why = f"stays exactly {values[start]:.6g} for {length} values, from step {steps[start]} on"
             found.append(Finding(int(steps[start + needed - 1]), name, float(values[start]), why))
     return found
