@@ -221,7 +221,7 @@ def test_the_level_says_which_alarms_withhold(level, withheld):
 
 usual = st.floats(0.5, 2.0, width=32)
 unusual = st.sampled_from([0.0, -1.0, 3.0, 20.0, 1e6, 1e19, 3e38, np.nan, np.inf, -np.inf])
-MODERATE = GradientNorm(decay=0.9, warm_up=8), LossSpike(decay=0.9, warm_up=8)
+MODERATE = GradientNorm(window=10, warm_up=8), LossSpike(window=10, warm_up=8)
 
 
 @jax.jit
