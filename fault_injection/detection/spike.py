@@ -52,7 +52,7 @@ class Spike(Detector):
         last, seen = (xp.asarray(part) for part in memory)
         last = last.astype(values.dtype)
         count = xp.minimum(seen, self.window)
-        kept = xp.arange(self.window)[None, :] >= self.window - count[:, None]
+        kept = xp.arange(self.window, dtype=count.dtype)[None, :] >= self.window - count[:, None]
         middle = _median(xp, xp.where(kept, last, xp.inf), count)
         spread = _median(xp, xp.where(kept, xp.abs(last - middle[:, None]), xp.inf), count)
 
