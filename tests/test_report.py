@@ -458,7 +458,7 @@ def test_the_golden_run_is_drawn_beside_any_number_of_faulty_ones(tmp_path, name
     faulty = {name: run(1, 2, measure.name) for name in names}
     if names:
         faulty[names[-1]]["steps/loss"][5:] = np.nan
-    at = {name: 1.25 + i for i, name in enumerate(names)}
+    at = {name: (1.25 + i, 1.5 + i) for i, name in enumerate(names)}
     path = tmp_path / "curves.png"
     draw_curves(path, "title", run(0, 4, measure.name), faulty, at, 4, measure)
     content = path.read_bytes()

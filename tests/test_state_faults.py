@@ -119,7 +119,8 @@ def test_a_step_executed_again_is_struck_again_by_a_permanent_fault_alone(lastin
             return Back(1, again=True) if report.struck is not None and self.seen == 1 else None
 
     once = Once()
-    run({Address(0, 5): fault_of("slopes", 0, flip=5)}, [once], keep=1, lasting=lasting)
+    faults = {Address(0, 5): fault_of("slopes", 0, flip=5)}
+    run(faults, [once], keep=1, lasting=faults if lasting else None)
     assert once.seen == 1 + lasting
 
 

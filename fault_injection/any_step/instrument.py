@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.errors import InputError, did_you_mean
 from ..models.bits import ALL_ONES, host_words, mask_type, unstruck
-from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck, is_fixed, site_id
+from ..models.fault import LARGEST_OPERAND, AllStruck, Fault, Faults, Operand, as_one, each_of, is_fixed, site_id
 from ..models.isolation import on_cpus
 from ..models.overwrite import Fetched, fault_of, words_of
 from ..models.site import TensorSpec, make_fault
@@ -68,11 +68,11 @@ class Instrumented:
             return self
         return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
 
-    def flat(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+    def flat(self, words: jax.Array | tuple[jax.Array, ...] | None, *leaves: Any) -> tuple[list[Any], Told]:
         """The step's results, as leaves of the new state and of the metrics, and what it says of itself.
 
         Args:
-          words: of the fault; None gives the reference.
+          words: of the fault, or of several, each at a site of its own; None gives the reference.
           leaves: of the state, then of the batch.
 
         Raises:
@@ -80,18 +80,18 @@ class Instrumented:
         """
         self.traced.check(leaves)
         with typed_by(self.meshes):
-            return self._flat(words, leaves)
+            return self._flat(words if isinstance(words, tuple) else () if words is None else (words,), leaves)
 
-    def _flat(self, words: jax.Array | None, leaves: Sequence[Any]) -> tuple[list[Any], Told]:
+    def _flat(self, words: tuple[jax.Array, ...], leaves: Sequence[Any]) -> tuple[list[Any], Told]:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
-        if words is None or not self.sites:
+        if not words or not self.sites:
             results, told = run()
             return results, told._replace(words=words)
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
-        here = np.array([site_id(name) for name in self.sites], np.int32) == fault_of(words).site
-        site = jnp.max(jnp.where(here, numbers, NOWHERE))
-        return run(Scope(frozenset(numbers.tolist()), aimed(words, site)))
+        ids = np.array([site_id(name) for name in self.sites], np.int32)
+        sites = [jnp.max(jnp.where(ids == fault_of(one).site, numbers, NOWHERE)) for one in words]
+        return run(Scope(frozenset(numbers.tolist()), tuple(map(aimed, words, sites))))
 
     def named(self, told: Told) -> dict[str, jax.Array]:
         """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
@@ -102,7 +102,7 @@ class Instrumented:
             if told.checks is not None and site.checked
         }
 
-    def _with_keys(self, words: jax.Array | None, *leaves: Any) -> tuple[list[Any], Told]:
+    def _with_keys(self, words: jax.Array | tuple[jax.Array, ...] | None, *leaves: Any) -> tuple[list[Any], Told]:
         """`flat` of leaves with keys as they are: to turn them into integers outside of what is compiled costs time."""
         state, batch, count = self.traced.state, self.traced.batch, len(self.traced.names)
         results, told = self.flat(words, *state.integers(leaves[:count]), *batch.integers(leaves[count:]))
@@ -140,14 +140,15 @@ class Instrumented:
         """The last fault, None if it can change; its bytes; and its words, placed."""
         return [(None, b"", None)]
 
-    def __call__(self, fault: Fault, state: Any, batch: Any) -> tuple[tuple[Any, Any], Struck]:
-        """One step with a fault, as `(state, metrics), struck`.
+    def __call__(self, fault: Faults, state: Any, batch: Any) -> tuple[tuple[Any, Any], AllStruck]:
+        """One step with a fault, or a tuple of several at different sites, as `(state, metrics), struck`.
 
         One executable serves every site, operand, position, value, iteration and worker; only the padded number of
         elements is a shape (`models.fault.padded_size`).
         """
-        results, told = self.compiled(self.words(fault), *self._leaves(state, batch))
-        return self._joined(results), Fetched.later(told.words)
+        words = as_one(tuple(map(self.words, each_of(fault))))
+        results, told = self.compiled(words, *self._leaves(state, batch))
+        return self._joined(results), as_one(tuple(map(Fetched.later, told.words)))
 
     def reference(self, state: Any, batch: Any) -> tuple[Any, Any]:
         """One step without a fault, as `state, metrics`: the user's step with a barrier around each operation.

@@ -32,7 +32,7 @@ from .jax_internals import (
 )
 from .product_form import Form, Kept, form_of
 from .step_checks import checks
-from .struck_site import NOWHERE, Aim, strike_site
+from .struck_site import NOWHERE, Aim, going_on, strike_site, words_of_aims
 
 HERE = PartitionSpec()
 Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
@@ -42,11 +42,11 @@ class Told(NamedTuple):
     """What a body says of itself.
 
     Attributes:
-      words: the aim's, with what the fault did here added; None without an aim.
+      words: of each aim, with what its fault did here added.
       checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
     """
 
-    words: jax.Array | None
+    words: tuple[jax.Array, ...]
     checks: jax.Array | None
 
     def after(self, earlier: "Told") -> "Told":
@@ -55,23 +55,23 @@ class Told(NamedTuple):
 
 
 class Scope(NamedTuple):
-    """What a body is told of the fault, and where the body stands.
+    """What a body is told of the faults, and where the body stands.
 
     Attributes:
       supported: numbers of the sites that can be struck, counted from the body's first.
-      aim: of the fault; None where nothing is supported.
+      aims: of each fault; none where nothing is supported.
       untyped: whether the body stands in a `shard_map` that has been rewritten.
     """
 
     supported: frozenset[int] = frozenset()
-    aim: Aim | None = None
+    aims: tuple[Aim, ...] = ()
     untyped: bool = False
 
     def within(self, first: int, count: int) -> "Scope":
         """The same for a part of the body: the `count` sites from number `first` on."""
         inside = frozenset(number - first for number in self.supported if first <= number < first + count)
-        aim = self.aim._replace(site=self.aim.site - first) if self.aim is not None and inside else None
-        return self._replace(supported=inside, aim=aim)
+        aims = tuple(aim._replace(site=aim.site - first) for aim in self.aims) if inside else ()
+        return self._replace(supported=inside, aims=aims)
 
 
 class Interpreter:
@@ -157,7 +157,7 @@ class Interpreter:
                 fences[atom, kept] = fence(kept.of(known[atom]))
             return fences[atom, kept]
 
-        first, begun = 0, None if scope.aim is None else scope.aim.words
+        first, begun = 0, words_of_aims(scope.aims)
         words = begun
         checked = [self._unchecked(0)]
         for equation in jaxpr.eqns:
@@ -168,13 +168,13 @@ class Interpreter:
             count = self.sites(equation)
             if count or (untyped and self._typed(equation)):
                 there = scope.within(first, count)
-                if there.aim is not None and words is not None and untyped:
+                if untyped:
                     # Each site waits for the one before: devices that share a host's processors wake each other the
                     # more, the more of their sites are ready at once.  Elsewhere, sites need not wait.
-                    there = there._replace(aim=there.aim._replace(words=words))
+                    there = there._replace(aims=going_on(there.aims, words))
                 results, told = self._enter(equation, given, there)
-                if words is not None and told.words is not None:  # a strike only adds to them
-                    words = told.words if untyped or words is begun else jnp.maximum(words, told.words)
+                if told.words:  # a strike only adds to them
+                    words = told.words if untyped or words is begun else tuple(map(jnp.maximum, words, told.words))
                 checked.append(told.checks)
                 first += count
             else:
@@ -195,17 +195,17 @@ class Interpreter:
             result, words = self._site(equation, values, scope)
             return [result], Told(words, self._checks(equation, values, result, scope.untyped))
         if not bodies(equation):
-            return evaluate(equation, values, scope.untyped), Told(None, self._unchecked(0))
+            return evaluate(equation, values, scope.untyped), Told((), self._unchecked(0))
         body = bodies(equation)[0]
         if name == "jit":
             return self._call(equation, body, values, scope)
 
-        def run(aim: Aim | None, values: Sequence[Any]) -> tuple[list[Any], Told]:
-            return self.run(body.jaxpr, body.consts, values, scope._replace(aim=aim))
+        def run(aims: tuple[Aim, ...], values: Sequence[Any]) -> tuple[list[Any], Told]:
+            return self.run(body.jaxpr, body.consts, values, scope._replace(aims=aims))
 
-        aim = scope.aim
+        aims = scope.aims
         if name in ("checkpoint", "remat2"):
-            new, tree = jax.tree.flatten(aim)
+            new, tree = jax.tree.flatten(aims)
             shape: list[Any] = []
 
             def flat(*all_values: Any) -> list[Any]:
@@ -216,16 +216,16 @@ class Interpreter:
 
             rewritten = jax.make_jaxpr(flat)(*new, *values)
             return jax.tree.unflatten(shape[0], bind_checkpoint(equation, rewritten, new, values))
-        begin = Told(None if aim is None else aim.words, self._unchecked(self.count(body.jaxpr)))
+        begin = Told(words_of_aims(aims), self._unchecked(self.count(body.jaxpr)))
         if name == "scan":
-            return self._scan(params, run, values, aim, begin)
+            return self._scan(params, run, values, aims, begin)
         if name == "while":
-            return self._while(params, run, values, aim, begin)
+            return self._while(params, run, values, aims, begin)
         if name == "cond":
             return self._branches(equation, values, scope)
         if name == "shard_map":
             return self._workers(params, body, values, scope)
-        return run(aim, values)  # calls, and custom derivatives: the differentiation is over
+        return run(aims, values)  # calls, and custom derivatives: the differentiation is over
 
     def _form(self, equation: Any, untyped: bool) -> Form:
         """In what form a site's operands are kept; as the step has them, unless each device of CPUs has its own."""
@@ -240,7 +240,7 @@ class Interpreter:
         given = [one.back(value) for one, value in zip(kept, values, strict=True)]
         return checks(equation, given, result, self.wanted)
 
-    def _site(self, equation: Any, values: list[Any], scope: Scope) -> tuple[jax.Array, jax.Array | None]:
+    def _site(self, equation: Any, values: list[Any], scope: Scope) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """One operation, laid out among devices as it was found."""
         layouts = self.layouts()
         layout = layouts.setdefault(id(equation), {}) if self.looking else layouts.get(id(equation), {})
@@ -256,25 +256,25 @@ class Interpreter:
                 return tensor
             return lax.with_sharding_constraint(tensor, layout[place]) if place in layout else tensor
 
-        return strike_site(self._form(equation, scope.untyped), values, scope.aim, laid_out)
+        return strike_site(self._form(equation, scope.untyped), values, scope.aims, laid_out)
 
     def _call(self, equation: Any, body: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         """A nested call, traced once for all that call it alike; it keeps its shardings."""
         options = jit_options(equation.params)
-        key = (id(body.jaxpr), scope.supported, scope.aim is None, scope.untyped, repr(options))
+        key = (id(body.jaxpr), scope.supported, len(scope.aims), scope.untyped, repr(options))
         if key not in self._calls:
-            blind = scope._replace(aim=None)  # what is kept has no traced values in it
+            blind = scope._replace(aims=())  # what is kept has no traced values in it
 
-            def inner(aim: Aim | None, *values: Any) -> tuple[list[Any], Told]:
-                return self.run(body.jaxpr, body.consts, values, blind._replace(aim=aim))
+            def inner(aims: tuple[Aim, ...], *values: Any) -> tuple[list[Any], Told]:
+                return self.run(body.jaxpr, body.consts, values, blind._replace(aims=aims))
 
             inner.__name__ = equation.params["name"]
             self.count(body.jaxpr)  # which keeps the body, and its id with it
             self._calls[key] = jax.jit(inner, **options)
-        return self._calls[key](scope.aim, *values)
+        return self._calls[key](scope.aims, *values)
 
     def _scan(
-        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, begin: Told
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aims: tuple[Aim, ...], begin: Told
     ) -> tuple[list[Any], Told]:
         (constant, carried), length = scan_operands(dict(params)), params["length"]
         consts, init, sliced = (
@@ -286,10 +286,8 @@ class Interpreter:
 
         def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
             number, seen, values = carry
-            inside = aim
-            if aim is not None and seen.words is not None:
-                inside = aim.inside(length, number)._replace(words=seen.words)
-            results, told = run(inside, [*consts, *values, *x])
+            inside = tuple(aim.inside(length, number) for aim in aims)
+            results, told = run(going_on(inside, seen.words), [*consts, *values, *x])
             on = number + (-1 if params["reverse"] else 1)
             return (on, told.after(seen), results[:carried]), results[carried:]
 
@@ -298,7 +296,7 @@ class Interpreter:
         return [*last, *stacked], seen
 
     def _while(
-        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aim: Aim | None, begin: Told
+        self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aims: tuple[Aim, ...], begin: Told
     ) -> tuple[list[Any], Told]:
         of_condition, of_body = params["cond_nconsts"], params["body_nconsts"]
         looked_at, consts = values[:of_condition], values[of_condition : of_condition + of_body]
@@ -309,12 +307,12 @@ class Interpreter:
 
         def turn(carry: tuple[Any, Told, list[Any]]) -> tuple[Any, Told, list[Any]]:
             number, seen, values = carry
-            inside = aim
-            if aim is not None and seen.words is not None:
+            inside = []
+            for aim in aims:
                 site = jnp.where(number < self.turns, aim.site, NOWHERE)
                 turn = jnp.minimum(number, self.turns - 1)
-                inside = aim.inside(self.turns, turn)._replace(site=site, words=seen.words)
-            results, told = run(inside, [*consts, *values])
+                inside.append(aim.inside(self.turns, turn)._replace(site=site))
+            results, told = run(going_on(inside, seen.words), [*consts, *values])
             return number + 1, told.after(seen), results
 
         _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), begin, init))
@@ -328,7 +326,7 @@ class Interpreter:
             def branch(*operands: Any, body: Any = body, first: int = first, count: int = count) -> Any:
                 there = scope.within(first, count)
                 results, told = self.run(body.jaxpr, body.consts, operands, there)
-                words = scope.aim.words if scope.aim is not None and there.aim is None else told.words
+                words = told.words if there.aims else words_of_aims(scope.aims)
                 put = jax.tree.map(
                     lambda all, mine: all.at[first : first + count].set(mine), self._unchecked(sites), told.checks
                 )
@@ -345,23 +343,21 @@ class Interpreter:
         sites = self.count(body.jaxpr)
         options = {"mesh": params["mesh"], "check_vma": False, "axis_names": set(axes)}
 
-        def worker(aim: Aim | None, number: jax.Array | None, *values: Any) -> tuple[list[Any], Told]:
-            mine = aim
-            if aim is not None and number is not None:
-                outer = jnp.maximum(aim.worker, 0)  # this may be a mesh in a mesh
-                mine = aim._replace(worker=outer * count + number[0])
+        def worker(aims: tuple[Aim, ...], number: Any, *values: Any) -> tuple[list[Any], Told]:
+            # Of a mesh in a mesh, devices count on.
+            mine = tuple(aim._replace(worker=jnp.maximum(aim.worker, 0) * count + number[0]) for aim in aims)
             found, told = self.run(body.jaxpr, body.consts, values, Scope(scope.supported, mine, untyped=True))
             checks = None if told.checks is None else largest_across(told.checks, axes)
-            if aim is None or told.words is None:
-                return found, Told(None, checks)
             # A strike only adds to the words.  Devices wait for each other to compare theirs, so they only do where one
             # of them may have been struck.
-            aimed = (aim.site >= 0) & (aim.site < sites)
-            words = lax.cond(aimed, lambda mine: lax.pmax(mine, axes), lambda mine: mine, told.words)
-            return found, Told(words, checks)
+            words = []
+            for aim, own in zip(aims, told.words, strict=True):
+                aimed = (aim.site >= 0) & (aim.site < sites)
+                words.append(lax.cond(aimed, lambda mine: lax.pmax(mine, axes), lambda mine: mine, own))
+            return found, Told(tuple(words), checks)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
-        numbers = None if scope.aim is None else jnp.arange(count)
-        in_specs = (jax.tree.map(lambda _: HERE, scope.aim), PartitionSpec(axes), *params["in_specs"])
+        numbers = jnp.arange(count) if scope.aims else None
+        in_specs = (jax.tree.map(lambda _: HERE, scope.aims), PartitionSpec(axes), *params["in_specs"])
         mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), HERE), **options)
-        return mapped(scope.aim, numbers, *values)
+        return mapped(scope.aims, numbers, *values)

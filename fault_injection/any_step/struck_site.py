@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -53,10 +53,20 @@ def aimed(words: jax.Array, site: jax.Array) -> Aim:
     return Aim(site, None, np.int32(-1), first, last, words)
 
 
+def words_of_aims(aims: Sequence[Aim]) -> tuple[jax.Array, ...]:
+    """The words of each aim."""
+    return tuple(aim.words for aim in aims)
+
+
+def going_on(aims: Sequence[Aim], words: Sequence[jax.Array]) -> tuple[Aim, ...]:
+    """The aims, if there are any, with the words as something before has left them."""
+    return tuple(aim._replace(words=after) for aim, after in zip(aims, words, strict=True)) if aims else ()
+
+
 def strike_site(
-    form: Form, values: list[Any], aim: Aim | None, laid_out: Callable[[int, jax.Array], jax.Array]
-) -> tuple[jax.Array, jax.Array | None]:
-    """One operation; struck where the aim says so, and its result fenced in any case.
+    form: Form, values: list[Any], aims: tuple[Aim, ...], laid_out: Callable[[int, jax.Array], jax.Array]
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    """One operation; struck where an aim says so, and its result fenced in any case.
 
     The strike is the one turn of a while loop whose carry the compiler updates in place.  A conditional would copy
     what passes it.
@@ -64,15 +74,26 @@ def strike_site(
     Args:
       values: its operands as the form keeps them, fenced.  The strike reads them too: a copy that the compiler makes
         of one serves both.
+      aims: of the faults, of which at most one strikes it.
       laid_out: fixes how the first operand, the second, or the result is shared out among devices.
 
     Returns:
-      The result, and the aim's words, with what the fault did here added; None without an aim.
+      The result, and each aim's words, with what its fault did here added.
     """
     operands, others = [laid_out(place, one) for place, one in enumerate(values[:2])], values[2:]
     result = laid_out(Operand.OUTPUT, fence(form.compute([*operands, *others])))
-    if aim is None:
-        return result, None
+    words = []
+    for aim in aims:
+        result, after = _struck(form, operands, others, result, aim)
+        result = laid_out(Operand.OUTPUT, fence(result))
+        words.append(after)
+    return result, tuple(words)
+
+
+def _struck(
+    form: Form, operands: list[jax.Array], others: list[Any], result: jax.Array, aim: Aim
+) -> tuple[jax.Array, jax.Array]:
+    """The result with one fault in it, and the aim's words."""
     shapes = [atom.aval.shape for atom in (*form.equation.invars[:2], form.equation.outvars[0])]
     sizes = np.array([min(math.prod(shape), LARGEST_OPERAND) for shape in shapes], np.int32)
 
@@ -108,4 +129,4 @@ def strike_site(
         return lax.full_like(hit, False), resharded(y, clean), words_of(fault, both)
 
     _, struck_result, words = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.words))
-    return laid_out(Operand.OUTPUT, fence(struck_result)), words
+    return struck_result, words

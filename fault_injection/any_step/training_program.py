@@ -13,7 +13,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.devices import only_described
 from ..machine.errors import InputError, Untrustworthy
-from ..models.fault import Fault, inactive_fault
+from ..models.fault import Faults, as_one, each_of, inactive_fault
 from ..models.isolation import fence
 from ..models.observe.dr_dna import NAME as ACTIVATIONS
 from ..models.observe.reductions import CHOICES
@@ -109,7 +109,7 @@ class TracedTraining:
     def stepped(
         self,
         reductions_of: Callable[[Sequence[Any], Sequence[Any]], dict[str, jax.Array]],
-        words: jax.Array | None,
+        words: jax.Array | tuple[jax.Array, ...] | None,
         arrays: list[Any],
         batch: list[Any],
     ) -> tuple[list[Any], StepReport]:
@@ -117,7 +117,7 @@ class TracedTraining:
 
         Args:
           reductions_of: reductions of gradients, from the arrays before and after the step.
-          words: of a fault; None without fault support.
+          words: of a fault, or of several; None without fault support.
         """
         results, told = self.program.flat(words, *arrays, *batch)
         results = list(fence(*results))
@@ -127,7 +127,7 @@ class TracedTraining:
         added = [new[place] - arrays[place] for place in self.state.places(Role.PARAMETER)]
         found = reductions_of(arrays, new) | self.program.named(told)
         loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)
-        struck = None if told.words is None else struck_of(told.words)
+        struck = as_one(tuple(map(struck_of, told.words))) if told.words else None
         return new, report(loss, value, added, new, struck, reductions=found)
 
     def distance(self, reference: Any) -> dict[str, Any]:
@@ -184,8 +184,8 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
         new, told = reference(jax.tree.leaves(old), examples)
         return made.tree(new), told
 
-    def faulty_step(old: State, examples: Batch, epoch: int, number: int, fault: Fault) -> tuple[State, StepReport]:
-        new, told = struck(jax.tree.leaves(old), examples, fault)
+    def faulty_step(old: State, given: Batch, epoch: int, number: int, fault: Faults) -> tuple[State, StepReport]:
+        new, told = struck(jax.tree.leaves(old), given, fault)
         return made.tree(new), told
 
     def evaluate(trained: State) -> Evaluation:
@@ -227,17 +227,19 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
     )
 
 
-def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[list[Any], Batch, Fault], Any]:
+def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[list[Any], Batch, Faults], Any]:
     """The step with a fault, of arrays: each of its executables is compared with the reference before its first fault.
 
     It raises Untrustworthy where an inactive fault changes a bit.
     """
-    compared: set[tuple[int, np.dtype]] = set()  # numbers of elements, and types of masks: each has its executable
+    compared: set[Any] = set()  # numbers of elements, and types of masks: each has its executable
 
-    def step(arrays: list[Any], batch: Batch, fault: Fault) -> Any:
-        if (kind := (len(fault.index), fault.keep.dtype)) not in compared:
+    def step(arrays: list[Any], batch: Batch, fault: Faults) -> Any:
+        kind = tuple((len(one.index), one.keep.dtype) for one in each_of(fault))
+        if kind not in compared:
             clean, _ = reference([jnp.copy(one) for one in arrays], batch)
-            silent, _ = struck(words_of(inactive_fault(kind[0], mask=kind[1])), arrays, batch)
+            inactive = (inactive_fault(size, mask=mask) for size, mask in kind)
+            silent, _ = struck(as_one(tuple(map(words_of, inactive))), arrays, batch)
             pairs = zip(names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
                 raise Untrustworthy(
@@ -245,7 +247,7 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[li
                     f"{odd[0]!r} the first"
                 )
             compared.add(kind)
-        return struck(words_of(fault), arrays, batch)
+        return struck(as_one(tuple(map(words_of, each_of(fault)))), arrays, batch)
 
     return step
 

@@ -43,6 +43,9 @@ def run(options: argparse.Namespace) -> None:
         if name not in PRECISIONS:
             raise InputError(f"--formats {name[:60]!r} is unknown{did_you_mean(name, PRECISIONS)}")
     injection = from_leader(lambda: read_injection(options.file))
+    if injection.also:
+        what = f"the file has {len(injection.every)} faults, and formats compares what becomes of one"
+        raise InputError(f"{what}; write a file of the one that is to be compared", options.file)
     out = options.out or default_out(options.file, "_formats")
     found = translations(injection, names)
     check_out(out)

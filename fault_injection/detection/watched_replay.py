@@ -111,11 +111,11 @@ def detection_summary(watched: Watched, detector: str, recovery: str | None) -> 
         "recovery": recovery,
     }
     if watched.recovered is not None and watched.recovering is not None:
-        load = (injection.epoch, injection.step) if injection.stage == CHECKPOINT else None
+        loads = {(one.epoch, one.step) for one in injection.every if one.stage == CHECKPOINT}
         found["actions"] = []
         for a in watched.recovering.actions:
             undone = numbered(a.step, steps_per_epoch) - numbered(a.first, steps_per_epoch) + 1
-            stopped = recovery is not None and undone < RECOVERIES[recovery].steps and a.first == load
+            stopped = recovery is not None and undone < RECOVERIES[recovery].steps and a.first in loads
             known = {"at": list(a.step), "steps_undone": undone, "executed_again": a.again}
             found["actions"].append({**known, "stopped_at_the_load": stopped})
         found["after_recovery"] = dataclasses.asdict(watched.recovered.outcome)

@@ -13,7 +13,7 @@ import optax
 from jax import lax
 
 from ..models.arrays import Params, Stats
-from ..models.fault import Fault, Struck, inactive_fault
+from ..models.fault import AllStruck, Fault, Faults, inactive_fault
 from ..models.isolation import isolated
 from ..models.largest import largest_across
 from ..models.layer import Context, Observations
@@ -50,7 +50,7 @@ class Gathered(NamedTuple):
       grads: summed over all workers; or [W,…] of each of the device's workers.
       stats: new running statistics.
       rows: of tables, which `grads` are of.
-      struck: what a fault has done so far.
+      struck: what a fault, or each of several, has done so far.
       found: reductions asked for.
       tensors: observations asked for.
     """
@@ -60,7 +60,7 @@ class Gathered(NamedTuple):
     grads: Params
     stats: Stats
     rows: sparse.Rows
-    struck: Struck | None
+    struck: AllStruck | None
     found: dict[str, jax.Array]
     tensors: dict[str, Any]
 
@@ -82,7 +82,7 @@ class Engine:
     supported: frozenset[str] | None = None
     reductions: frozenset[str] = frozenset()
 
-    def _striker(self, fault: Fault | None) -> Striker:
+    def _striker(self, fault: Faults | None) -> Striker:
         """What strikes between the passes and the new state."""
         return Striker(fault, self.supported or ())
 
@@ -94,7 +94,7 @@ class Engine:
         address: jax.Array,
         numbers: jax.Array,
         profile: Profile | None,
-        fault: Fault | None,
+        fault: Faults | None,
     ) -> Gathered:
         """The passes of this device's workers, and what is summed over all: the only communication of most steps.
 
@@ -124,7 +124,9 @@ class Engine:
             """The gradients of some of this device's workers, by their positions among them."""
             if recipe.copies:
                 return jax.tree.map(lambda each: jnp.sum(each[some], 0), here.grads)
-            those = dataclasses.replace(ctx, workers=numbers[some], fault=None, reduce=frozenset(), profile=None)
+            # A fault in a gradient strikes no operation; of several, another may.
+            beside = fault if isinstance(fault, tuple) else None
+            those = dataclasses.replace(ctx, workers=numbers[some], fault=beside, reduce=frozenset(), profile=None)
             theirs = jax.tree.map(lambda part: part[some], batch)
             found = forward_and_backward(recipe.network, params, stats, theirs, those, terms, recipe.head)
             return sparse.apart(found.grads, found.seen.rows)[0]
@@ -164,7 +166,7 @@ class Engine:
         return added
 
     def updated(
-        self, state: ExplicitState, here: Gathered, address: jax.Array, fault: Fault | None
+        self, state: ExplicitState, here: Gathered, address: jax.Array, fault: Faults | None
     ) -> tuple[ExplicitState, StepReport]:
         """The new state, and the report."""
         recipe, strategy = self.recipe, self.recipe.strategy

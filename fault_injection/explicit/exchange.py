@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from ..models.arrays import Params
-from ..models.fault import INACTIVE, Fault, Operand, Struck, site_id
+from ..models.fault import INACTIVE, AllStruck, Faults, Operand, as_one, each_of, nothing_struck, site_id
 from ..models.isolation import fence
 from ..models.overwrite import bits, overwritten
 from ..models.site import Site, TensorSpec
@@ -50,17 +50,17 @@ class Striker:
     """Strikes what a step hands on; it adds nothing to a step that supports no fault in it.
 
     Args:
-      fault: of this step; None without fault support.
+      fault: of this step, or several; None without fault support.
       supported: names that it can strike, of `exchanged_sites`; others are ignored.
     """
 
-    def __init__(self, fault: Fault | None, supported: Iterable[str]):
-        self._fault = fault
+    def __init__(self, fault: Faults | None, supported: Iterable[str]):
+        self._faults = each_of(fault)
         self._supported = [] if fault is None else sorted(supported)
-        self._struck: list[Struck] = []
+        self._struck: list[AllStruck] = []
 
-    def told(self, of_operations: Struck | None) -> Struck | None:
-        """What the fault did, at the step's operations or here: it is alike on all devices."""
+    def told(self, of_operations: AllStruck | None) -> AllStruck | None:
+        """What the faults did, at the step's operations or here: it is alike on all devices."""
         every = [*([] if of_operations is None else [of_operations]), *self._struck]
         return jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *every) if every else None
 
@@ -76,23 +76,22 @@ class Striker:
           axis: of the devices; None where each of them has all workers.
           alone: the gradients summed over some of this device's workers, int32 [n] positions among them.
         """
-        names = self._names(WORKER_GRADIENT)
-        if self._fault is None or not names:
-            return total
-        here, count = workers == self._fault.worker, len(workers)
-        owner, r = jnp.any(here), jnp.argmax(here)
-        own, rest = local, jax.tree.map(jnp.zeros_like, local)
-        if count > 1:
-            own, rest = alone(r[None]), alone((r + 1 + jnp.arange(count - 1)) % count)
-        for path, name in names.items():
-            parts = (
-                jnp.where(owner, parameter(own, path), 0),
-                jnp.where(owner, parameter(rest, path), parameter(local, path)),
-            )
-            mine, others = fence(*(parts if axis is None else lax.psum(parts, axis)))
-            changed = self._overwritten(name, mine)
-            differs = bits(changed) != bits(mine)
-            total = with_parameter(total, path, jnp.where(differs, others + changed, parameter(total, path)))
+        names, count = self._names(WORKER_GRADIENT), len(workers)
+        for number, fault in enumerate(self._faults if names else ()):
+            here = workers == fault.worker
+            owner, r = jnp.any(here), jnp.argmax(here)
+            own, rest = local, jax.tree.map(jnp.zeros_like, local)
+            if count > 1:
+                own, rest = alone(r[None]), alone((r + 1 + jnp.arange(count - 1)) % count)
+            for path, name in names.items():
+                parts = (
+                    jnp.where(owner, parameter(own, path), 0),
+                    jnp.where(owner, parameter(rest, path), parameter(local, path)),
+                )
+                mine, others = fence(*(parts if axis is None else lax.psum(parts, axis)))
+                changed = self._overwritten(number, name, mine)
+                differs = bits(changed) != bits(mine)
+                total = with_parameter(total, path, jnp.where(differs, others + changed, parameter(total, path)))
         return total
 
     def of_copies(self, grads: Params, workers: jax.Array, axis: str | None) -> Params:
@@ -101,22 +100,20 @@ class Striker:
         Args:
           workers, axis: as in `of_worker`.
         """
-        names = self._names(WORKER_GRADIENT)
-        for path, name in names.items():
-            assert self._fault is not None  # else there are no names
-            here, each = workers == self._fault.worker, parameter(grads, path)
+        for number, path, name in self._places(WORKER_GRADIENT):
+            here, each = workers == self._faults[number].worker, parameter(grads, path)
             r = jnp.argmax(here)
             mine = jnp.where(jnp.any(here), each[r], 0)
             mine = fence(mine if axis is None else lax.psum(mine, axis))  # all devices tell of the same numbers
-            changed = self._overwritten(name, mine)
+            changed = self._overwritten(number, name, mine)
             differs = jnp.any(here) & (bits(changed) != bits(mine))
             grads = with_parameter(grads, path, each.at[r].set(jnp.where(differs, changed, each[r])))
         return grads
 
     def of_sum(self, total: Params) -> Params:
         """Gradients summed over all workers, with the fault in them."""
-        for path, name in self._names(GRADIENT).items():
-            total = with_parameter(total, path, self._overwritten(name, parameter(total, path)))
+        for number, path, name in self._places(GRADIENT):
+            total = with_parameter(total, path, self._overwritten(number, name, parameter(total, path)))
         return total
 
     def of_update(self, params: Params, before: Params, updates: Callable[[], Params]) -> Params:
@@ -126,11 +123,11 @@ class Striker:
           before: the parameters that the step has read.
           updates: what it adds to them.
         """
-        names = self._names(UPDATE)
-        added = updates() if names else {}
-        for path, name in names.items():
+        places = self._places(UPDATE)
+        added = updates() if places else {}
+        for number, path, name in places:
             update = fence(parameter(added, path))
-            changed, old = self._overwritten(name, update), parameter(before, path)
+            changed, old = self._overwritten(number, name, update), parameter(before, path)
             differs = bits(changed) != bits(update)
             struck = jnp.where(differs, old + changed.astype(old.dtype), parameter(params, path))
             params = with_parameter(params, path, struck)
@@ -140,11 +137,15 @@ class Striker:
         """Supported names of a stage, by the paths of their parameters."""
         return {name.partition("/")[2]: name for name in self._supported if name.startswith(f"{stage}/")}
 
-    def _overwritten(self, name: str, tensor: jax.Array) -> jax.Array:
-        """A tensor with the fault in it, if that strikes what has this name."""
-        fault = self._fault
-        assert fault is not None
+    def _places(self, stage: str) -> list[tuple[int, str, str]]:
+        """Numbers of the faults, with each path and name of a stage that they may strike."""
+        return [(number, *place) for number in range(len(self._faults)) for place in self._names(stage).items()]
+
+    def _overwritten(self, number: int, name: str, tensor: jax.Array) -> jax.Array:
+        """A tensor with the fault of this number in it, if that strikes what has this name."""
+        fault, told = self._faults[number], [*map(nothing_struck, self._faults)]
         hit = fault.site == site_id(name)
         tensor, struck = overwritten(tensor, dataclasses.replace(fault, index=jnp.where(hit, fault.index, INACTIVE)))
-        self._struck.append(dataclasses.replace(struck, hits=struck.hits + hit.astype(jnp.int32)))
+        told[number] = dataclasses.replace(struck, hits=struck.hits + hit.astype(jnp.int32))
+        self._struck.append(as_one(tuple(told)))
         return fence(tensor)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ..models.arrays import Params
-from ..models.fault import Fault
+from ..models.fault import Faults
 from ..models.observe.dr_dna import Profile
 from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from ..seam.leaves import Batch
@@ -62,7 +62,7 @@ def explicit_program(
     def watching(profile: Profile | None) -> Program:
         profile = None if profile is None else replicate(profile)
 
-        def faulty_step(state: ExplicitState, batch: Batch, epoch: int, step: int, fault: Fault) -> Any:
+        def faulty_step(state: ExplicitState, batch: Batch, epoch: int, step: int, fault: Faults) -> Any:
             return faulty(state, batch, address(epoch, step), numbers, profile, fault)
 
         forward = ForwardPasses(

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..models.arrays import Params
-from ..models.fault import Struck
+from ..models.fault import AllStruck
 from ..models.overwrite import bits, of_bits
 from ..seam.strategies import Sum
 from .exchange import Striker
@@ -27,7 +27,7 @@ def exchanged(
     axis: str | None,
     devices: int,
     alone: Callable[[jax.Array], Params],
-) -> tuple[jax.Array, jax.Array, Params, Struck | None]:
+) -> tuple[jax.Array, jax.Array, Params, AllStruck | None]:
     """What a step has when the workers have exchanged their gradients by a rule of a strategy.
 
     Args:

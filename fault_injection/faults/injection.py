@@ -1,7 +1,10 @@
-"""An injection: one fault at one (epoch, step) of one workload."""
+"""An injection: one fault, or several, each at one (epoch, step) of one workload."""
 
 import dataclasses
+import itertools
 import math
+import operator
+from collections.abc import Callable
 from typing import Self
 
 import numpy as np
@@ -33,7 +36,7 @@ WHEN = {
 
 @dataclasses.dataclass(frozen=True)
 class Injection:
-    """A fault at one (epoch, step) of one workload, or from there on.
+    """A fault at one (epoch, step) of one workload, or from there on; and perhaps further faults of the same training.
 
     It strikes an operand of an operation, or a leaf: of the state before the step reads it, of a
     gradient, or of the update.  What the elements become is said by their values or by their bits,
@@ -62,10 +65,12 @@ in the output [128×10] of fc.
       horizon: steps to go on after the fault; None goes on to the end of the training.
       nonfinite: one of `NONFINITE_RULES`: what ends the run when it is not finite.
       schedule: when it strikes again after its first step.
+      also: further faults of the same workload, horizon and rule, in the order of `together`, none with further ones.
+        All else that is said here is said of the first fault.
 
     Raises:
-      ValueError: values and bits are both given or both absent, or are not one for each position; or
-        `nonfinite` is no rule.
+      ValueError: values and bits are both given or both absent, or are not one for each position;
+        `nonfinite` is no rule; or the faults in `also` do not go with it.
     """
 
     workload: Workload
@@ -81,6 +86,7 @@ in the output [128×10] of fc.
     horizon: int | None = None
     nonfinite: str = "loss"
     schedule: Schedule = ONCE
+    also: "tuple[Injection, ...]" = ()
 
     def __post_init__(self) -> None:
         if bool(self.values) == bool(self.bits):
@@ -89,6 +95,14 @@ in the output [128×10] of fc.
             raise ValueError(f"{len(self.values or self.bits)} values or bits for {len(self.positions)} positions")
         if self.nonfinite not in NONFINITE_RULES:
             raise ValueError(f"nonfinite {self.nonfinite!r}; expected one of {', '.join(NONFINITE_RULES)}")
+        shared = operator.attrgetter("workload", "horizon", "nonfinite")
+        if any(one.also or shared(one) != shared(self) for one in self.also):
+            raise ValueError("further faults have the workload, the horizon and the rule of the first, and no others")
+        if list(self.every) != sorted(self.every, key=_order):
+            raise ValueError("the fault that strikes first stands first; see Injection.together")
+        for one, other in itertools.combinations(self.every, 2):
+            if (problem := clash(one, other)) is not None:
+                raise ValueError(problem)
 
     @classmethod
     def drawn(
@@ -131,6 +145,33 @@ in the output [128×10] of fc.
             schedule=schedule,
         )
 
+    @classmethod
+    def together(cls, *faults: "Injection") -> "Injection":
+        """One injection of several faults, whatever their order: the one that strikes first stands first.
+
+        >>> from fault_injection.workloads.registry import make_workload
+        >>> place = {"workload": make_workload("resnet18"), "stage": "fwrd_inject", "fmodel": "RD", "worker": 1}
+        >>> later = Injection(**place, layer="fc", epoch=2, step=0, positions=((0, 3),), values=(1e9,))
+        >>> sooner = dataclasses.replace(later, epoch=1)
+        >>> both = Injection.together(later, sooner)
+        >>> both.epoch, [one.epoch for one in both.every], both == Injection.together(sooner, later)
+        (1, [1, 2], True)
+
+        Raises:
+          ValueError: they are not of one workload, horizon and rule, or two strike the same at one step.
+        """
+        first, *others = sorted(faults, key=_order)
+        return dataclasses.replace(first, also=tuple(others))
+
+    @property
+    def every(self) -> "tuple[Injection, ...]":
+        """Each fault as an injection by itself, the one that strikes first as the first."""
+        return (dataclasses.replace(self, also=()), *self.also) if self.also else (self,)
+
+    def changed(self, change: "Callable[[Injection], Injection]") -> "Injection":
+        """The injection in which each fault has been changed by a function of it alone."""
+        return self.together(*map(change, self.every))
+
     @property
     def operand(self) -> Operand:
         """The operand struck; that of a leaf is `INPUT`, because the step reads it."""
@@ -156,6 +197,11 @@ in the output [128×10] of fc.
         """Steps in each epoch of the workload."""
         return self.workload.steps_per_epoch
 
+    @property
+    def number(self) -> int:
+        """The number of its first step, counted from the first of the training."""
+        return self.epoch * self.steps_per_epoch + self.step
+
     def fault(self) -> Fault:
         """The fault as the compiled step takes it.
 
@@ -170,7 +216,9 @@ in the output [128×10] of fc.
         return make_fault(self.site, self.operand, self.worker, **vars(masks))
 
     def sentence(self) -> str:
-        """The fault in English, without old values, which only the run can tell."""
+        """The faults in English, without old values, which only the run can tell."""
+        if self.also:
+            return " ".join(one.sentence() for one in self.every)
         where = format_position(self.positions[0])
         if len(self.positions) > 1:
             what = (
@@ -190,6 +238,34 @@ in the output [128×10] of fc.
             operand = f"the {self.operand.name.lower()} [{shape}] of {self.layer}"
             said = f"{when}, in the {self.site.stage} pass of worker {self.worker}, {what} in {operand}"
         return f"{said}{self.schedule.sentence()}."
+
+
+def _order(one: Injection) -> tuple[object, ...]:
+    """By time; those of one step by what they strike, which is not the same."""
+    return one.epoch, one.step, one.layer
+
+
+def clash(one: Injection, other: Injection) -> str | None:
+    """Why two faults of one workload cannot be in one injection; None where they can.
+
+    Two faults strike different operations or leaves at a step: what came of elements that both strike would depend on
+    which comes first.
+    """
+    at_load = one.stage == other.stage == CHECKPOINT
+    leaves = sorted((one.layer, other.layer), key=len)
+    if not (at_load or one.layer == other.layer or (one.of_leaf and leaves[1].startswith(f"{leaves[0]}/"))):
+        return None
+    sooner, later = sorted((one, other), key=_order)
+    between, seed, steps = later.number - sooner.number, one.workload.seed, one.steps_per_epoch
+    again = later.schedule.times(one.workload.epochs * steps - later.number, seed)
+    common = next((after + later.number for after in again if sooner.schedule.strikes(between + after, seed)), None)
+    if common is None:
+        return None
+    when = "in epoch {}, step {}".format(*divmod(common, steps))
+    if at_load:
+        return f"{when}, two faults strike the checkpoint that the run restarts from; expected one at a step"
+    what = leaves[0] if one.layer == other.layer else f"{leaves[1]}, which is of {leaves[0]}"
+    return f"{when}, two faults strike {what}; put the elements into one fault, or strike it at another step"
 
 
 def _becomes(new: ElementBits, dtype: np.dtype) -> str:

@@ -3,7 +3,7 @@
 One row per key, `key,value[,value…]`; a line that begins with `#` is a comment.  The published
 keys are required, except that `inj_bits` can replace `inj_values`.  Every option of the workload
 is a further, optional row; where it is absent, the published value holds (docs/science.md,
-Injection file).
+Injection file).  A further fault has rows of its own, see `fault_rows`.
 """
 
 import collections
@@ -32,20 +32,12 @@ from ..seam.workload import Workload, format_option
 from ..workloads.registry import find_workload
 from .element_bits import POSITION, ElementBits, Position, format_new_bits, format_position, new_bits
 from .fault_models import FAULT_MODELS
-from .injection import ALL, STAGES, Injection, too_large
+from .fault_rows import FAULT_ROWS, OWN_ROWS, rows_of_faults
+from .injection import ALL, STAGES, Injection, clash, too_large
 from .lanes import LANE, lane_of, positions_of
 from .number_formats import Format, format_of
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 from .schedule import ONCE, SCHEDULE
-
-# Rows of the fault in the published order; two options of every workload follow them.
-FAULT_ROWS = (
-    *("model", "stage", "fmodel", "target_worker", "target_layer", "target_epoch", "target_step"),
-    *("inj_pos", "inj_values"),
-)
-OF_OPERATIONS = ("stage", "fmodel", "target_worker", "target_layer")  # for which `target` stands, of the state
-OWN_ROWS = ("target", "inj_lane", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
-INSTEAD = {"inj_pos": "inj_lane", "inj_values": "inj_bits"}  # a row that can replace a published one
 
 EXACT = 2**53 - 1  # a float64 has all whole numbers up to there
 
@@ -109,9 +101,28 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     # A step of one's own is called a workload, in a row of the published format that is called `model`.
     listed = [row._replace(key="model") if row.key == "workload" else row for row in list_rows(text, path)]
     published = _published_workload(listed, path)
-    known = {**published.REQUIRED, **published.OPTIONS}
-    rows = Rows(path, _by_key(listed, path, published))
+    every = rows_of_faults(listed, path, published)
+    faults = [_fault(rows, published) for rows in every]
+    for number, (rows, fault) in enumerate(zip(every, faults, strict=True)):
+        problems = [clash(sooner, fault) for sooner in faults[:number]]
+        problem = next(filter(None, problems), None) or _too_late(fault, faults)
+        if problem is not None:
+            raise rows.wrong("target" if fault.of_leaf else "target_layer", problem)
+    return Injection.together(*faults)
 
+
+def _too_late(fault: Injection, faults: Sequence[Injection]) -> str | None:
+    """Why a run has ended before one of its faults strikes; None where it has not."""
+    after = fault.number - min(one.number for one in faults)
+    if fault.horizon is None or after <= fault.horizon:
+        return None
+    what = f"fault at {fault.layer} strikes {after} steps after the first"
+    return f"the {what}, and the row horizon ends the run {fault.horizon} steps after it; expected a longer horizon"
+
+
+def _fault(rows: Rows, published: Workload) -> Injection:
+    """One of the faults that a file describes."""
+    known = {**published.REQUIRED, **published.OPTIONS}
     of_leaf = "target" in rows
     worker = rows.one("target_worker", whole(0)) if "target_worker" in rows else ALL
     if of_leaf:
@@ -177,33 +188,6 @@ def _published_workload(listed: list[Row], path: object) -> Workload:
         if row.key not in FAULT_ROWS and "'model'" in (near := did_you_mean(row.key, (*FAULT_ROWS, *OWN_ROWS))):
             raise InputError(f"unknown key {row.key[:SHOWN]!r}{near}", path, row.line)
     raise InputError("no row 'model,…'", path)
-
-
-def _by_key(listed: list[Row], path: object, workload: Workload) -> dict[str, Row]:
-    """The rows by their keys: each known and given once, none required missing."""
-    known = (*FAULT_ROWS, *workload.REQUIRED, *OWN_ROWS, *workload.OPTIONS)
-    rows: dict[str, Row] = {}
-    for row in listed:
-        if row.key not in known:
-            hint = did_you_mean(row.key, known) or f"; expected one of {', '.join(known)}"
-            raise InputError(f"unknown key {row.key[:SHOWN]!r}{hint}", path, row.line)
-        if row.key in rows:
-            raise InputError(f"{row.key} is given twice, first in line {rows[row.key].line}", path, row.line)
-        rows[row.key] = row
-    of_leaf = "target" in rows
-    for key in OF_OPERATIONS if of_leaf else ():
-        if key in rows and key != "target_worker":
-            what = f"{key} does not go with the row target: a leaf is struck, not an operation"
-            raise InputError(f"{what}; leave out one", path, rows[key].line)
-    for key in (*FAULT_ROWS, *workload.REQUIRED):
-        if of_leaf and key in OF_OPERATIONS:
-            continue
-        other = INSTEAD.get(key, key)
-        if key not in rows and other not in rows:
-            raise InputError(f"no row '{key},…'" + (f" (or '{other},…')" if other != key else ""), path)
-    if "inj_pos" in rows and "inj_lane" in rows:
-        raise InputError("inj_lane says which elements are struck, and so does inj_pos", path, rows["inj_lane"].line)
-    return rows
 
 
 def _lane(rows: Rows, site: Site, operand: Operand) -> tuple[Position, ...]:
@@ -346,6 +330,24 @@ def format_injection(injection: Injection) -> str:
 
     `parse_injection` of it gives an equal injection.
     """
+    options = [[name, format_option(value)] for name, value in _stated_options(injection.workload).items()]
+    rows: list[list[object]] = [["model", injection.workload.name], *_rows_of(injection), *options]
+    if injection.schedule != ONCE:
+        rows.append(["schedule", injection.schedule])
+    if injection.horizon is not None:
+        rows.append(["horizon", injection.horizon])
+    if injection.nonfinite != NONFINITE_RULES[0]:
+        rows.append(["nonfinite", injection.nonfinite])
+    for number, one in enumerate(injection.also, 2):
+        of_one = [*_rows_of(one), *([] if one.schedule == ONCE else [["schedule", one.schedule]])]
+        rows += [[f"{key}.{number}", *cells] for key, *cells in of_one]
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows)
+    return out.getvalue()
+
+
+def _rows_of(injection: Injection) -> list[list[object]]:
+    """The rows of the first fault alone, but for its schedule."""
     where: list[object] = ["inj_pos", *map(format_position, injection.positions)]
     count, lane = len(injection.positions), lane_of(injection.positions, injection.tensor.shape)
     if lane is not None and len({*map(repr, injection.values or injection.bits)}) == 1:
@@ -364,24 +366,8 @@ def format_injection(injection: Injection) -> str:
     leaf: list[list[object]] = [["target", injection.layer]]
     if injection.worker != ALL:
         leaf.append(["target_worker", injection.worker])
-    rows: list[list[object]] = [
-        ["model", injection.workload.name],
-        *(leaf if injection.of_leaf else operation),
-        ["target_epoch", injection.epoch],
-        ["target_step", injection.step],
-        where,
-        become,
-        *([name, format_option(value)] for name, value in _stated_options(injection.workload).items()),
-    ]
-    if injection.schedule != ONCE:
-        rows.append(["schedule", injection.schedule])
-    if injection.horizon is not None:
-        rows.append(["horizon", injection.horizon])
-    if injection.nonfinite != NONFINITE_RULES[0]:
-        rows.append(["nonfinite", injection.nonfinite])
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+    at: list[list[object]] = [["target_epoch", injection.epoch], ["target_step", injection.step]]
+    return [*(leaf if injection.of_leaf else operation), *at, where, become]
 
 
 def _stated_options(workload: Workload) -> dict[str, object]:

@@ -38,8 +38,13 @@ class Rows:
         return key in self.by_key
 
     def wrong(self, key: str, message: str) -> InputError:
-        """A mistake in the row of `key`."""
-        return InputError(message, self.path, self.by_key[key].line if key in self.by_key else None)
+        """A mistake in the row of `key`, which the message calls as the file does: `inj_pos.2`."""
+        if (row := self.by_key.get(key)) is None:
+            return InputError(message, self.path)
+        if row.key != key:
+            begins = message.startswith(key)
+            message = f"{row.key}{message.removeprefix(key)}" if begins else f"{message} (row {row.key})"
+        return InputError(message, self.path, row.line)
 
     def every(self, key: str, kind: Kind[Value]) -> tuple[Value, ...]:
         """The values of a row, at least one."""

@@ -53,8 +53,26 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
 
     Raises:
       InputError: the options contradict each other, or leave out the fault's layer, two elements
-        would become one, or the operand grows too large for positions in it.
+        would become one, or the operand grows too large for positions in it; or two of several faults would strike
+        the same.
     """
+    if not injection.also:
+        return _scale_fault(injection, options)
+    scaled, lines = [], []
+    for number, one in enumerate(injection.every, 1):
+        to, mapping = _scale_fault(one, options)
+        scaled.append(to)
+        lines += [f"fault {number}, at {one.layer}:", *mapping]
+    try:
+        both = Injection.together(*scaled)
+    except ValueError as error:
+        raise InputError(f"of the scaled file: {error}") from None
+    parse_injection(format_injection(both), "the scaled file")
+    return both, lines
+
+
+def _scale_fault(injection: Injection, options: Mapping[str, Any]) -> tuple[Injection, list[str]]:
+    """One fault scaled, and the mapping."""
     old, new = injection.workload, injection.workload.changed(**options)
     if (problem := new.contradiction()) is not None:
         raise InputError(problem.message)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -53,6 +54,15 @@ class Schedule:
         if self.probability:
             return bool(np.random.default_rng([seed, after]).random() < self.probability)
         return self.every > 0 and after % self.every == 0
+
+    def times(self, steps: int, seed: int) -> Iterator[int]:
+        """After how many steps it strikes, of so many steps from its first on.
+
+        >>> list(Schedule(every=10).times(25, seed=0)), list(Schedule().times(25, seed=0))
+        ([0, 10, 20], [0])
+        """
+        most = min(steps, 1 if self.single else self.steps or steps)
+        return (after for after in range(most) if self.strikes(after, seed))
 
     def __str__(self) -> str:
         """As an injection file and a plan write it.

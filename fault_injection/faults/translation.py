@@ -29,6 +29,8 @@ def translate(injection: Injection, precision: str) -> Injection:
     >>> old.values, translate(old, "bfloat16").values
     ((1.57807140340843e+17,), (1.5762598695796736e+17,))
     """
+    if injection.also:
+        return injection.changed(lambda one: translate(one, precision))
     moved = dataclasses.replace(injection, workload=injection.workload.changed(precision=precision))
     old, new = (format_of(each.tensor.dtype) for each in (injection, moved))
     values = tuple(new.values(new.bits(injection.values)).astype(float).tolist())

@@ -7,7 +7,7 @@ executable serves all of them.  Only the number of elements K is a shape, and th
 import dataclasses
 import enum
 import zlib
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -70,6 +70,28 @@ class Struck:
     new: Any
     operand_changed: Any
     output_changed: Any
+
+
+Faults = Fault | tuple[Fault, ...]  # of one step: one, or several, each at an operation or a leaf of its own
+AllStruck = Struck | tuple[Struck, ...]  # what each of them did
+Each = TypeVar("Each")
+
+
+def each_of(one_or_several: Each | tuple[Each, ...] | None) -> tuple[Each, ...]:
+    """Each of the faults of a step, or of what they did; none without a fault."""
+    if one_or_several is None:
+        return ()
+    return one_or_several if isinstance(one_or_several, tuple) else (one_or_several,)
+
+
+def as_one(each: tuple[Each, ...]) -> Each | tuple[Each, ...]:
+    """What a step takes or tells of these: one of them stands alone, so that a step compiles as if there were no more.
+
+    >>> one = inactive_fault()
+    >>> as_one((one,)) is one, each_of(as_one((one, one))) == (one, one)
+    (True, True)
+    """
+    return each[0] if len(each) == 1 else each
 
 
 def site_id(site: str) -> int:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from .arrays import Cache, Initial, Key, Params, Shape, Stats
-from .fault import Fault, Struck
+from .fault import AllStruck, Faults
 from .observe.dr_dna import Profile
 from .observe.reductions import reduced
 from .precision import wide
@@ -23,7 +23,7 @@ class Context:
       key: the random key of (seed, epoch, step); a random layer derives its own key from it by name.
       workers: int32 [R], global numbers of the workers on this device.  They are the leading axis
         of every activation.
-      fault: the fault of this step; with None, nothing of fault support is compiled.
+      fault: the fault of this step, or a tuple of several; with None, nothing of fault support is compiled.
       supported: names of the sites that `fault` can strike; None means all.  A fault at any other
         site strikes nothing.  The fewer sites, the shorter the compilation; the bits are the same.
       train: True for training (batch statistics, dropout), False for evaluation.
@@ -45,7 +45,7 @@ class Context:
 
     key: jax.Array
     workers: jax.Array
-    fault: Fault | None = None
+    fault: Faults | None = None
     supported: frozenset[str] | None = struct.field(pytree_node=False, default=None)
     train: bool = struct.field(pytree_node=False, default=True)
     observe: frozenset[str] = struct.field(pytree_node=False, default=frozenset())
@@ -61,7 +61,7 @@ class Observations:
     """What a pass reports besides its results.
 
     Attributes:
-      struck: what the fault did; None where no site is supported.
+      struck: what the fault, or each of several, did; None where no site is supported.
       tensors: requested tensors, `{kind: {name: …}}`.
       sites: names of the sites of the pass, in the order in which it runs them.
       reduced: this device's parts of the reductions asked for, see `models.observe.reductions.reduced`.
@@ -70,7 +70,7 @@ class Observations:
         alone; all others are zero.  The number of its rows marks an empty place.
     """
 
-    struck: Struck | None = None
+    struck: AllStruck | None = None
     tensors: dict[str, dict[str, Any]] = struct.field(default_factory=dict)
     sites: tuple[str, ...] = struct.field(pytree_node=False, default=())
     maxima: dict[str, jax.Array] = struct.field(default_factory=dict)
@@ -79,7 +79,7 @@ class Observations:
 
 
 def merge(observations: Iterable[Observations]) -> Observations:
-    """Observations of several layers as one.  At most one site was struck, so adding loses nothing.
+    """Observations of several layers as one.  A fault strikes at most one site, so adding loses nothing.
 
     Raises:
       ValueError: a site occurs twice.  A fault would strike both operations, and its report would

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from .fault import Fault, Operand, Struck, nothing_struck, site_id
+from .fault import AllStruck, Fault, Operand, Struck, as_one, each_of, nothing_struck, site_id
 from .faulty_product import faulty_product
 from .isolation import fence, isolated
 from .layer import Context, Observations, observed
@@ -30,7 +30,7 @@ Multiply = Callable[[jax.Array, jax.Array], Any]
 def perform(
     operation: Operation, site: str, a: jax.Array, b: jax.Array, ctx: Context, used: bool = True
 ) -> tuple[jax.Array, Observations]:
-    """Run one operation for all workers of the device; the context's fault strikes it if it names this site.
+    """Run one operation for all workers of the device; each fault of the context strikes it that names this site.
 
     Args:
       operation: which one; its class says what `a` and `b` are.
@@ -58,12 +58,12 @@ def perform(
     if formats is not None:
         with isolated("false"):
             maxima[site], scales, a, b = _narrow(formats, a, b, None if ctx.maxima is None else ctx.maxima[site])
-    fault = ctx.fault if ctx.supported is None or site in ctx.supported else None
+    faults = each_of(ctx.fault) if ctx.supported is None or site in ctx.supported else ()
     # What depends on the site enters as a traced value: operations of equal shape share one trace.
-    strike = None if fault is None else _strike_here(fault, jnp.int32(site_id(site)), ctx.workers)
+    strikes = tuple(_strike_here(fault, jnp.int32(site_id(site)), ctx.workers) for fault in faults)
     with isolated("false"):
         result, struck, operands = _perform(
-            operation, "operands" in ctx.observe, used, held, a, b, scales, fault, strike, ctx.workers.shape[0]
+            operation, "operands" in ctx.observe, used, held, a, b, scales, faults, strikes, ctx.workers.shape[0]
         )
     told = {}
     if result is not None and isinstance(operation, Checkable):
@@ -116,16 +116,15 @@ def _perform(
     a: jax.Array,
     b: jax.Array,
     scales: jax.Array | None,
-    fault: Fault | None,
-    strike: tuple[jax.Array, jax.Array] | None,
+    faults: tuple[Fault, ...],
+    strikes: tuple[tuple[jax.Array, jax.Array], ...],
     workers: int,
-) -> tuple[Any, Struck | None, dict[str, jax.Array] | None]:
+) -> tuple[Any, AllStruck | None, dict[str, jax.Array] | None]:
     compute = partial(_rounded, operation.compute, held, scales)
     product = partial(_rounded, operation.product, held, scales)
     result: Any = fence(compute(a, b)) if used else None
-    struck = None
-    if fault is not None and strike is not None:
-        hit, r = strike
+    told = []
+    for fault, (hit, r) in zip(faults, strikes, strict=True):
         # Only what the fault can change passes the conditional, which copies what passes it.
         whole = isinstance(operation, Summed) or result is None
         part = result if whole else lax.dynamic_index_in_dim(result, r, keepdims=False)
@@ -134,13 +133,14 @@ def _perform(
         part, struck = lax.cond(
             hit,
             partial(_strike, operation, compute, product, a, b, fault, r),
-            lambda part: (part, nothing_struck(fault)),
+            lambda part, fault=fault: (part, nothing_struck(fault)),
             part,
         )
         result = part if whole else lax.dynamic_update_index_in_dim(result, part, r, 0)
         result = result if result is None else fence(result)
+        told.append(struck)
     operands = _published_operands(operation, product, a, b, result, workers) if observe else None
-    return result, struck, operands
+    return result, as_one(tuple(told)) if told else None, operands
 
 
 def _strike(

@@ -3,9 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 
-from ..faults.schedule import ONCE, Schedule
-from ..models.fault import Fault, Struck
-from ..models.site import Site
+from ..models.fault import Struck
 from ..seam.leaves import State
 from ..seam.report import StepReport
 from .exits import EXACT, ExactlyMasked, FirstNonFinite
@@ -14,57 +12,59 @@ from .golden_run import Golden
 from .outcome import Noise, Outcome, Thresholds, verdict_of
 from .records import Epoch, Recorder, Run
 from .steps import Address, Observer, addresses, numbered
+from .strikes import Strike, struck_steps
 from .witness import Witness
 
 
 class Course:
     """A faulty run: replays, experiments, and runs with detectors or recoveries are all assembled here.
 
-    The fault strikes as its schedule says to the end of the training, whatever the horizon; so nothing is exactly
-    masked as long as it may strike again.  A step that is taken again, after a recovery or by a detector, is struck
+    Each fault strikes as its schedule says to the end of the training, whatever the horizon; so nothing is exactly
+    masked as long as one may strike again.  A step that is taken again, after a recovery or by a detector, is struck
     again by what lasts: `Schedule.lasting`.
 
     Attributes:
       at: the first step struck.
       end: the last step of the training.
-      faults: what strikes at which step.
+      faults: what strikes at which step, one fault or several.
       recorder, witness, nonfinite, masked: what has looked at its steps.
       ended: the reason that an observer gave; None while there is none.
 
     Args:
       golden: the fault-free run, whose program takes the steps.
-      site, fault: what is struck, and with what.
+      strikes: the faults, the first in time first.
       nonfinite: one of `NONFINITE_RULES`: by which it ends.
       record: the golden record of an epoch.
       golden_after: the golden state after a step from `at` on.
       noise: spread over the golden run's twins, see `verdict_of`.
       recorder: has recorded the steps before the first one to be taken.
-      struck: what the fault did, where steps that it names have been taken already.
+      struck: what each fault did, where steps that they name have been taken already.
       masked_ends: whether it ends where its state is the golden one again.
     """
 
     def __init__(
         self,
         golden: Golden,
-        site: Site,
-        fault: Fault,
-        at: Address,
-        schedule: Schedule = ONCE,
+        strikes: Sequence[Strike],
         nonfinite: str = Thresholds().nonfinite,
         *,
         record: Callable[[int], Epoch],
         golden_after: Callable[[Address], State],
         noise: Callable[[int], Noise | None],
         recorder: Recorder,
-        struck: Struck | None = None,
+        struck: Sequence[Struck | None] = (),
         masked_ends: bool = True,
     ):
         workload, self._program = golden.workload, golden.program
-        self._lasting, self._steps = schedule.lasting, self._program.steps_per_epoch
-        self.at, self.end = at, Address(workload.epochs - 1, self._steps - 1)
-        later = enumerate(addresses(at, at if schedule.single else self.end, self._steps))
-        self.faults = {address: fault for after, address in later if schedule.strikes(after, workload.seed)}
-        self.recorder, self.witness = recorder, Witness(site, fault, at, struck)
+        self._steps = self._program.steps_per_epoch
+        self.at, self.end = strikes[0].at, Address(workload.epochs - 1, self._steps - 1)
+        steps = struck_steps(strikes, workload.epochs, self._steps, workload.seed)
+        again = {at: tuple(number for number in steps[at] if strikes[number].lasting) for at in steps}
+        self.faults, self._lasting = (
+            {at: tuple(strikes[number].fault for number in numbers) for at, numbers in each.items()}
+            for each in (steps, again)
+        )
+        self.recorder, self.witness = recorder, Witness(strikes, steps, again, struck)
         self.nonfinite = FirstNonFinite(self.since, nonfinite)
         last_strike = self.since(max(self.faults))
         self.masked = ExactlyMasked(self.since, record, golden_after, masked_ends, last_strike)
@@ -72,7 +72,7 @@ class Course:
         self._judge = functools.partial(
             verdict_of,
             golden=record,
-            fault=at,
+            fault=self.at,
             watched=self._program.state.watched,
             noise=noise,
             thresholds=Thresholds(nonfinite=nonfinite),
@@ -117,9 +117,10 @@ class Course:
 
     @property
     def struck(self) -> Struck:
-        """What the fault did at the first step that it struck, see `Witness`."""
-        assert self.witness.struck is not None  # the faulty step was taken
-        return self.witness.struck
+        """What the first fault did at the first step that it struck, see `Witness`."""
+        struck = self.witness.struck[0]
+        assert struck is not None  # the faulty step was taken
+        return struck
 
     def judged(
         self, run: Run, finished: bool, first_nonfinite: int | None = None, exactly_masked_after: int | None = None

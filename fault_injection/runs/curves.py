@@ -1,7 +1,7 @@
 """The picture of a replay: loss and metric of the golden run and of faulty ones, the faults marked."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import matplotlib
 import numpy as np
@@ -26,7 +26,7 @@ def draw_curves(
     title: str,
     golden: Columns,
     faulty: Mapping[str, Columns],
-    fault_at: Mapping[str, float],
+    fault_at: Mapping[str, Sequence[float]],
     steps_per_epoch: int,
     measure: Measure,
 ) -> None:
@@ -36,7 +36,7 @@ def draw_curves(
       golden, faulty: columns of the golden run and of each faulty run by its name: `steps/epoch`,
         `steps/step`, `steps/loss`, `steps/<metric>`, `epochs/epoch`, `epochs/valid_loss` and
         `epochs/valid_<metric>`. The runs may begin at different epochs.
-      fault_at: each faulty run's fault on the axis of epochs: its epoch, and its step as a fraction.
+      fault_at: each faulty run's faults on the axis of epochs: their epochs, and their steps as a fraction.
       steps_per_epoch: a step's figures stand at its own fraction of the epoch.
       measure: the metric. If it is the loss, there is one panel.
     """
@@ -50,9 +50,9 @@ def draw_curves(
             _draw_run(panels, run, name, colour, steps_per_epoch, alone=len(faulty) == 1)
         # One grey line where the faults are at one place, else each in its run's colour.
         if len(set(fault_at.values())) == 1:
-            marks = [(next(iter(fault_at.values())), FAULT)]
+            marks = [(at, FAULT) for at in next(iter(fault_at.values()))]
         else:
-            marks = [(at, runs[name][1]) for name, at in fault_at.items()]
+            marks = [(at, runs[name][1]) for name, each in fault_at.items() for at in each]
         for axes in panels.values():
             for i, (at, colour) in enumerate(marks):
                 axes.axvline(at, color=colour, lw=0.8, ls="--", label="" if i else "fault")

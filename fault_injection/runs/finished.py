@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..faults.fault_rows import number_of
 from ..machine.errors import InputError
 from ..machine.files import DamagedFile, read_arrays, read_bounded
 from ..seam.measure import Measure
@@ -99,7 +100,7 @@ def draw_together(found: list[Finished], path: pathlib.Path) -> None:
         raise InputError(f"{folders} have different golden runs; a picture shows replays of one")
     tables: dict[str, dict[str, np.ndarray]] = {}
     golden: dict[str, np.ndarray] = {}
-    fault_at: dict[str, float] = {}
+    fault_at: dict[str, tuple[float, ...]] = {}
     for entry in found:
         try:
             columns = read_arrays(entry.folder / "record.npz")
@@ -112,7 +113,10 @@ def draw_together(found: list[Finished], path: pathlib.Path) -> None:
             golden = max(golden, _part(columns, "golden"), key=lambda table: len(table.get("steps/loss", ())))
             steps = int(golden["steps/step"].max()) + 1
             at = dict(line.split(",", 1) for line in entry.provenance["injection"] if "," in line)
-            fault_at[name] = int(at["target_epoch"]) + int(at["target_step"]) / steps
+            epochs = [key for key in at if number_of(key)[0] == "target_epoch"]  # one of each fault
+            fault_at[name] = tuple(int(at[key]) + int(at[key.replace("epoch", "step")]) / steps for key in epochs)
+            if not fault_at[name]:
+                raise LookupError
             measure = Measure(**entry.known["measure"])
         except (LookupError, TypeError, ValueError, AttributeError):
             raise InputError("is not what a replay writes", entry.folder) from None

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 
 from ..machine.termination import heed
-from ..models.fault import Fault, Struck
+from ..models.fault import Fault, Faults, Struck, as_one, each_of
 from ..models.isolation import nonfinite_allowed
-from ..seam.beside import faulty_step, load_site_ids, loaded
+from ..seam.beside import faulty_step, load_site_ids, loaded, with_struck
 from ..seam.leaves import Batch, State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
@@ -40,11 +40,11 @@ def follow(
     program: Program,
     state: State,
     steps: Iterable[Address],
-    faults: Mapping[Address, Fault] | None = None,
+    faults: Mapping[Address, Faults] | None = None,
     observers: Sequence[Observer] = (),
     keep: int = 0,
     undo: Callable[[State, StepReport], State] | None = None,
-    lasting: bool = False,
+    lasting: Mapping[Address, Faults] | None = None,
 ) -> Followed:
     """Move a run forward until its steps are done, or an observer gives a reason to end it.
 
@@ -55,16 +55,16 @@ def follow(
       state: the state before the first step, on the devices.  A step without a fault consumes its
         buffers; after a first step with a fault it can still be used.
       steps: addresses in the order of the training.
-      faults: what strikes at which step.  A fault that lasts stands at several.
-      lasting: whether a step that is taken again is struck again.  What was transient is over.
+      faults: what strikes at which step, one fault or a tuple.  A fault that lasts stands at several.
+      lasting: what of it strikes again at a step that is taken again.  What was transient is over.
       observers: see `Observer`.
       keep: how many steps can be undone, back to the first or to the last load of a checkpoint.  The states before
         them are copied, because a step consumes the buffers of its state.
       undo: gives the state before a step from the one after it and its report.  No state is copied then.
     """
-    faults, spent, ended, fresh = dict(faults or {}), 0.0, None, True
+    spent, ended, fresh = 0.0, None, True
     loads = load_site_ids(program.state) if faults else frozenset()
-    taken_again = functools.partial(again, program, faults if lasting else {})
+    standing, lasts = _by_step(faults or {}), _by_step(lasting or {}, loads)
     kept: collections.deque[tuple[Address, State, StepReport]] = collections.deque(maxlen=keep)
     upcoming = iter(steps)
     at = next(upcoming, None)
@@ -72,15 +72,16 @@ def follow(
     while at is not None and ended is None:
         heed()
         begun = time.perf_counter()
-        fault, struck = faults.get(at), None
-        if fault is not None and int(fault.site) in loads:  # a job begins: what was before is another's
-            state, struck = loaded(program, state, faults.pop(at))
-            kept.clear()
-            fault, fresh = None, True
+        every, told = standing.get(at, ()), {}
+        for number, fault in enumerate(every):
+            if int(fault.site) in loads:  # a job begins: what was before is another's
+                state, told[number] = loaded(program, state, fault)
+                kept.clear()
+                fresh = True
         for observer in observers if fresh else ():
-            observer.starts(at, state, taken_again)
+            observer.starts(at, state, functools.partial(again, program, lasts))
         copy = jax.tree.map(jnp.copy, state) if keep and undo is None else None
-        state, report = _step(program, state, batch, at, fault, struck)
+        state, report = _step(program, state, batch, at, every, told)
         here, at, fresh = at, next(upcoming, None), False
         batch = None if at is None else program.batch(*at)  # prepared while the device computes
         report = jax.device_get(report)
@@ -90,10 +91,9 @@ def follow(
         ended = asked if isinstance(asked, str) else None
         if isinstance(asked, Back):
             undone, fresh = [kept.pop() for _ in range(min(asked.steps, len(kept)))], True
-            for first, before, told in undone:  # the newest first
-                state = before if undo is None else undo(state, told)
-                if not lasting:
-                    faults.pop(first, None)
+            for first, before, reported in undone:  # the newest first
+                state = before if undo is None else undo(state, reported)
+                standing[first] = lasts.get(first, ())
             if asked.again:
                 for observer in observers:
                     observer.undone(first)
@@ -108,19 +108,25 @@ def follow(
     return Followed(state, ended, spent)
 
 
+def _by_step(faults: Mapping[Address, Faults], but: frozenset[int] = frozenset()) -> dict[Address, tuple[Fault, ...]]:
+    """The faults of each step, but for those at sites of these ids."""
+    return {at: tuple(one for one in each_of(here) if int(one.site) not in but) for at, here in faults.items()}
+
+
 def _step(
-    program: Program, state: State, batch: Batch, at: Address, fault: Fault | None, struck: Struck | None = None
+    program: Program, state: State, batch: Batch, at: Address, faults: tuple[Fault, ...], told: Mapping[int, Struck]
 ) -> tuple[State, StepReport]:
-    """A step with or without a fault; `struck` is what one did as the state was loaded."""
-    if fault is not None:
-        return faulty_step(program, state, batch, *at, fault)
-    state, report = program.step(state, batch, *at)
-    return state, report if struck is None else report._replace(struck=struck)
+    """A step with faults, or without; `told` is what those did, by their numbers, that the loaded state has already."""
+    if inside := tuple(fault for number, fault in enumerate(faults) if number not in told):
+        state, report = faulty_step(program, state, batch, *at, as_one(inside))
+    else:
+        state, report = program.step(state, batch, *at)
+    return state, with_struck(report, told)
 
 
-def again(program: Program, lasting: Mapping[Address, Fault], at: Address, state: State) -> StepReport:
+def again(program: Program, lasting: Mapping[Address, tuple[Fault, ...]], at: Address, state: State) -> StepReport:
     """What a step says when it is taken again, with what lasts."""
-    report: StepReport = jax.device_get(_step(program, state, program.batch(*at), at, lasting.get(at))[1])
+    report: StepReport = jax.device_get(_step(program, state, program.batch(*at), at, lasting.get(at, ()), {})[1])
     return report
 
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from ..faults.element_bits import ravel, unravel
 from ..faults.injection import Injection
-from ..models.fault import Struck, inactive_fault
+from ..machine.errors import InputError
+from ..models.fault import Struck
 from ..seam.leaves import Role, State
-from ..seam.stages import BESIDE
 from .course import Course
 from .follow import follow
 from .golden_run import Golden, Repeats
@@ -27,6 +27,7 @@ from .progress import Progress
 from .records import Recorder, Run, rows_of
 from .replay_run import complete_golden, recorded_beside
 from .steps import Address, addresses, horizon_or_end, numbered
+from .strikes import strikes_of
 
 
 class AtPlace(NamedTuple):
@@ -63,7 +64,13 @@ def other_places(injection: Injection, count: int, seed: int) -> list[Injection]
 
     Args:
       count: how many; fewer where the operand has no more.
+
+    Raises:
+      InputError: the injection has several faults.
     """
+    if injection.also:
+        what = f"the file has {len(injection.every)} faults, and places moves one"
+        raise InputError(f"{what}; write a file of the one that is to be moved")
     shape = injection.tensor.shape
     index, size = ravel(injection.positions, shape), math.prod(shape)
     side_by_side = len(index) > 1 and (np.diff(index) == 1).all() and index[0] % len(index) == size % len(index) == 0
@@ -101,10 +108,7 @@ def at_places(injections: list[Injection], golden: Golden, steps: int) -> Iterat
         for injection in injections:
             course = Course(
                 golden,
-                injection.site,
-                injection.fault(),
-                at,
-                injection.schedule,
+                strikes_of(injection),
                 injection.nonfinite,
                 record=record,
                 golden_after=lambda later: control if later == at else golden.fetch_state_after(later),
@@ -124,11 +128,10 @@ def at_places(injections: list[Injection], golden: Golden, steps: int) -> Iterat
 
 def _around(injection: Injection, golden: Golden, at: Address) -> tuple[State, State]:
     """The golden states before and after the faulty step; the second by the program that can strike."""
-    program, fault = golden.program, injection.fault()
+    program, (strike,) = golden.program, strikes_of(injection)
     state = golden.fetch_state_before(at.epoch)
     if at.step:
         steps = addresses(Address(at.epoch, 0), Address(at.epoch, at.step - 1), program.steps_per_epoch)
         state = follow(program, state, steps, observers=[Repeats(golden)]).state
-    site = fault.site if injection.stage in BESIDE else None
-    nothing = {at: inactive_fault(len(fault.index), site, fault.keep.dtype)}
+    nothing = {at: strike.inactive()}
     return state, follow(program, jax.tree.map(jnp.copy, state), [at], nothing, [Repeats(golden)]).state

@@ -19,7 +19,6 @@ from ..models.bits import width_of
 from ..models.fault import Struck
 from .records import run_columns
 from .replay_run import Replay
-from .steps import Address
 from .witness import left_out
 
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
@@ -51,6 +50,8 @@ def write_replay(
         tables["recovered"] = faulty["recovered"] = run_columns(recovered.faulty, program, measure.name)
         title += f"; recovered: {recovered.outcome.outcome}"
     outcome: dict[str, Any] = dataclasses.asdict(replay.outcome)
+    if injection.also:
+        outcome["faults"] = describe_faults(replay)
     outcome["largest_from_the_faulty_step_on"] = {run: _watched(table, injection) for run, table in tables.items()}
 
     def write() -> None:
@@ -59,8 +60,8 @@ def write_replay(
         write_text(out / f"replay_{name}.txt", published_log(replay))
         write_arrays(out / "record.npz", {f"{run}/{k}": v for run, table in tables.items() for k, v in table.items()})
         write_json(out / "provenance.json", provenance(replay, command))
-        fault_at = dict.fromkeys(faulty, injection.epoch + injection.step / program.steps_per_epoch)
         steps = program.steps_per_epoch
+        fault_at = dict.fromkeys(faulty, tuple(one.number / steps for one in injection.every))
         draw_curves(out / "curves.png", title, tables["golden"], faulty, fault_at, steps, measure)
         if detection is not None:
             write_json(out / "detection.json", detection)
@@ -83,23 +84,14 @@ def _watched(table: Mapping[str, np.ndarray], injection: Injection) -> dict[str,
 
 def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str, Any]:
     """Where the results of a replay come from: the fault, what it did, the machine, the command."""
-    injection, golden, struck = replay.injection, replay.source, replay.struck
+    injection, golden = replay.injection, replay.source
     known = golden.determined_by["arithmetic"]
-    old, new = (struck_values(injection, bits) for bits in (struck.old, struck.new))
-    digits = digits_of(old.dtype)
+    struck = [*map(_struck, injection.every, replay.struck_each)]
     return {
-        "fault": describe_fault(injection, struck),
+        "fault": " ".join(describe_faults(replay)),
         "command": shlex.join(command) if command else None,
         "injection": format_injection(injection).splitlines(),
-        "struck": {
-            "elements": len(injection.positions),
-            "elements_changed": int(struck.operand_changed),
-            "output_elements_changed": int(struck.output_changed),
-            "old": old.tolist(),
-            "new": new.tolist(),
-            "old_bits": [f"{bits:0{digits}x}" for bits in struck.old[: len(old)]],
-            "new_bits": [f"{bits:0{digits}x}" for bits in struck.new[: len(new)]],
-        },
+        "struck": struck if injection.also else struck[0],
         "seed": injection.workload.seed,
         "workload": dataclasses.asdict(injection.workload),
         "golden_run": golden.key,
@@ -111,13 +103,37 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
     }
 
 
+def _struck(injection: Injection, struck: Struck | None) -> dict[str, Any] | None:
+    """What one fault did; None where its run had ended before."""
+    if struck is None:
+        return None
+    old, new = (struck_values(injection, bits) for bits in (struck.old, struck.new))
+    digits = digits_of(old.dtype)
+    return {
+        "elements": len(injection.positions),
+        "elements_changed": int(struck.operand_changed),
+        "output_elements_changed": int(struck.output_changed),
+        "old": old.tolist(),
+        "new": new.tolist(),
+        "old_bits": [f"{bits:0{digits}x}" for bits in struck.old[: len(old)]],
+        "new_bits": [f"{bits:0{digits}x}" for bits in struck.new[: len(new)]],
+    }
+
+
 def struck_values(injection: Injection, bits: Any) -> np.ndarray:
     """The numbers whose bits a step reported of the struck elements, in the operand's own dtype."""
     return format_of(injection.tensor.dtype).values(np.asarray(bits[: len(injection.positions)]))
 
 
-def describe_fault(injection: Injection, struck: Struck) -> str:
-    """The fault in one English sentence, with the first element's old and new value and the bits that differ."""
+def describe_faults(replay: Replay) -> list[str]:
+    """Each fault in one English sentence, and what it did."""
+    return [*map(describe_fault, replay.injection.every, replay.struck_each)]
+
+
+def describe_fault(injection: Injection, struck: Struck | None) -> str:
+    """A fault in one English sentence, with the first element's old and new value and the bits that differ."""
+    if struck is None:
+        return f"{injection.sentence().removesuffix('.')}: the run had ended before, so nothing was struck."
     if left_out(injection.site, struck):
         return f"{injection.sentence().removesuffix('.')}: this step left the operation out, so nothing was struck."
     old, new = (struck_values(injection, bits)[0] for bits in (struck.old, struck.new))
@@ -136,17 +152,17 @@ def published_log(replay: Replay) -> str:
     injection, run, golden = replay.injection, replay.faulty, replay.source
     epochs, metric = injection.workload.epochs, golden.program.measure().name
     checkpoint = golden.store.checkpoint_path(injection.epoch).relative_to(golden.folder.parent)
-    struck_at = Address(injection.epoch, injection.step)
+    each = [*zip(injection.every, replay.struck_each, strict=True)]
     lines = [
-        f"Inject to epoch: {injection.epoch}",
-        f"Inject to step: {injection.step}",
+        *(f"Inject to {place}: {at}" for one, _ in each for place, at in (("epoch", one.epoch), ("step", one.step))),
         f"Load weights from {checkpoint}",
     ]
     for i, record in enumerate(run.epochs):
         epoch = run.first + i
         for step, loss, value in zip(record["step"], record["loss"], record["metric"], strict=True):
-            if (epoch, step) == struck_at:
-                lines += _struck_lines(injection, replay.struck)
+            for one, struck in each:
+                if (epoch, step) == (one.epoch, one.step) and struck is not None:
+                    lines += _struck_lines(one, struck)
             place = f"Epoch: {epoch}/{epochs}, step: {step}/{injection.steps_per_epoch}"
             lines.append(", ".join([place, *_figures({"loss": loss, metric: value})]))
         if i < run.ended:

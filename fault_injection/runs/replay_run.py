@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from ..faults.injection import Injection
 from ..faults.injection_file import format_injection
 from ..machine.processes import from_leader, say
-from ..models.fault import Struck, inactive_fault
+from ..models.fault import Struck
 from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.report import StepReport
@@ -31,6 +31,7 @@ from .progress import Progress
 from .records import Epoch, Recorder, Run, cut, epoch_record, rows_of
 from .run_store import RunStore
 from .steps import Address, Observer, addresses, horizon_or_end, numbered
+from .strikes import controls, strikes_of, struck_steps
 from .unfinished import Keeper, Unfinished, read_unfinished
 
 
@@ -45,7 +46,8 @@ class Replay:
       golden: the fault-free run, from its own first epoch on, as far as it has been made: at least as far as the
         faulty one went, at most as far as that was to go.
       faulty: the run with the fault, from the start of the fault's epoch.
-      struck: what the fault did, as the first step that it struck reported it.
+      struck_each: what each fault did, as the first step that it struck reported it; None of one that the run had
+        ended before.
       seconds: that it took, the golden run included where it had to be made.
     """
 
@@ -54,8 +56,15 @@ class Replay:
     outcome: Outcome
     golden: Run
     faulty: Run
-    struck: Struck
+    struck_each: tuple[Struck | None, ...]
     seconds: float
+
+    @property
+    def struck(self) -> Struck:
+        """What the first fault did."""
+        struck = self.struck_each[0]
+        assert struck is not None  # the run begins with it
+        return struck
 
 
 def replay(
@@ -113,8 +122,8 @@ def _faulty_run(
     watching: Sequence[Observer],
     keep: int,
     undo: Callable[[State, StepReport], State] | None,
-) -> tuple[Outcome, Run, Struck]:
-    """The run with the fault: its verdict, its record, and what the fault did."""
+) -> tuple[Outcome, Run, tuple[Struck | None, ...]]:
+    """The run with the fault: its verdict, its record, and what each fault did."""
     program, struck_at, last = golden.program, Address(injection.epoch, injection.step), last_step(injection)
     steps_per_epoch = program.steps_per_epoch
     steps = numbered(last, steps_per_epoch) - numbered(Address(injection.epoch, 0), steps_per_epoch) + 1
@@ -131,16 +140,13 @@ def _faulty_run(
         # 2. The fault, and what follows it: to the end, a non-finite value, or the golden state again.
         course = Course(
             golden,
-            injection.site,
-            injection.fault(),
-            struck_at,
-            injection.schedule,
+            strikes_of(injection),
             injection.nonfinite,
             record=record,
             golden_after=lambda at: start.control if at == struck_at else golden.fetch_state_after(at),
             noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
             recorder=start.recorder,
-            struck=kept.struck if kept else None,
+            struck=kept.struck if kept else (),
         )
         keeper = [] if watching else [Keeper(store, course.recorder, course.witness)]
         course.take(start.state, start.at, last, watching, before=[progress], after=keeper, keep=keep, undo=undo)
@@ -149,7 +155,7 @@ def _faulty_run(
         faulty = _continued(faulty, _made(golden, last), last, steps_per_epoch)
 
     # 3. The verdict.
-    return course.verdict(finished=last == course.end, run=faulty), faulty, course.struck
+    return course.verdict(finished=last == course.end, run=faulty), faulty, tuple(course.witness.struck)
 
 
 class _From(NamedTuple):
@@ -173,12 +179,12 @@ def _up_to_the_fault(
 ) -> _From:
     """Take every step before the fault as in the golden run, and the control: the faulty step without the fault.
 
-    The steps that may be undone later wait.
+    Each executable that strikes later has its control there, too.  The steps that may be undone later wait.
 
     Raises:
       NotRepeated: a step, or the control, differs from the golden run.
     """
-    program, fault = golden.program, injection.fault()
+    program, strikes = golden.program, strikes_of(injection)
     first, struck_at = Address(injection.epoch, 0), Address(injection.epoch, injection.step)
     recorder = Recorder(Run(first.epoch, (), 0))
     begin = Address(first.epoch, max(0, injection.step - max(0, keep - 1)))
@@ -187,12 +193,12 @@ def _up_to_the_fault(
     state = follow(program, state, before, observers=[progress, Repeats(golden), recorder, *watching]).state
 
     progress.compiling("the step with the fault")
-    site = fault.site if injection.stage in BESIDE else None
-    nothing = {struck_at: inactive_fault(len(fault.index), site, fault.keep.dtype)}
-    waiting = addresses(begin, struck_at, program.steps_per_epoch)
-    alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
-    control = follow(program, alike, waiting, nothing, [Repeats(golden)]).state
-    return _From(begin, state, recorder, control)
+    w, after = injection.workload, []
+    for nothing in controls(strikes, struck_steps(strikes, w.epochs, program.steps_per_epoch, w.seed)):
+        waiting = addresses(begin, struck_at, program.steps_per_epoch)
+        alike = jax.tree.map(jnp.copy, state) if begin < struck_at else state
+        after.append(follow(program, alike, waiting, {struck_at: nothing}, [Repeats(golden)]).state)
+    return _From(begin, state, recorder, after[0])
 
 
 def _going_on(injection: Injection, golden: Golden, store: RunStore, kept: Unfinished) -> _From:
@@ -211,7 +217,7 @@ def golden_for(
     start: Callable[[Golden], ImportedState] | None = None,
     reductions: frozenset[str] = frozenset(),
 ) -> Golden:
-    """The golden run that a replay needs, by a program that can strike the injection's site; nothing runs yet.
+    """The golden run that a replay needs, by a program that can strike the injection's sites; nothing runs yet.
 
     Args:
       cache: folder of golden runs; by default `environment.cache_folder()`.
@@ -228,7 +234,7 @@ def golden_for(
     'resnet18'
     """
     w = injection.workload
-    struck = frozenset() if injection.stage in BESIDE else frozenset({injection.layer})
+    struck = frozenset(one.layer for one in injection.every if one.stage not in BESIDE)
     program = w.program(struck, devices, data_dir, reductions)
     golden = Golden(w, program, cache, kept_epochs(program, w.epochs, {injection.epoch}))
     return golden if start is None else dataclasses.replace(golden, start=start(golden))

@@ -3,7 +3,7 @@
 import dataclasses
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,24 +11,25 @@ import numpy as np
 from ..faults.injection import Injection
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..machine.processes import from_leader, say
-from ..models.fault import Fault, Struck
-from ..models.site import Site
+from ..models.fault import Struck
 from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.trees import fetched
 from .records import Recorder, Run
 from .run_store import RunStore
 from .steps import Observer
+from .strikes import Strike, strikes_of
 from .witness import FaultNotApplied, Witness, check_struck, left_out
 
-STRUCK = "struck.npz"  # what the fault did
+STRUCK = "struck.npz"  # what each fault did
+FIELDS = dataclasses.fields(Struck)
 
 
 class Unfinished(NamedTuple):
-    """What an interrupted replay has left: its whole epochs, and what the fault did."""
+    """What an interrupted replay has left: its whole epochs, and what each fault did; None before it struck."""
 
     run: Run
-    struck: Struck
+    struck: tuple[Struck | None, ...]
 
 
 class Keeper(Observer):
@@ -39,11 +40,10 @@ class Keeper(Observer):
 
     def after_epoch(self, epoch: int, state: State, evaluate: Callable[[], Evaluation]) -> None:
         store, struck, record = self._store, self._witness.struck, self._recorder.run.epochs[-1]
-        assert struck is not None  # an epoch that ended holds the faulty step, or comes after it
         reached = fetched(state)
 
         def keep() -> None:
-            write_arrays(store.folder / STRUCK, dataclasses.asdict(struck))
+            write_arrays(store.folder / STRUCK, _arrays_of(struck))
             store.write_record(epoch, record)
             store.write_checkpoint(epoch + 1, reached)
             store.remove_checkpoint(epoch)
@@ -55,7 +55,7 @@ def read_unfinished(store: RunStore, injection: Injection) -> Unfinished | None:
     """What an interrupted replay has left; None where it left nothing, or not what a replay of this fault leaves."""
     first = injection.epoch
     try:
-        struck = _read_struck(store.folder / STRUCK, injection.site, injection.fault())
+        struck = _read_struck(store.folder / STRUCK, strikes_of(injection))
         epoch = store.checkpoints()[-1]
         store.read_checkpoint(epoch)
         epochs = tuple(store.read_record(e) for e in range(first, epoch))
@@ -72,16 +72,31 @@ def read_unfinished(store: RunStore, injection: Injection) -> Unfinished | None:
     return Unfinished(Run(first, epochs, len(epochs)), struck) if epochs else None
 
 
-def _read_struck(path: pathlib.Path, site: Site, fault: Fault) -> Struck:
-    """What the faulty step reported; raises FileNotFoundError, or DamagedFile where it is no report of this fault."""
+def _arrays_of(struck: Sequence[Struck | None]) -> dict[str, np.ndarray]:
+    """What faults did as arrays by their names; those of a second fault end in `.2`."""
+    told = {number: dataclasses.asdict(one) for number, one in enumerate(struck, 1) if one is not None}
+    return {name if number == 1 else f"{name}.{number}": told[number][name] for number in told for name in told[number]}
+
+
+def _read_struck(path: pathlib.Path, strikes: Sequence[Strike]) -> tuple[Struck | None, ...]:
+    """What faulty steps reported; raises FileNotFoundError, or DamagedFile where it is no report of these faults."""
     arrays = read_arrays(path)
-    listed = np.shape(fault.index)
-    expected = {field.name: listed if field.name in ("old", "new") else () for field in dataclasses.fields(Struck)}
-    found = {name: array.shape for name, array in arrays.items()}
-    if found != expected or any(array.dtype.kind not in "iu" for array in arrays.values()):
+    found: list[Struck | None] = []
+    for number, (site, fault, *_) in enumerate(strikes, 1):
+        named = {field.name: field.name if number == 1 else f"{field.name}.{number}" for field in FIELDS}
+        own = {field: arrays.pop(name) for field, name in named.items() if name in arrays}
+        if not own and number > 1:  # the first has struck where an epoch has ended
+            found.append(None)
+            continue
+        expected = {field: np.shape(fault.index) if field in ("old", "new") else () for field in named}
+        shapes = {name: array.shape for name, array in own.items()}
+        if shapes != expected or any(array.dtype.kind not in "iu" for array in own.values()):
+            raise DamagedFile(f"{path} is not what a faulty step reports")
+        struck = Struck(**own)
+        try:
+            found.append(check_struck(site.name, fault, struck, left_out(site, struck)))
+        except FaultNotApplied as error:
+            raise DamagedFile(f"{path} is not of this fault ({error})") from None
+    if arrays:
         raise DamagedFile(f"{path} is not what a faulty step reports")
-    try:
-        struck = Struck(**arrays)
-        return check_struck(site.name, fault, struck, left_out(site, struck))
-    except FaultNotApplied as error:
-        raise DamagedFile(f"{path} is not of this fault ({error})") from None
+    return tuple(found)

@@ -1,14 +1,17 @@
-"""What a faulty step did, compared with its fault."""
+"""What a faulty step did, compared with its faults."""
+
+from collections.abc import Sequence
 
 import numpy as np
 
 from ..machine.errors import Untrustworthy
 from ..models.bits import rewritten
-from ..models.fault import Fault, Operand, Struck
+from ..models.fault import Fault, Operand, Struck, each_of
 from ..models.site import Site
 from ..seam.leaves import State
 from ..seam.report import StepReport
 from .steps import Address, Observer
+from .strikes import Numbers, Strike
 
 
 class FaultNotApplied(Untrustworthy):
@@ -16,30 +19,46 @@ class FaultNotApplied(Untrustworthy):
 
 
 class Witness(Observer):
-    """Compares what every faulty step reports with the fault, and holds what the first one reports that was struck.
+    """Compares what every faulty step reports with its faults, and holds what the first one reports of each.
 
     Attributes:
-      struck: what the fault did at the first step that ran the operation; as long as none has, at the first that it
+      struck: what each fault did at the first step that ran its operation; as long as none has, at the first that it
         names; None before that one.
+
+    Args:
+      strikes: the faults of the run.
+      steps: the numbers of those that strike at each step.
+      again: the same of a step that is taken again.
+      struck: what they did, where steps that they name have been taken already.
     """
 
-    def __init__(self, site: Site, fault: Fault, at: Address, struck: Struck | None = None):
-        self._site, self._fault, self._at = site, fault, at
-        self.struck = struck
+    def __init__(self, strikes: Sequence[Strike], steps: Numbers, again: Numbers, struck: Sequence[Struck | None] = ()):
+        self._strikes, self._steps, self._again = strikes, steps, again
+        self._taken: set[Address] = set()
+        self.struck = list(struck) or [None] * len(strikes)
 
     @property
     def nothing(self) -> bool:
-        """Whether each step so far that the fault names has left the operation out."""
-        return self.struck is None or left_out(self._site, self.struck)
+        """Whether each step so far that a fault names has left its operation out."""
+        return all(map(self._nothing_of, range(len(self._strikes))))
+
+    def _nothing_of(self, number: int) -> bool:
+        struck = self.struck[number]
+        return struck is None or left_out(self._strikes[number].site, struck)
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
-        """Look at the step; raises FaultNotApplied where its observations contradict the fault."""
-        due = self.struck is None and at == self._at  # executed again, it may be without the fault
-        if due or report.struck is not None:
-            absent = left_out(self._site, report.struck)
-            struck = check_struck(self._site.name, self._fault, report.struck, absent)
-            if self.nothing:
-                self.struck = struck
+        """Look at the step; raises FaultNotApplied where its observations contradict a fault."""
+        due = (self._again if at in self._taken else self._steps).get(at, ())
+        told = each_of(report.struck)
+        if len(told) != len(due):
+            names = ", ".join(self._strikes[number].site.name for number in due) or "nothing"
+            raise FaultNotApplied(f"{names}: the step tells of {len(told)} faults, expected {len(due)}")
+        for number, found in zip(due, told, strict=True):
+            self._taken.add(at)
+            strike = self._strikes[number]
+            struck = check_struck(strike.site.name, strike.fault, found, left_out(strike.site, found))
+            if self._nothing_of(number):
+                self.struck[number] = struck
 
 
 def left_out(site: Site, struck: Struck | None) -> bool:

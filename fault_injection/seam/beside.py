@@ -3,7 +3,9 @@
 So they cost neither a program with fault support nor time in any other step.
 """
 
-from ..models.fault import Fault, Struck, site_id
+from collections.abc import Mapping
+
+from ..models.fault import AllStruck, Fault, Faults, Struck, as_one, each_of, site_id
 from ..models.site import Site
 from .checkpoint_faults import checkpoint_sites, restarted
 from .leaves import Batch, State
@@ -31,12 +33,38 @@ def loaded(program: Program, state: State, fault: Fault) -> tuple[State, Struck]
 
 
 def faulty_step(
-    program: Program, state: State, batch: Batch, epoch: int, step: int, fault: Fault
+    program: Program, state: State, batch: Batch, epoch: int, step: int, fault: Faults
 ) -> tuple[State, StepReport]:
-    """One step with a fault, in an operation or beside the step; the state given can still be used."""
-    for strike in (struck_state, restarted):
-        if (found := strike(program, state, fault)) is not None:
-            new, struck = found
-            state, report = program.step(program.restated(new), batch, epoch, step)
-            return state, report._replace(struck=struck)
-    return program.faulty_step(state, batch, epoch, step, fault)
+    """One step with a fault, or several, in operations or beside the step; the state given can still be used.
+
+    Args:
+      fault: those of a tuple strike different operations and leaves.
+    """
+    faults = each_of(fault)
+    told: dict[int, Struck] = {}
+    for strike in (restarted, struck_state):
+        for number, one in enumerate(faults):
+            if number not in told and (found := strike(program, state, one)) is not None:
+                new, told[number] = found
+                state = program.restated(new)
+    inside = tuple(one for number, one in enumerate(faults) if number not in told)
+    if inside:
+        state, report = program.faulty_step(state, batch, epoch, step, as_one(inside))
+    else:
+        state, report = program.step(state, batch, epoch, step)
+    return state, with_struck(report, told)
+
+
+def with_struck(report: StepReport, told: Mapping[int, Struck]) -> StepReport:
+    """The report of a step in which faults were struck beside it.
+
+    Args:
+      report: tells of the others, in their order.
+      told: what each of them did by its number among all.
+    """
+    if not told:
+        return report
+    inside = iter(each_of(report.struck))
+    count = len(told) + len(each_of(report.struck))
+    every: AllStruck = as_one(tuple(told[k] if k in told else next(inside) for k in range(count)))
+    return report._replace(struck=every)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ..machine.errors import InputError
-from ..models.fault import Fault
+from ..models.fault import Fault, Faults
 from .leaves import Batch, State
 from .measure import Evaluation, Measure
 from .outputs import Outputs
@@ -100,7 +100,7 @@ class Program:
     place: Callable[[State], State]
     batch: Callable[[int, int], Batch]
     step: Callable[[State, Batch, int, int], tuple[State, StepReport]]
-    faulty_step: Callable[[State, Batch, int, int, Fault], tuple[State, StepReport]]
+    faulty_step: Callable[[State, Batch, int, int, Faults], tuple[State, StepReport]]
     evaluate: Callable[[State], Evaluation]
     joined: Callable[[Callable[[int], State]], State] | None = None
     restated: Callable[[State], State] = lambda state: state

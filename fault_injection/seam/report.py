@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..models.fault import Struck
+from ..models.fault import AllStruck, Struck
 
 Array = Any  # of JAX, or fetched from its devices
 
@@ -18,7 +18,7 @@ class StepReport(NamedTuple):
       digest: uint32 [leaves of the state], see `digest.digest`.
       magnitude: float32 [gradients, then leaves of the state], largest absolute value of each;
         NaN or infinite exactly where an array has a non-finite element.
-      struck: what the fault did, None without fault support.
+      struck: what the fault, or each of several, did; None without fault support.
       tensors: observations asked for, with leading axis [R].
       reductions: those asked for, by `REDUCTION/KIND/NAME`, see `models.observe.reductions`.
     """
@@ -27,7 +27,7 @@ class StepReport(NamedTuple):
     metric: Array
     digest: Array
     magnitude: Array
-    struck: Struck | None = None
+    struck: AllStruck | None = None
     tensors: Mapping[str, Any] = {}
     reductions: Mapping[str, Array] = {}
 

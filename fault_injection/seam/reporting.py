@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..models.fault import Struck
+from ..models.fault import AllStruck
 from .digest import digest, magnitude
 from .leaves import State
 from .packed import Packed
@@ -20,7 +20,7 @@ def report(
     metric: jax.Array,
     gradients: Any,
     state: State,
-    struck: Struck | None = None,
+    struck: AllStruck | None = None,
     tensors: dict[str, Any] | None = None,
     reductions: Mapping[str, Array] | None = None,
     known: Mapping[str, tuple[jax.Array, jax.Array]] | None = None,

@@ -21,6 +21,7 @@ from ...runs.noise import noise_floor
 from ...runs.outcome import MASKED, Outcome
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, addresses, numbered
+from ...runs.strikes import Strike
 from ...seam.checkpoint_faults import elements_of
 from ...seam.leaves import State
 from ...seam.stages import BESIDE, CHECKPOINT, UPDATE
@@ -111,10 +112,7 @@ class Laboratory:
         at, before = choice.at, rows_of(self.record(begin.epoch), begin.step)  # those of the golden run
         return Course(
             self.golden,
-            choice.site,
-            choice.fault,
-            at,
-            self.plan.schedule,
+            [Strike(choice.site, choice.fault, at, self.plan.schedule)],
             self.plan.nonfinite,
             record=self.record,
             golden_after=functools.partial(self.golden_after, at),
