@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint
 import safetensors.numpy
 from flax import serialization, traverse_util
+from torch_files import write_torch
 
 from fault_injection.machine.files import write_arrays
 
@@ -71,20 +72,23 @@ def _orbax(**options: bool) -> Callable[[pathlib.Path, Arrays], None]:
     return write
 
 
-# Ways to write a checkpoint, by name: the first four give the same file again when an alteration is undone.
+# Ways to write a checkpoint, by name: those of `SAME_BYTES` give the same file again when an alteration is undone.
 WRITERS: dict[str, Callable[[pathlib.Path, Arrays], None]] = {
     "npz": _npz,
     "npz compressed": _compressed,
     "ours": write_arrays,
     "safetensors": _safetensors,
     "HDF5": _hdf5,
+    "PyTorch": write_torch,
+    "PyTorch, big-endian": lambda path, arrays: write_torch(path, arrays, "big"),
     "HDF5 in chunks": _chunked,
     "msgpack": _msgpack,
     "Orbax OCDBT": _orbax(use_ocdbt=True),
     "Orbax plain": _orbax(use_ocdbt=False),
     "Orbax Zarr 3": _orbax(use_ocdbt=True, use_zarr3=True),
 }
-SAME_BYTES = ("npz", "npz compressed", "ours", "safetensors", "HDF5")  # an alteration that is undone gives these again
+SAME_BYTES = ("npz", "npz compressed", "ours", "safetensors", "HDF5", "PyTorch", "PyTorch, big-endian")
+# An alteration that is undone gives these again
 FILES = tuple(name for name in WRITERS if not name.startswith("Orbax"))
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

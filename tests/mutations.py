@@ -13,6 +13,7 @@ import h5py
 import msgpack
 import numpy as np
 from checkpoints import WRITERS, some_arrays, written
+from torch_files import Call, Global, Persistent, archive_of, pickled
 
 # What stands in JSON, or in a header, where something else was.
 ODD = (
@@ -219,6 +220,38 @@ def sharded(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
+def torch_of(content: bytes, rng: random.Random) -> bytes:
+    """A file of PyTorch whose pickle lies, with or without what it names; perhaps damaged besides."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        members = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    numbers = [0, 1, 3, 40, 1200, -1, 2**31, 2**62, 2**80, 1.5, None, "x", (), True]
+    sizes = lambda: tuple(rng.choice(numbers) for _ in range(rng.randrange(4)))  # noqa: E731
+    kind = Global(f"torch.{rng.choice(['FloatStorage', 'storage.UntypedStorage', 'QInt8Storage', 'Size'])}")
+    where = Persistent(("storage", kind, rng.choice(["0", "2", "99", 3, "../x"]), "cpu", rng.choice(numbers)))
+    name = rng.choice(["_rebuild_tensor_v2", "_rebuild_tensor_v3", "_rebuild_parameter", "_rebuild_sparse_tensor"])
+    arguments = (where, rng.choice(numbers), sizes(), sizes(), False, None, Global("torch.uint16"))
+    odd = Call(Global(f"torch._utils.{name}"), arguments[: rng.randrange(8)])
+    deep: object = odd
+    for _ in range(rng.choice([0, 3, 150, 300])):
+        deep = [deep, 1] if rng.random() < 0.5 else {"a": deep}
+    match rng.randrange(6):
+        case 0:
+            members["data.pkl"] = pickled({"a": deep, "b": where})
+        case 1:
+            members["data.pkl"] = pickled(rng.choice([deep, (odd, 1), Global("os.system"), [], "x", 3]))
+        case 2:
+            members["data.pkl"] = bytes_of(members["data.pkl"], rng)
+        case 3:
+            members.pop(rng.choice(list(members)))
+        case 4:
+            members[rng.choice(["byteorder", "data/1", "constants.pkl", "x/data.pkl"])] = rng.randbytes(5)
+        case 5:
+            chosen = rng.choice(list(members))
+            members[chosen] = bytes_of(members[chosen] or b"x", rng)
+    archive = archive_of(members)
+    return archive if rng.random() < 0.8 else bytes_of(archive, rng)
+
+
 STRUCTURES = {
     "npz": npz_of,
     "npz compressed": npz_of,
@@ -228,6 +261,7 @@ STRUCTURES = {
     "HDF5 in chunks": hdf5_of,
     "msgpack": msgpack_of,
     "Keras": keras_of,
+    "PyTorch": torch_of,
 }
 KINDS = (*STRUCTURES, "sharded", "Orbax OCDBT", "Orbax plain", "Orbax Zarr 3")
 

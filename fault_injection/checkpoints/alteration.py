@@ -115,13 +115,34 @@ def _check_bits(name: str, array: Described, wanted: Selection) -> None:
         raise InputError(f"--mask {wanted.mask:x}: {name} has {width} bits; choose arrays of one width with --names")
 
 
-def number_of(arrays: dict[str, Described], wanted: Selection, rng: np.random.Generator) -> int:
-    """How many elements are altered.
+def population(checkpoint: Checkpoint, wanted: Selection) -> tuple[dict[str, Described], np.ndarray]:
+    """What is drawn from: arrays, and which of all their elements, one array after the other, count already.
+
+    An element that several arrays share counts once.
+
+    Returns:
+      The arrays, without those that are all of others' elements; and int64 [n] in ascending order.
+
+    Raises:
+      InputError: see `chosen`.
+    """
+    arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
+    again = checkpoint.repeated(arrays)
+    arrays = {name: array for name, array in arrays.items() if again.get(name, ()) is not None}
+    begin, places = 0, [np.empty(0, np.int64)]
+    for name, array in arrays.items():
+        if (repeated := again.get(name)) is not None:
+            places.append(begin + repeated)
+        begin += array.size
+    return arrays, np.concatenate(places)
+
+
+def number_of(total: int, wanted: Selection, rng: np.random.Generator) -> int:
+    """How many of so many elements are altered.
 
     Raises:
       InputError: more than there are.
     """
-    total = sum(array.size for array in arrays.values())
     if wanted.probability is not None:
         count = int(rng.binomial(total, wanted.probability))
     else:
@@ -147,15 +168,16 @@ def draw_alteration(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Alte
         has = "; ".join(f"{name} is {text}" for name, text in [*left.items()][:5])
         has += f"; and {len(left) - 5} more" if len(left) > 5 else ""
         raise InputError(f"has no array of floating-point numbers that can be altered: {has}", checkpoint.path)
-    arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
-    count = number_of(arrays, wanted, rng)
+    arrays, taken = population(checkpoint, wanted)
+    shared = len(taken)
+    count = number_of(sum(array.size for array in arrays.values()) - shared, wanted, rng)
     names, sizes = list(arrays), np.array([array.size for array in arrays.values()])
     ends = np.cumsum(sizes)
     begins = ends - sizes
-    taken, fruitless = np.empty(0, np.int64), 0
+    fruitless = 0
     found: dict[str, list[Altered]] = {}
-    while len(taken) < count:
-        need = count - len(taken)
+    while len(taken) - shared < count:
+        need = count - (len(taken) - shared)
         if wanted.by_tensor:
             places = _of_tensors(rng, begins, ends, taken, need)
         else:
@@ -174,7 +196,7 @@ def draw_alteration(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Alte
         fruitless = 0 if len(new) else fruitless + 1
         if fruitless == FRUITLESS:
             raise InputError(
-                f"{len(taken)} of {count} alterations found, and then none of {FRUITLESS} draws is allowed",
+                f"{len(taken) - shared} of {count} alterations found, and then none of {FRUITLESS} draws is allowed",
                 checkpoint.path,
             )
         taken = np.sort(np.concatenate([taken, new]))

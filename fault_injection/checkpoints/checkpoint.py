@@ -21,7 +21,10 @@ import numpy as np
 from ..machine.errors import InputError
 
 PIECE = 1 << 20  # bytes that are in memory together; more are slower, since each piece is allocated
-OPTIMIZER = ("opt_state", "optimizer", "optimizer_state", "optimizer_weights", "opt")
+OPTIMIZER = (
+    *("opt_state", "optimizer", "optimizer_state", "optimizer_weights", "opt"),
+    *("optimizer_states", "optimizer_state_dict"),  # as Lightning's and PyTorch's own examples save them
+)
 
 
 class Described(NamedTuple):
@@ -44,6 +47,15 @@ class Described(NamedTuple):
     def word(self) -> np.dtype:
         """The type of its words."""
         return np.dtype(f"u{self.dtype.itemsize}")
+
+    @property
+    def width(self) -> int:
+        """How many bits an element has; the lowest ones of its word, where that is wider.
+
+        >>> Described((3,), np.dtype(np.float32)).width, Described((3,), np.dtype(ml_dtypes.float4_e2m1fn)).width
+        (32, 4)
+        """
+        return width_of(self.dtype)
 
     @property
     def text(self) -> str:
@@ -147,6 +159,22 @@ class Checkpoint(abc.ABC):
           OSError: it cannot be written.
         """
 
+    def repeated(self, names: Mapping[str, object]) -> Mapping[str, np.ndarray | None]:
+        """Elements of these arrays that are elements of another one of them, or earlier ones, too: they count once.
+
+        Returns:
+          Of the arrays that have some, row-major positions, int64 [n] in ascending order; None for all of them.
+        """
+        return {}
+
+    def sharing(self, changes: Changes) -> Mapping[str, tuple[str, ...]]:
+        """Of each altered array, the others that change with it, since they have the same elements."""
+        return {}
+
+    def struck_twice(self, changes: Changes) -> str | None:
+        """Arrays in which one element that they share would be altered twice, in words; None where none would."""
+        return None
+
     def array(self, name: str) -> np.ndarray:
         """An array, whole."""
         described = self.arrays[name]
@@ -194,6 +222,17 @@ def replaced(pieces: Iterable[np.ndarray], places: np.ndarray, words: np.ndarray
         piece[places[here] - begin] = words[here]
         begin += len(piece)
         yield piece
+
+
+def width_of(dtype: np.dtype) -> int:
+    """How many bits of an element mean something.
+
+    >>> width_of(np.dtype(bool)), width_of(np.dtype(ml_dtypes.int4)), width_of(np.dtype(np.uint16))
+    (8, 4, 16)
+    """
+    if dtype.type.__module__ != "ml_dtypes":
+        return 8 * dtype.itemsize
+    return int((ml_dtypes.finfo if "float" in dtype.name else ml_dtypes.iinfo)(dtype).bits)
 
 
 def is_float(dtype: np.dtype) -> bool:

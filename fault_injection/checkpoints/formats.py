@@ -9,11 +9,12 @@ from .keras import is_keras, open_keras
 from .msgpack import open_msgpack
 from .npz import open_npz
 from .orbax import is_orbax, open_orbax
+from .pytorch import LEGACY, is_pytorch, open_pytorch
 from .safetensors import open_safetensors
 from .sharded import index_of, open_sharded
 
 ZIP, HDF5, PICKLE = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x80"
-FORMATS = "npz, safetensors (one file, or a folder with an index), HDF5, Keras, Orbax, Flax msgpack"
+FORMATS = "npz, safetensors (one file, or a folder with an index), HDF5, Keras, PyTorch, Orbax, Flax msgpack"
 
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
@@ -35,15 +36,18 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     if not path.is_file():
         raise InputError("is no regular file", path)
     with path.open("rb") as file:
-        begin = file.read(9)
+        begin = file.read(len(LEGACY))
     if begin.startswith(ZIP):
-        return open_keras(path) if is_keras(path) else open_npz(path)
+        return open_pytorch(path) if is_pytorch(path) else open_keras(path) if is_keras(path) else open_npz(path)
     if begin.startswith(HDF5):
         return open_hdf5(path)
     if begin[8:9] == b"{":  # behind the length of the header
         return open_safetensors(path)
     if begin[:1] and (0x80 <= begin[0] <= 0x8F or begin[0] in (0xDE, 0xDF)) and not _pickled(begin):
         return open_msgpack(path)
+    if begin == LEGACY:
+        how = "torch.save(torch.load(FILE), NEW) with PyTorch 1.6 or later"
+        raise InputError(f"is in PyTorch's legacy form, which is one pickle; write it anew: {how}", path)
     what = (
         "a pickle, and nothing is ever unpickled; save it as safetensors" if _pickled(begin) else "of no known format"
     )

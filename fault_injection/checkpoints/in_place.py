@@ -1,6 +1,8 @@
 """Checkpoints in one file, in which every array is a run of bytes: elements are read and replaced where they lie."""
 
 import contextlib
+import itertools
+import operator
 import os
 import pathlib
 import shutil
@@ -23,13 +25,16 @@ class Region(NamedTuple):
       offset: of its first byte.
       shape: of the array.
       dtype: of its elements, with the byte order of the file.
-      columns_first: whether the first axis runs fastest, as in Fortran.
+      strides: how many elements lie between neighbours along each axis; None where the last axis runs fastest and
+        there is nothing between.
+      in_a_byte: elements in one byte, the first of them in its lowest bits.
     """
 
     offset: int
     shape: tuple[int, ...]
     dtype: np.dtype
-    columns_first: bool = False
+    strides: tuple[int, ...] | None = None
+    in_a_byte: int = 1
 
     @property
     def described(self) -> Described:
@@ -42,15 +47,34 @@ class Region(NamedTuple):
         return np.dtype(f"{'>' if self.dtype.byteorder == '>' else '<'}u{self.dtype.itemsize}")
 
     @property
+    def span(self) -> int:
+        """How many elements lie from its first to its last one."""
+        if self.strides is None or not self.described.size:
+            return self.described.size
+        return 1 + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
     def end(self) -> int:
         """Behind its last byte."""
-        return self.offset + self.described.size * self.dtype.itemsize
+        return self.offset + -(-self.span // self.in_a_byte) * self.dtype.itemsize
 
     def places(self, index: np.ndarray) -> np.ndarray:
         """int64 [n]: the positions in the file, in elements, of row-major positions."""
-        if not self.columns_first:
+        if self.strides is None or not self.shape:
             return index
-        return np.ravel_multi_index(np.unravel_index(index, self.shape), self.shape, order="F")
+        found = np.zeros(len(index), np.int64)
+        for axis, stride in zip(np.unravel_index(index, self.shape), self.strides, strict=True):
+            found += axis * stride
+        return found
+
+
+def by_columns(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of an array of which the first axis runs fastest, as in Fortran.
+
+    >>> by_columns((2, 3, 4))
+    (1, 2, 6)
+    """
+    return tuple(itertools.accumulate(shape[:-1], operator.mul, initial=1))
 
 
 class InPlace(Checkpoint):
@@ -71,15 +95,20 @@ class InPlace(Checkpoint):
         if not len(index):
             return np.empty(0, region.described.word)
         # Only the pages touched are read.
-        mapped = np.memmap(self.path, region.word, "r", region.offset, (region.described.size,))
-        return np.asarray(mapped[region.places(index)]).astype(region.described.word)
+        places, count = region.places(index), -(-region.span // region.in_a_byte)
+        mapped = np.memmap(self.path, region.word, "r", region.offset, (count,))
+        found = np.asarray(mapped[places // region.in_a_byte]).astype(region.described.word)
+        if region.in_a_byte == 1:
+            return found
+        width = region.described.width
+        return found >> (places % region.in_a_byte * width).astype(found.dtype) & found.dtype.type((1 << width) - 1)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
         region = self.regions[name]
-        if not region.columns_first:
+        if region.strides is None and region.in_a_byte == 1:
             yield from self.stored(name)
             return
-        step, size = PIECE // region.dtype.itemsize, region.described.size
+        step, size = PIECE // 8, region.described.size  # places are of 8 bytes
         for start in range(0, size, step):
             yield self.words(name, np.arange(start, min(start + step, size)))
 
@@ -93,7 +122,8 @@ class InPlace(Checkpoint):
                 yield np.frombuffer(content, region.word).astype(region.described.word)
 
     def content(self, name: str) -> Iterator[bytes]:
-        left = self.regions[name].described.size * self.regions[name].dtype.itemsize
+        region = self.regions[name]
+        left = region.end - region.offset
         with self.opened(name) as file:
             while left and (piece := file.read(min(left, PIECE))):
                 left -= len(piece)
@@ -120,10 +150,24 @@ class InPlace(Checkpoint):
         region = self.regions[name]
         places = region.places(change.places)
         width = region.dtype.itemsize
+        if region.in_a_byte > 1:
+            self._replace_packed(file, region, places, change.after)
+            return
         content = change.after.astype(region.word).tobytes()
         for k, place in enumerate(places.tolist()):
             file.seek(region.offset + place * width)
             file.write(content[k * width : (k + 1) * width])
+
+    @staticmethod
+    def _replace_packed(file: BinaryIO, region: Region, places: np.ndarray, words: np.ndarray) -> None:
+        """Replace elements that share their bytes with neighbours."""
+        width = region.described.width
+        for place, word in zip(places.tolist(), words.tolist(), strict=True):
+            shift = place % region.in_a_byte * width
+            file.seek(region.offset + place // region.in_a_byte)
+            kept = file.read(1)[0] & ~((1 << width) - 1 << shift)
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([kept | word << shift]))
 
 
 def copy_into(path: pathlib.Path, file: BinaryIO) -> None:

@@ -260,6 +260,8 @@ def apply(entries: list[Entry], checkpoint: Checkpoint, mapping: Mapping[str, Ma
         if one.before is not None:
             before += int(np.sum(words == one.before))
             after += int(np.sum(words == one.before ^ one.masks))
+    if (twice := checkpoint.struck_twice(altered)) is not None:
+        raise InputError(f"the log alters an element twice that is shared here: {twice}", checkpoint.path)
     return Applied(altered, before, after)
 
 

@@ -5,12 +5,9 @@ changed.  An archive of which a compressed member changes is written anew.
 """
 
 import contextlib
-import functools
-import itertools
 import pathlib
 import shutil
 import zipfile
-import zlib
 from collections.abc import Iterator
 from typing import IO, Any, BinaryIO
 
@@ -19,12 +16,9 @@ import numpy as np
 
 from ..machine.files import CHECKSUM, arrays_checksum, write_atomically
 from .checkpoint import PIECE, Altered, Changes, Described, Raw, is_number, reading, replaced
-from .in_place import BYTES, InPlace, Region
+from .in_place import BYTES, InPlace, Region, by_columns
+from .stored_zip import Archive, flips_of
 
-LOCAL, CENTRAL = 30, 46  # bytes of the headers of a member, without names and extras
-CRC_OF_LOCAL, CRC_OF_CENTRAL = 14, 16  # where in them the CRC-32 stands
-AFTERWARDS = 8  # a flag: the CRC-32 stands behind the member, since it was not known before
-ACCOUNTED = 1 << 18  # bytes: to read so many again takes as long as to account for one change
 # NumPy has no bfloat16 of its own, and writes two bytes without a meaning.
 NAMELESS = {np.dtype("V2"): np.dtype(ml_dtypes.bfloat16)}
 
@@ -40,11 +34,11 @@ class Npz(InPlace):
     format = "npz"
 
     def __init__(self, path: pathlib.Path, archive: zipfile.ZipFile) -> None:
-        self.members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-        self.directory = archive.start_dir
+        self.archive = Archive(path, archive)
+        self.members = {info.filename.removesuffix(".npy"): info for info in self.archive.members}
         regions, raw = {}, {}
         for name, info in self.members.items():
-            regions[name], left = _region(path, archive, info)
+            regions[name], left = _region(self.archive, archive, info)
             if left is not None:
                 raw[name] = left
         if len(self.members) < len(archive.infolist()):
@@ -109,40 +103,10 @@ class Npz(InPlace):
         """As `InPlace.replace`; the CRC-32 of the member follows."""
         super().replace(file, name, change)
         region, info = self.regions[name], self.members[name]
-        begin, size = region.end - info.file_size, info.file_size
-        if len(change.places) * ACCOUNTED > size:
-            crc, left = 0, size
-            file.seek(begin)
-            while left:
-                content = file.read(min(left, PIECE))
-                crc, left = zlib.crc32(content, crc), left - len(content)
-        else:
-            crc = info.CRC
-            width = region.dtype.itemsize
-            places = (region.offset - begin + region.places(change.places) * width).tolist()
-            flips = (change.before ^ change.after).astype(region.word).tobytes()
-            for k, place in enumerate(places):
-                crc ^= crc_of_flip(flips[k * width : (k + 1) * width], size - place - width)
-        file.seek(self._behind(info, region) if info.flag_bits & AFTERWARDS else info.header_offset + CRC_OF_LOCAL)
-        file.write(crc.to_bytes(4, "little"))
-        file.seek(self._entry(file, info) + CRC_OF_CENTRAL)
-        file.write(crc.to_bytes(4, "little"))
-
-    def _behind(self, info: zipfile.ZipInfo, region: Region) -> int:
-        """Where the CRC-32 behind a member stands: after a signature, which is usual but optional."""
-        with self.path.open("rb") as file:
-            file.seek(region.end)
-            return region.end + 4 * (file.read(4) == b"PK\x07\x08")
-
-    def _entry(self, file: BinaryIO, wanted: zipfile.ZipInfo) -> int:
-        """Where the entry of a member in the central directory begins."""
-        at = self.directory
-        for info in self.members.values():
-            if info is wanted:
-                return at
-            file.seek(at + 28)
-            at += CENTRAL + sum(int.from_bytes(file.read(2), "little") for _ in range(3))
-        raise AssertionError("it is one of the members")
+        begin = region.offset - self.archive.begin(info)
+        places = begin + region.places(change.places) * region.dtype.itemsize
+        with reading(self.path, self.format):
+            self.archive.renew(file, info, [flips_of(places, change.before, change.after, region.word)])
 
     def _rewrite(self, file: BinaryIO, changes: Changes) -> None:
         """Write the archive anew, each member compressed as it was."""
@@ -173,15 +137,10 @@ def open_npz(path: pathlib.Path) -> Npz:
         would have to be unpickled.
     """
     with reading(path, Npz.format), zipfile.ZipFile(path) as archive:
-        spans = sorted((info.header_offset, info.header_offset + info.compress_size) for info in archive.infolist())
-        if any(end > start for (_, end), (start, _) in itertools.pairwise(spans)):
-            raise ValueError("two of its members lie in each other")
-        if spans and spans[-1][1] > archive.start_dir:
-            raise ValueError("a member reaches beyond the end")
         return Npz(path, archive)
 
 
-def _region(path: pathlib.Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Region, Raw | None]:
+def _region(places: Archive, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Region, Raw | None]:
     """Where a member's array is in the file, or in what it decompresses to; and what it is, if no array of numbers."""
     if info.filename.endswith((".pkl", ".pickle")):
         raise ValueError(f"{info.filename} is a pickle, and nothing is ever unpickled; save it as safetensors")
@@ -192,12 +151,7 @@ def _region(path: pathlib.Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo)
         region, raw = _array(archive, info)
     if info.compress_type != zipfile.ZIP_STORED:
         return region, raw
-    if info.compress_size != info.file_size:
-        raise ValueError(f"{info.filename} has two sizes")
-    with path.open("rb") as file:
-        file.seek(info.header_offset + LOCAL - 4)
-        names = sum(int.from_bytes(file.read(2), "little") for _ in range(2))
-    return region._replace(offset=info.header_offset + LOCAL + names + region.offset), raw
+    return region._replace(offset=places.begin(info) + region.offset), raw
 
 
 def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Region, Raw | None]:
@@ -216,51 +170,10 @@ def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Region, Raw
         raise ValueError(f"{info.filename} has shape {shape}")
     if dtype.hasobject:
         return Region(0, (info.file_size,), BYTES), Raw.of(shape, dtype)
-    region = Region(header, shape, dtype, columns_first and len(shape) > 1)
+    region = Region(header, shape, dtype, by_columns(shape) if columns_first and len(shape) > 1 else None)
     if region.end != info.file_size:
         raise ValueError(f"{info.filename} has {info.file_size:,} bytes, expected {region.end:,}")
     if is_number(dtype):
         return region, None
     raw = Raw.of(shape, dtype)
-    return region, raw._replace(text=f"{raw.text} by columns") if region.columns_first else raw
-
-
-def crc_of_flip(flipped: bytes, behind: int) -> int:
-    """By what the CRC-32 of bytes changes, by XOR, where some of them are XORed with `flipped`.
-
-    A CRC-32 is linear but for a constant: that of `flipped` and then of as many zeros as there are bytes
-    behind, without the constant.  A zero is a multiplication by x⁸ modulo the polynomial.
-
-    >>> content, other = b"any bytes", b"aNy bytes"
-    >>> zlib.crc32(content) ^ crc_of_flip(b"\\x20", behind=7) == zlib.crc32(other)
-    True
-
-    Args:
-      behind: bytes behind those that change.
-    """
-    return _times(zlib.crc32(flipped) ^ zlib.crc32(bytes(len(flipped))), _zeros(behind))
-
-
-POLYNOMIAL, ONE = 0xEDB88320, 1 << 31  # bit 31 is the coefficient of x⁰
-
-
-def _times(a: int, b: int) -> int:
-    """The product of two polynomials over two elements, modulo that of CRC-32."""
-    product = 0
-    while a:
-        if a & ONE:
-            product ^= b
-        a = (a << 1) & 0xFFFFFFFF
-        b = (b >> 1) ^ (POLYNOMIAL if b & 1 else 0)
-    return product
-
-
-@functools.lru_cache(maxsize=1024)
-def _zeros(count: int) -> int:
-    """x^(8·count) modulo the CRC polynomial: appending `count` zero bytes multiplies a CRC by it."""
-    power, square = ONE, ONE >> 8
-    while count:
-        if count & 1:
-            power = _times(power, square)
-        square, count = _times(square, square), count >> 1
-    return power
+    return region, raw._replace(text=f"{raw.text} by columns") if region.strides else raw

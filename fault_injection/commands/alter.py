@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Selection, chosen, draw_alteration, left_out
+from ..checkpoints.alteration import PARTS, Selection, draw_alteration, left_out, population
 from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..checkpoints.journal import Journal
@@ -153,8 +153,8 @@ def _consistent(options: argparse.Namespace) -> None:
 
 
 def _population(checkpoint: Checkpoint, wanted: Selection) -> dict[str, object]:
-    arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
-    return {"arrays": len(arrays), "elements": sum(array.size for array in arrays.values())}
+    arrays, counted = population(checkpoint, wanted)
+    return {"arrays": len(arrays), "elements": sum(array.size for array in arrays.values()) - len(counted)}
 
 
 def _answer(
@@ -166,13 +166,15 @@ def _answer(
 ) -> None:
     """Say what was altered, or would be."""
     count = sum(len(one.places) for one in altered.values())
-    left = left_out(checkpoint)
+    left, shared = left_out(checkpoint), dict(checkpoint.sharing(altered))
     if options.json:
         known = {
             "format": checkpoint.format,
             "altered": count,
             "by_array": {n: len(a.places) for n, a in altered.items()},
         }
+        if shared:
+            known["shared"] = shared
         tell_json({**known, **notes, "left_out": left, "out": None if options.check or out is None else str(out)})
         return
     would = "would be altered" if options.check else "were altered" if notes.get("already") else "altered"
@@ -183,6 +185,8 @@ def _answer(
     if left:
         names = listed([f"{name} ({text})" for name, text in left.items()])
         tell(f"left out, since only arrays of floating-point numbers are altered: {len(left)}: {names}")
+    for name, others in [*shared.items()][:SHOWN]:
+        tell(f"shared: what was struck in {name} changes in {listed(others)}, too")
     rows: list[tuple[str, ...]] = []
     for name, one in altered.items():
         array = checkpoint.arrays[name]
