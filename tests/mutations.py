@@ -207,17 +207,22 @@ def keras(folder: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def sharded(folder: pathlib.Path) -> pathlib.Path:
-    """Some arrays as two files of safetensors, with an index."""
+def sharded(folder: pathlib.Path, kind: str = "safetensors", suffix: str = "safetensors") -> pathlib.Path:
+    """Some arrays as two files of safetensors or PyTorch, with an index."""
     path, arrays, places = folder / "sharded", some_arrays(), {}
     path.mkdir()
     for number, part in enumerate((list(arrays)[::2], list(arrays)[1::2])):
-        file = f"model-{number}.safetensors"
-        WRITERS["safetensors"](path / file, {name: arrays[name] for name in part})
+        file = f"model-{number}.{suffix}"
+        WRITERS[kind](path / file, {name: arrays[name] for name in part})
         places |= dict.fromkeys(part, file)
-    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (path / f"model.{suffix}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
     (path / "config.json").write_text("{}")
     return path
+
+
+def npy(folder: pathlib.Path) -> pathlib.Path:
+    np.save(folder / "a.npy", some_arrays()["params/fc/kernel"])
+    return folder / "a.npy"
 
 
 def torch_of(content: bytes, rng: random.Random) -> bytes:
@@ -262,13 +267,16 @@ STRUCTURES = {
     "msgpack": msgpack_of,
     "Keras": keras_of,
     "PyTorch": torch_of,
+    "npy": npy_of,
 }
-KINDS = (*STRUCTURES, "sharded", "Orbax OCDBT", "Orbax plain", "Orbax Zarr 3")
+KINDS = (*STRUCTURES, "sharded", "sharded PyTorch", "Orbax OCDBT", "Orbax plain", "Orbax Zarr 3")
 
 
 def source(folder: pathlib.Path, kind: str) -> pathlib.Path:
     """A sound checkpoint of a kind."""
-    return {"Keras": keras, "sharded": sharded}.get(kind, lambda folder: written(folder, kind))(folder)
+    made = {"Keras": keras, "npy": npy, "sharded": sharded}
+    made["sharded PyTorch"] = lambda folder: sharded(folder, "PyTorch", "bin")
+    return made.get(kind, lambda folder: written(folder, kind))(folder)
 
 
 def mutate(sound: pathlib.Path, path: pathlib.Path, kind: str, number: int) -> None:

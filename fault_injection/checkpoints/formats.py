@@ -1,5 +1,6 @@
 """Which format a checkpoint has: said by how it begins, not by its name."""
 
+import os
 import pathlib
 
 from ..machine.errors import InputError
@@ -7,14 +8,24 @@ from .checkpoint import Checkpoint
 from .hdf5 import open_hdf5
 from .keras import is_keras, open_keras
 from .msgpack import open_msgpack
-from .npz import open_npz
+from .npz import open_npy, open_npz
 from .orbax import is_orbax, open_orbax
 from .pytorch import LEGACY, is_pytorch, open_pytorch
 from .safetensors import open_safetensors
-from .sharded import index_of, open_sharded
+from .sharded import index_of, is_index, open_sharded
 
 ZIP, HDF5, PICKLE = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x80"
-FORMATS = "npz, safetensors (one file, or a folder with an index), HDF5, Keras, PyTorch, Orbax, Flax msgpack"
+NPY, GGUF = b"\x93NUMPY", b"GGUF"
+TABLE = bytes.fromhex("57fb808b247547db")  # ends the index of a checkpoint of TensorFlow
+FORMATS = (
+    "npz, npy, safetensors, HDF5, Keras, PyTorch, Orbax, Flax msgpack; safetensors and PyTorch also in several "
+    "files (their index, or its folder)"
+)
+NOT_READ = {
+    "PyTorch's distributed form": "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER NEW.pt",
+    "TensorFlow's form": "tf.train.load_checkpoint reads it: save its arrays with numpy.savez",
+    "GGUF": "the package gguf reads it: save its arrays with numpy.savez",
+}
 
 
 def open_checkpoint(path: pathlib.Path) -> Checkpoint:
@@ -30,21 +41,37 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     if path.is_dir():
         if is_orbax(path):
             return open_orbax(path)
-        if index_of(path) is not None:
-            return open_sharded(path)
-        raise InputError(f"is a folder, and no checkpoint of Orbax or of safetensors with an index{_hint(path)}", path)
+        if (index := index_of(path)) is not None:
+            return open_sharded(path, index)
+        if (path / ".metadata").is_file() and any(path.glob("*.distcp")):
+            raise _not_read("PyTorch's distributed form", path)
+        if any(map(_of_tensorflow, path.glob("*.index"))):
+            raise _not_read("TensorFlow's form", path)
+        raise InputError(
+            f"is a folder, and no checkpoint of Orbax, or of safetensors or PyTorch with an index{_hint(path)}", path
+        )
     if not path.is_file():
         raise InputError("is no regular file", path)
+    if is_index(path):
+        return open_sharded(path.parent, path)
+    if path.suffix == ".distcp":
+        raise _not_read("PyTorch's distributed form", path)
     with path.open("rb") as file:
         begin = file.read(len(LEGACY))
     if begin.startswith(ZIP):
         return open_pytorch(path) if is_pytorch(path) else open_keras(path) if is_keras(path) else open_npz(path)
+    if begin.startswith(NPY):
+        return open_npy(path)
+    if begin.startswith(GGUF):
+        raise _not_read("GGUF", path)
     if begin.startswith(HDF5):
         return open_hdf5(path)
     if begin[8:9] == b"{":  # behind the length of the header
         return open_safetensors(path)
     if begin[:1] and (0x80 <= begin[0] <= 0x8F or begin[0] in (0xDE, 0xDF)) and not _pickled(begin):
         return open_msgpack(path)
+    if _of_tensorflow(path):
+        raise _not_read("TensorFlow's form", path)
     if begin == LEGACY:
         how = "torch.save(torch.load(FILE), NEW) with PyTorch 1.6 or later"
         raise InputError(f"is in PyTorch's legacy form, which is one pickle; write it anew: {how}", path)
@@ -52,6 +79,19 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
         "a pickle, and nothing is ever unpickled; save it as safetensors" if _pickled(begin) else "of no known format"
     )
     raise InputError(f"{what}; expected one of {FORMATS}", path)
+
+
+def _not_read(form: str, path: pathlib.Path) -> InputError:
+    return InputError(f"is a checkpoint in {form}, which is not read here; what to do: {NOT_READ[form]}", path)
+
+
+def _of_tensorflow(path: pathlib.Path) -> bool:
+    """Whether a file ends as the index of a checkpoint of TensorFlow does."""
+    if not path.is_file() or path.stat().st_size < len(TABLE):
+        return False
+    with path.open("rb") as file:
+        file.seek(-len(TABLE), os.SEEK_END)
+        return file.read() == TABLE
 
 
 def _hint(path: pathlib.Path) -> str:

@@ -1,4 +1,4 @@
-"""NumPy's .npz: a ZIP archive of arrays.  Our own checkpoints are such files, with a SHA-256 of all arrays beside them.
+"""NumPy's .npy, one array, and .npz, a ZIP archive of them.  Our own checkpoints are .npz, with a SHA-256 beside.
 
 What is stored uncompressed is altered where it lies, and the CRC-32 of its member is renewed by what
 changed.  An archive of which a compressed member changes is written anew.
@@ -19,6 +19,7 @@ from .checkpoint import PIECE, Altered, Changes, Described, Raw, is_number, read
 from .in_place import BYTES, InPlace, Region, by_columns
 from .stored_zip import Archive, flips_of
 
+UNNAMED = "arr_0"
 # NumPy has no bfloat16 of its own, and writes two bytes without a meaning.
 NAMELESS = {np.dtype("V2"): np.dtype(ml_dtypes.bfloat16)}
 
@@ -148,31 +149,50 @@ def _region(places: Archive, archive: zipfile.ZipFile, info: zipfile.ZipInfo) ->
     if not info.filename.endswith(".npy"):
         raw = Raw(f"a file of {info.file_size} bytes")
     else:
-        region, raw = _array(archive, info)
+        with archive.open(info) as member:
+            region, raw = _array(member, info.filename, info.file_size)
     if info.compress_type != zipfile.ZIP_STORED:
         return region, raw
     return region._replace(offset=places.begin(info) + region.offset), raw
 
 
-def _array(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[Region, Raw | None]:
-    """Where in a member its array is; and what it is, if no array of numbers."""
-    with archive.open(info) as member:
-        version = np.lib.format.read_magic(member)
-        read: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-        if version == (3, 0):  # of structures whose names are not ASCII
-            return Region(0, (info.file_size,), BYTES), Raw(f"an array of {info.file_size} bytes with its header")
-        if version not in read:
-            raise ValueError(f"{info.filename} has version {version} of its format, expected (1, 0) to (3, 0)")
-        shape, columns_first, dtype = read[version](member)
-        header = member.tell()
+class Npy(InPlace):
+    """A file of one array, which is called as NumPy calls an array without a name."""
+
+    format = "npy"
+
+
+def open_npy(path: pathlib.Path) -> Npy:
+    """Open NumPy's .npy: one array; its header is read.
+
+    Raises:
+      InputError: it is damaged, or holds Python objects, which would have to be unpickled.
+    """
+    with reading(path, Npy.format), path.open("rb") as file:
+        region, raw = _array(file, path.name, path.stat().st_size)
+        if raw is not None and not raw.compared:
+            raise ValueError("it holds Python objects, and nothing is ever unpickled")
+    return Npy(path, {UNNAMED: region}, {} if raw is None else {UNNAMED: raw})
+
+
+def _array(member: IO[bytes], name: str, size: int) -> tuple[Region, Raw | None]:
+    """Where in a member of so many bytes its array is; and what it is, if no array of numbers."""
+    version = np.lib.format.read_magic(member)
+    read: Any = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version == (3, 0):  # of structures whose names are not ASCII
+        return Region(0, (size,), BYTES), Raw(f"an array of {size} bytes with its header")
+    if version not in read:
+        raise ValueError(f"{name} has version {version} of its format, expected (1, 0) to (3, 0)")
+    shape, columns_first, dtype = read[version](member)
+    header = member.tell()
     dtype = NAMELESS.get(dtype, dtype)
     if any(n < 0 for n in shape):
-        raise ValueError(f"{info.filename} has shape {shape}")
+        raise ValueError(f"{name} has shape {shape}")
     if dtype.hasobject:
-        return Region(0, (info.file_size,), BYTES), Raw.of(shape, dtype)
+        return Region(0, (size,), BYTES), Raw.of(shape, dtype)
     region = Region(header, shape, dtype, by_columns(shape) if columns_first and len(shape) > 1 else None)
-    if region.end != info.file_size:
-        raise ValueError(f"{info.filename} has {info.file_size:,} bytes, expected {region.end:,}")
+    if region.end != size:
+        raise ValueError(f"{name} has {size:,} bytes, expected {region.end:,}")
     if is_number(dtype):
         return region, None
     raw = Raw.of(shape, dtype)
