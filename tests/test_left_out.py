@@ -63,17 +63,20 @@ def test_types_that_numpy_lacks_are_compared_bit_by_bit(place, capsys):
     assert differs(capsys, source, flipped(source, 27, place / "b")) == (0, {"blocks": 1})
     assert differs(capsys, source, flipped(source, 17, place / "b")) == (0, {"scales": 1})
     code, out, _ = said(capsys, "diff", source, place / "b")
-    assert code == 0 and "1 elements differ, in 1 bits, in 1 of 3 arrays" in out and "bits alone" in out
+    assert code == 0 and "1 elements differ, in 1 bits, in 1 of 3 arrays" in out and "float8_e8m0fnu" in out
 
 
 def test_alter_names_and_counts_what_it_leaves_out(place, capsys):
     code, out, _ = said(capsys, "alter", narrow(place / "a.safetensors"), "--out", "b")
-    assert code == 0 and "are altered: 2: blocks (F4 [2, 8]), scales (F8_E8M0 [3])" in out
+    assert code == 0 and "are altered: 2: blocks (float4_e2m1fn [2, 8]), scales (float8_e8m0fnu [3])" in out
     code, out, _ = said(capsys, "alter", "a.safetensors", "--check", "--json")
-    assert json.loads(out)["left_out"] == {"blocks": "F4 [2, 8]", "scales": "F8_E8M0 [3]"}
+    assert json.loads(out)["left_out"] == {"blocks": "float4_e2m1fn [2, 8]", "scales": "float8_e8m0fnu [3]"}
     code, out, err = said(capsys, "alter", narrow(place / "c", "I32"), "--out", "d")
     assert (code, out, err.count("\n")) == (2, "", 1)
-    assert "blocks is F4 [2, 8]; scales is F8_E8M0 [3]" in err and "n is int32 [4]" in err
+    assert (
+        "blocks is float4_e2m1fn [2, 8]; scales is float8_e8m0fnu [3]; n is int32 [4]; give --kinds int,narrow,scale"
+        in err
+    )
     assert not (place / "d").exists()
 
 

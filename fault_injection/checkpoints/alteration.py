@@ -5,12 +5,16 @@ import fnmatch
 import pathlib
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
 from .checkpoint import Altered, Checkpoint, Described, of_optimizer
 
 PARTS = ("model", "optimizer")
+# Kinds of numbers: those with a sign, an exponent and a mantissa in whole bytes; whole numbers; those that are narrower
+# than a byte; and powers of two without a sign, which are scales of blocks.
+KINDS = ("float", "int", "narrow", "scale")
 FRUITLESS = 200  # rounds of draws without one that is allowed, until we give up
 LARGEST = 50_000_000  # alterations of one checkpoint
 BLOCK = 1 << 16  # elements whose bits are drawn together
@@ -35,6 +39,7 @@ class Selection:
       factor: what elements are multiplied by.
       keep_sign: no alteration changes the sign.
       finite: no alteration makes an element infinite or NaN.
+      kinds: which numbers are altered; of `KINDS`.
       names: patterns of arrays; any of them.
       part: `model` or `optimizer`; None for both.
       by_tensor: an array is drawn first, each as likely as any other; else each element is.
@@ -53,6 +58,7 @@ class Selection:
     factor: float | None = None
     keep_sign: bool = False
     finite: bool = False
+    kinds: tuple[str, ...] = KINDS[:1]
     names: tuple[str, ...] = ()
     part: str | None = None
     by_tensor: bool = False
@@ -66,7 +72,7 @@ class Selection:
 
 
 def chosen(arrays: dict[str, Described], wanted: Selection, path: pathlib.Path | None = None) -> dict[str, Described]:
-    """The arrays of floating-point numbers, with elements, that the patterns and the part name.
+    """The arrays of the wanted kinds of numbers, with elements, that the patterns and the part name.
 
     Args:
       path: of the checkpoint, for messages.
@@ -74,10 +80,11 @@ def chosen(arrays: dict[str, Described], wanted: Selection, path: pathlib.Path |
     Raises:
       InputError: a pattern matches none, or none is left.
     """
-    floating = {name: array for name, array in arrays.items() if array.floating and array.size}
+    floating = {name: array for name, array in arrays.items() if kind_of(array) in wanted.kinds and array.size}
+    what = numbers(wanted.kinds)
     for pattern in wanted.names:
         if not any(_fits(name, pattern) for name in floating):
-            only = " of floating-point numbers" if any(_fits(name, pattern) for name in arrays) else ""
+            only = f" of {what}" if any(_fits(name, pattern) for name in arrays) else ""
             raise InputError(f"--names {pattern!r} matches no array{only}{did_you_mean(pattern, floating)}")
     found = {
         name: array
@@ -86,16 +93,40 @@ def chosen(arrays: dict[str, Described], wanted: Selection, path: pathlib.Path |
         and (wanted.part is None or of_optimizer(name) == (wanted.part == "optimizer"))
     }
     if not found:
-        what = f" of the {wanted.part}" if wanted.part else ""
-        raise InputError(f"has no array of floating-point numbers{what} to alter", path)
+        part = f" of the {wanted.part}" if wanted.part else ""
+        raise InputError(f"has no array of {what}{part} to alter", path)
     for name, array in found.items():
         _check_bits(name, array, wanted)
     return found
 
 
-def left_out(checkpoint: Checkpoint) -> dict[str, str]:
-    """What is never altered: by name, of what type and shape it is."""
-    others = {name: array.text for name, array in checkpoint.arrays.items() if not array.floating}
+def kind_of(array: Described) -> str:
+    """Which of `KINDS` an array's numbers are; `bool` for truth values, which are never altered.
+
+    >>> kind_of(Described((3,), np.dtype(np.int8))), kind_of(Described((), np.dtype(np.float16)))
+    ('int', 'float')
+    """
+    if array.floating:
+        return "float"
+    if array.width < 8:
+        return "narrow"
+    return "scale" if "e8m0" in array.dtype.name else "int" if array.dtype.kind in "iu" else "bool"
+
+
+def numbers(kinds: Sequence[str]) -> str:
+    """What numbers of some kinds are called.
+
+    >>> numbers(["float"]), numbers(["int", "narrow"])
+    ('floating-point numbers', 'numbers of the kinds int, narrow')
+    """
+    if tuple(kinds) == KINDS[:1]:
+        return "floating-point numbers"
+    return f"numbers of the kind{'s' if len(kinds) > 1 else ''} {', '.join(kinds)}"
+
+
+def left_out(checkpoint: Checkpoint, kinds: Sequence[str] = KINDS[:1]) -> dict[str, str]:
+    """What is not altered: by name, of what type and shape it is."""
+    others = {name: array.text for name, array in checkpoint.arrays.items() if kind_of(array) not in kinds}
     return {**others, **{name: raw.text for name, raw in checkpoint.raw.items()}}
 
 
@@ -105,8 +136,10 @@ def _fits(name: str, pattern: str) -> bool:
 
 
 def _check_bits(name: str, array: Described, wanted: Selection) -> None:
-    width = 8 * array.dtype.itemsize
+    width = array.width
     low, high = wanted.bits or (0, width - 1)
+    if wanted.critical and not has_exponent(array):
+        raise InputError(f"--critical: {name} is {array.dtype.name}, which has no exponent; choose with --kinds")
     if high >= width:
         raise InputError(f"--bits {low}-{high}: {name} has {width} bits; choose arrays of one width with --names")
     if wanted.drawn and wanted.burst > high - low + 1:
@@ -164,10 +197,13 @@ def draw_alteration(checkpoint: Checkpoint, wanted: Selection) -> dict[str, Alte
       InputError: see `chosen` and `number_of`; or hardly any alteration is allowed.
     """
     rng = np.random.default_rng([wanted.seed, 0])
-    if not any(array.floating for array in checkpoint.arrays.values()) and (left := left_out(checkpoint)):
+    left = left_out(checkpoint, wanted.kinds)
+    if left and not any(kind_of(array) in wanted.kinds for array in checkpoint.arrays.values()):
         has = "; ".join(f"{name} is {text}" for name, text in [*left.items()][:5])
         has += f"; and {len(left) - 5} more" if len(left) > 5 else ""
-        raise InputError(f"has no array of floating-point numbers that can be altered: {has}", checkpoint.path)
+        other = [kind for kind in KINDS if any(kind_of(array) == kind for array in checkpoint.arrays.values())]
+        has += f"; give --kinds {','.join(other)}" if other else ""
+        raise InputError(f"has no array of {numbers(wanted.kinds)} that can be altered: {has}", checkpoint.path)
     arrays, taken = population(checkpoint, wanted)
     shared = len(taken)
     count = number_of(sum(array.size for array in arrays.values()) - shared, wanted, rng)
@@ -233,26 +269,44 @@ def _together(parts: Sequence[Altered]) -> Altered:
     return Altered(index[order], before[order], after[order])
 
 
+def has_exponent(array: Described) -> bool:
+    """Whether an array's numbers have an exponent."""
+    return "float" in array.dtype.name
+
+
+def signed(array: Described) -> bool:
+    """Whether the highest bit of an array's numbers is their sign."""
+    return array.dtype.kind != "u" and "uint" not in array.dtype.name and "e8m0" not in array.dtype.name
+
+
 def _altered(before: np.ndarray, array: Described, wanted: Selection, rng: np.random.Generator) -> np.ndarray:
     """What words become, unsigned [n]."""
-    width = 8 * array.dtype.itemsize
+    width = array.width
     if wanted.value is not None or wanted.factor is not None:
         with np.errstate(all="ignore"):
             values = before.view(array.dtype).astype(np.float64)
             values = np.full_like(values, wanted.value) if wanted.factor is None else values * wanted.factor
-            new = values.astype(array.dtype)
-        return new.view(array.word)
+            new = (values if has_exponent(array) else _whole(values, array)).astype(array.dtype)
+        return new.view(array.word) & array.word.type((1 << width) - 1)
     if wanted.mask is not None:
         mask = wanted.mask if not wanted.most_significant_first else int(f"{wanted.mask:0{width}b}"[::-1], 2)
         return before ^ array.word.type(mask)
     if wanted.critical:
-        return before ^ array.word.type(1 << (width - 2))
+        return before ^ array.word.type(1 << (width - 1 - signed(array)))
     masks = np.zeros(len(before), array.word)
     for start in range(0, len(before), BLOCK):
         bits = _bits(rng, len(before[start : start + BLOCK]), wanted.bits or (0, width - 1), wanted.burst)
         bits = width - 1 - bits if wanted.most_significant_first else bits
         masks[start : start + BLOCK] = np.bitwise_or.reduce(array.word.type(1) << bits.astype(array.word), axis=1)
     return before ^ masks
+
+
+def _whole(values: np.ndarray, array: Described) -> np.ndarray:
+    """Values rounded to whole numbers, the nearest that the array's type has."""
+    info = ml_dtypes.iinfo(array.dtype)
+    # The largest of 64 bits is no float64: its nearest one is beyond.
+    highest = float(info.max) if array.width < 64 else np.nextafter(float(info.max), 0)
+    return np.clip(np.rint(np.nan_to_num(values)), float(info.min), highest)
 
 
 def _bits(rng: np.random.Generator, count: int, between: tuple[int, int], burst: int) -> np.ndarray:
@@ -267,8 +321,8 @@ def _bits(rng: np.random.Generator, count: int, between: tuple[int, int], burst:
 def _allowed(before: np.ndarray, after: np.ndarray, array: Described, wanted: Selection) -> np.ndarray:
     """bool [n]: which alterations are allowed."""
     fine = np.ones(len(before), bool)
-    if wanted.keep_sign:
-        fine &= (before ^ after) >> array.word.type(8 * array.dtype.itemsize - 1) == 0
+    if wanted.keep_sign and signed(array):
+        fine &= (before ^ after) >> array.word.type(array.width - 1) == 0
     if wanted.finite:
         with np.errstate(invalid="ignore"):  # of NaNs that signal
             fine &= np.isfinite(after.view(array.dtype).astype(np.float64))

@@ -27,6 +27,9 @@ OPTIMIZER = (
 )
 
 
+PACKED = ("float4_e2m1fn", "int4", "uint4")  # types of which two elements may share a byte
+
+
 class Described(NamedTuple):
     """An array, without its elements.
 
@@ -248,11 +251,13 @@ def is_float(dtype: np.dtype) -> bool:
 
 
 def is_number(dtype: np.dtype) -> bool:
-    """Whether a type is one of numbers or truth values, of 8 to 64 bits.
+    """Whether a type is one of numbers or truth values, of 4 to 64 bits.
 
     >>> is_number(np.dtype(bool)), is_number(np.dtype(complex)), is_number(np.dtype("S4"))
     (True, False, False)
     """
+    if dtype.type.__module__ == "ml_dtypes" and not is_float(dtype):
+        return dtype.name in PACKED or "e8m0" in dtype.name
     return (dtype.kind in "iub" or is_float(dtype)) and dtype.itemsize in (1, 2, 4, 8)
 
 

@@ -99,7 +99,7 @@ def difference(first: Checkpoint, second: Checkpoint) -> Difference:
 
 def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifference:
     array = first.arrays[name]
-    width = 8 * array.dtype.itemsize
+    width = array.width
     changed, nonfinite, bits = 0, 0, np.zeros(width, np.int64)
     squares, apart, largest = 0.0, 0.0, 0.0
     for one, other in zip(even_words(first, name), even_words(second, name), strict=True):

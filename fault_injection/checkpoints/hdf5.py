@@ -18,7 +18,8 @@ from .checkpoint import Altered, Block, Described, Raw, blocks, is_number, readi
 from .in_place import BYTES, InPlace, Region
 
 OPAQUE = np.dtype("V2")
-CACHE = 1 << 26  # bytes of chunks that stay decompressed
+CACHE = 1 << 26  # bytes of chunks that stay decompressed, at least
+CHUNKS = 1_000_003  # places for chunks that stay decompressed; a prime number, as HDF5 advises
 LARGEST_CHUNK = 1 << 30  # bytes, which are in memory together
 LARGEST_RATIO = 1032  # of what DEFLATE decompresses; so a small file cannot claim to hold any number of elements
 
@@ -54,16 +55,17 @@ class Hdf5(InPlace):
             yield from super().pieces(name)
             return
         described = self.arrays[name]
-        with reading(self.path, self.format), self._opened() as file:
+        with reading(self.path, self.format), self._opened(name) as file:
+            dataset = file[self.scattered[name]]
             for part in blocks(described):
-                yield _native(file[self.scattered[name]][part], described).reshape(-1)
+                yield _native(dataset[part], described).reshape(-1)
 
     def content(self, name: str) -> Iterator[bytes]:
         """As `Checkpoint.content`; h5py converts nothing, so that types that NumPy lacks keep their bits."""
         if name not in self.scattered:
             yield from super().content(name)
             return
-        with reading(self.path, self.format), self._opened() as file:
+        with reading(self.path, self.format), self._opened(name) as file:
             stored = file[self.scattered[name]].id
             space, shape = stored.get_space(), stored.shape
             for part in blocks(Described(shape, np.dtype(f"V{stored.get_type().get_size()}"))):
@@ -91,8 +93,17 @@ class Hdf5(InPlace):
                 found[places] = values.reshape(np.shape(found[places]))
                 dataset[slab] = found
 
-    def _opened(self) -> Any:
-        return _h5py(self.path).File(self.path, rdcc_nbytes=CACHE)
+    def _opened(self, name: str | None = None) -> Any:
+        """The file; to read all of a dataset in its order, with room for the chunks that this passes again and again.
+
+        HDF5 keeps no chunk that is larger than the room, and would decompress it for each piece.
+        """
+        h5py = _h5py(self.path)
+        room = CACHE
+        if name is not None:
+            with h5py.File(self.path) as file:
+                room = max(room, min(_beside(file[self.scattered[name]]), LARGEST_CHUNK))
+        return h5py.File(self.path, rdcc_nbytes=room, rdcc_w0=1.0, rdcc_nslots=CHUNKS)
 
 
 def open_hdf5(path: pathlib.Path) -> Hdf5:
@@ -147,6 +158,15 @@ def _left_out(item: Any, size: int) -> Raw | None:
     if stored != item.dtype.itemsize:  # h5py reads types that NumPy lacks as wider ones
         return Raw(f"{stored} bytes, read as {item.dtype.name}, {list(item.shape)}", elements, 8 * stored)
     return None if _keras(item) or is_number(item.dtype) else Raw.of(item.shape, item.dtype)
+
+
+def _beside(dataset: Any) -> int:
+    """Bytes of the chunks that lie beside one another in a dataset, with the same place on its first axis."""
+    if not dataset.chunks:
+        return 0
+    across = zip(dataset.shape[1:], dataset.chunks[1:], strict=True)
+    rows = math.prod(-(-n // side) * side for n, side in across)
+    return int(dataset.chunks[0] * rows * dataset.id.get_type().get_size())
 
 
 def _keras(item: Any) -> bool:

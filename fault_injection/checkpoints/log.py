@@ -128,7 +128,7 @@ def mark_done(path: pathlib.Path) -> None:
 
 def _rows(name: str, array: Described, altered: Altered) -> Iterator[dict[str, Any]]:
     places = np.stack(np.unravel_index(altered.places, array.shape), 1).tolist() if array.shape else [[]]
-    digits = 2 * array.dtype.itemsize
+    digits = -(-array.width // 4)
     for place, before, after in zip(places, altered.before.tolist(), altered.after.tolist(), strict=True):
         yield {
             "name": name,
@@ -284,14 +284,16 @@ def located(
         array = arrays[to.name]
         if entry.dtype is not None and entry.dtype != array.dtype:
             raise InputError(f"{to.name} is {array.dtype.name} here, and {entry.dtype.name} in the log", path)
-        if not array.floating:
-            raise InputError(f"{to.name} is {array.text}; only arrays of floating-point numbers are altered", path)
+        if array.dtype == bool:
+            raise InputError(f"{to.name} is {array.text}; truth values are never altered", path)
         if to.name in found:
             raise InputError(f"{to.name}: two arrays of the log are this one here", path)
         index = _positions(entry, to, array, path)
         if len(np.unique(index)) < len(index):
             raise InputError(f"{to.name}: the log alters an element twice", path)
         masks = _of_width(entry, array, path) if entry.from_sign else entry.before ^ entry.after
+        if (masks.astype(np.uint64) >> np.uint64(array.width - 1) > 1).any():
+            raise InputError(f"{to.name} has {array.width} bits, and the log inverts a higher one", path)
         order = np.argsort(index)
         before = None if entry.from_sign else entry.before[order].astype(array.word)
         found[to.name] = Located(index[order], masks[order].astype(array.word), before)
@@ -319,7 +321,7 @@ def _positions(entry: Entry, to: Mapped, array: Described, path: pathlib.Path) -
 
 def _of_width(entry: Entry, array: Described, path: pathlib.Path) -> np.ndarray:
     """uint64 [n]: masks whose bits were counted from the sign."""
-    width = 8 * array.dtype.itemsize
+    width = array.width
     masks = entry.after.tolist()
     if any(mask >> width for mask in masks):
         raise InputError(f"{entry.name} has {width} bits, and the log inverts a higher one", path)

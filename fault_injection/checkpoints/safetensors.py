@@ -19,7 +19,10 @@ TYPES = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
     "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
     "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2),
+    "F8_E8M0": np.dtype(ml_dtypes.float8_e8m0fnu),
 }
+# Two elements in a byte, the first of them in its lower half.
+HALVES = {"F4": np.dtype(ml_dtypes.float4_e2m1fn)}
 
 
 class Safetensors(InPlace):
@@ -64,6 +67,10 @@ def _region(entry: dict[str, Any], begin: int) -> tuple[Region, Raw | None]:
         if size != elements * dtype.itemsize:
             raise ValueError(f"{size} bytes for {kind} of shape {list(shape)}")
         return Region(begin + start, shape, dtype), None
+    if (dtype := HALVES.get(kind)) is not None:
+        if 2 * size != elements:
+            raise ValueError(f"{size} bytes for {kind} of shape {list(shape)}")
+        return Region(begin + start, shape, dtype, in_a_byte=2), None
     width = 8 * size // elements if elements and 8 * size % elements == 0 else 0
     text = f"{kind} {list(shape)}"
     return Region(begin + start, (size,), BYTES), Raw(text, elements, width) if width else Raw(f"{text}, {size} bytes")

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from ..checkpoints.alteration import PARTS, Selection, draw_alteration, left_out, population
+from ..checkpoints.alteration import KINDS, PARTS, Selection, draw_alteration, left_out, numbers, population
 from ..checkpoints.checkpoint import Altered, Checkpoint
 from ..checkpoints.formats import FORMATS, open_checkpoint
 from ..checkpoints.journal import Journal
@@ -42,6 +42,13 @@ def add(sub: argparse.ArgumentParser) -> None:
         help="arrays of such names, as params/fc/*; repeatable",
     )
     which.add_argument("--part", choices=PARTS, help="arrays of the model, or of the optimizer (by their names)")
+    which.add_argument(
+        "--kinds",
+        type=_kinds,
+        default=KINDS[:1],
+        metavar="KIND,…",
+        help=f"which numbers: {', '.join(KINDS)}, or all (narrow: of 4 bits; scale: E8M0; default: float)",
+    )
     which.add_argument("--by-tensor", action="store_true", help="draw an array first, each alike; not by its size")
     which.add_argument("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: %(default)s)")
     becomes = sub.add_argument_group("what becomes of them (default: one bit of any is inverted)")
@@ -166,7 +173,7 @@ def _answer(
 ) -> None:
     """Say what was altered, or would be."""
     count = sum(len(one.places) for one in altered.values())
-    left, shared = left_out(checkpoint), dict(checkpoint.sharing(altered))
+    left, shared = left_out(checkpoint, options.kinds), dict(checkpoint.sharing(altered))
     if options.json:
         known = {
             "format": checkpoint.format,
@@ -184,7 +191,7 @@ def _answer(
         tell(f"{notes['as_before']:,} had the log's bits before the alteration, {notes['undone']:,} those after it")
     if left:
         names = listed([f"{name} ({text})" for name, text in left.items()])
-        tell(f"left out, since only arrays of floating-point numbers are altered: {len(left)}: {names}")
+        tell(f"left out, since only arrays of {numbers(options.kinds)} are altered: {len(left)}: {names}")
     for name, others in [*shared.items()][:SHOWN]:
         tell(f"shared: what was struck in {name} changes in {listed(others)}, too")
     rows: list[tuple[str, ...]] = []
@@ -193,7 +200,7 @@ def _answer(
         before, after = (words.view(array.dtype) for words in (one.before, one.after))
         for k in range(min(SHOWN - len(rows), len(one.places))):
             place = "/".join(map(str, np.unravel_index(one.places[k], array.shape))) if array.shape else "-"
-            digits = 2 * array.dtype.itemsize
+            digits = -(-array.width // 4)
             bits = f"{one.before[k]:0{digits}x} -> {one.after[k]:0{digits}x}"
             rows.append((name, place, bits, f"{float(before[k]):.6g} -> {float(after[k]):.6g}"))
     if rows:
@@ -204,6 +211,13 @@ def _answer(
     if not options.check:
         when = "was written already, by the same command," if notes.get("already") else "written"
         tell(f"{when} to {out}" + (f"; each alteration is in {options.log}" if options.log else ""))
+
+
+def _kinds(text: str) -> tuple[str, ...]:
+    found = KINDS if text == "all" else tuple(dict.fromkeys(text.split(",")))
+    if not set(found) <= set(KINDS):
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}; expected some of {', '.join(KINDS)}, or all")
+    return found
 
 
 def _fraction(text: str) -> float:
