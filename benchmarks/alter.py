@@ -15,11 +15,15 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable
 
 import h5py
 import numpy as np
 from pairs import ROOT, median_interval
+
+sys.path.insert(0, str(ROOT / "tests"))
+from torch_files import View, pickled, tensor
 
 ARRAYS = 4
 
@@ -33,7 +37,7 @@ def main() -> None:
     size = int(options.gigabytes * 2**30 / 4 / ARRAYS)
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f}; files of {options.gigabytes:g} GiB")
     with tempfile.TemporaryDirectory() as folder:
-        for name, write in {"safetensors": _safetensors, "HDF5": _hdf5, "npz": _npz}.items():
+        for name, write in {"safetensors": _safetensors, "HDF5": _hdf5, "npz": _npz, "PyTorch": _torch}.items():
             source = pathlib.Path(folder) / "source"
             # In a process of its own: what a process has in memory counts for those that it starts, too.
             writing = multiprocessing.get_context("spawn").Process(target=write, args=(source, size))
@@ -109,6 +113,17 @@ def _npz(path: pathlib.Path, size: int) -> None:
     array = _numbers(size)
     with path.open("wb") as file:
         np.savez(file, **{f"p{k}": array for k in range(ARRAYS)})
+
+
+def _torch(path: pathlib.Path, size: int) -> None:
+    array = _numbers(size)
+    views = {f"p{k}": View(k, 0, array.shape, (1,)) for k in range(ARRAYS)}
+    tensors = {name: tensor([array] * ARRAYS, view) for name, view in views.items()}
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", pickled(tensors))
+        for k in range(ARRAYS):
+            with archive.open(zipfile.ZipInfo(f"archive/data/{k}"), "w", force_zip64=True) as member:
+                member.write(array.data)
 
 
 if __name__ == "__main__":

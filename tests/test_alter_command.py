@@ -153,7 +153,7 @@ def test_a_wrong_log_is_answered_in_one_line(place, capsys, text):
     assert not (place / "b.npz").exists()
 
 
-@pytest.mark.parametrize("kind", ["npz", "npz compressed", "safetensors", "HDF5", "msgpack", "Orbax plain"])
+@pytest.mark.parametrize("kind", ["npz", "npz compressed", "safetensors", "HDF5", "PyTorch", "msgpack", "Orbax plain"])
 def test_a_full_disk_leaves_nothing(tmp_path, kind):
     """A file may be no longer than a half of what it has to be: the system refuses to write on."""
     arrays = {"a": np.random.default_rng(0).normal(size=100_000).astype(np.float32)}
@@ -194,7 +194,14 @@ def test_killed_while_writing_the_next_command_finds_nothing_in_its_way(tmp_path
 
 POINTS = [("npz", 16)] + [
     pytest.param(*each, marks=pytest.mark.slow)
-    for each in [("npz", -2), ("safetensors", 9), ("HDF5 in chunks", 12), ("msgpack", 12), ("sharded", 6)]
+    for each in [
+        ("npz", -2),
+        ("safetensors", 9),
+        ("HDF5 in chunks", 12),
+        ("msgpack", 12),
+        ("sharded", 6),
+        ("PyTorch", 9),
+    ]
 ]
 
 

@@ -4,12 +4,14 @@ import json
 import pathlib
 import shutil
 
+import h5py
 import numpy as np
 import pytest
 from checkpoints import some_arrays
 from command_line import said
 from mutations import npy, sharded
 
+from fault_injection.checkpoints import hdf5
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.machine.errors import InputError
 
@@ -86,3 +88,17 @@ def test_what_is_not_read_is_named_with_what_to_do(tmp_path, name, content, why)
         (tmp_path / ".metadata").touch()
         with pytest.raises(InputError, match=why):
             open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("chunks", [(512, 1024), (512, 16), (8, 1024)])
+def test_the_chunks_that_are_passed_again_and_again_stay_decompressed(tmp_path, monkeypatch, chunks):
+    """In the room that HDF5 has for them; pieces of a dataset are read by rows, and are smaller than its chunks."""
+    monkeypatch.setattr(hdf5, "CACHE", 1024)
+    array = np.random.default_rng(0).normal(size=(1024, 1024)).astype(np.float32)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("w", data=array, chunks=chunks, compression="gzip", compression_opts=1)
+    checkpoint = open_checkpoint(tmp_path / "a.h5")
+    with checkpoint._opened("w") as file:
+        room = file.id.get_access_plist().get_cache()[2]
+    assert room == 4 * chunks[0] * 1024
+    assert np.array_equal(checkpoint.array("w"), array)

@@ -45,9 +45,9 @@ def add(sub: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--kinds",
         type=_kinds,
-        default=KINDS[:1],
+        default="float",
         metavar="KIND,…",
-        help=f"which numbers: {', '.join(KINDS)}, or all (narrow: of 4 bits; scale: E8M0; default: float)",
+        help=f"of {', '.join(KINDS)}, or all; narrow numbers have 4 bits, scales are E8M0 (default: %(default)s)",
     )
     which.add_argument("--by-tensor", action="store_true", help="draw an array first, each alike; not by its size")
     which.add_argument("--seed", type=natural, default=0, metavar="N", help="of what is drawn (default: %(default)s)")
