@@ -57,9 +57,30 @@ def test_sites_are_chosen_by_kind():
     assert both.sites == ("fc_grad_in", "fc_grad_wt")
     with pytest.raises(InputError, match=r"faults.kinds: no site of the kind 'denes' is left; did you mean 'dense'"):
         parse_plan(PLAN.replace('sites = ["basicblock_*", "!*_conv2_grad_in"]', 'kinds = ["denes"]'))
-    with pytest.raises(InputError, match=r"faults.kinds: they are of operations; state stands alone"):
+    with pytest.raises(InputError, match=r"faults.kinds: is of operations; state stands alone"):
         parse_plan(PLAN.replace('["backward"]', '["state"]').replace('sites = ["basicblock_*", "!*_conv2_grad_in"]',
                    'kinds = ["dense"]').partition("[faults.models]")[0] + "[run]\nhorizon = 2\n")  # fmt: skip
+
+
+def test_sites_are_chosen_by_layer_and_by_depth():
+    def sites(rows):
+        return parse_plan(PLAN.replace('sites = ["basicblock_*", "!*_conv2_grad_in"]', rows)).sites
+
+    assert sites('layers = ["fc"]') == ("fc_grad_in", "fc_grad_wt")
+    everything, order = sites(""), parse_plan(PLAN).workload.sites()
+    halves = sites("depth = [0, 0.5]"), sites("depth = [0.5, 1]")
+    assert not {*halves[0]} & {*halves[1]}
+    assert {*halves[0]} | {*halves[1]} == {*everything}
+    layers = [[order[name].layer for name in half] for half in halves]
+    forward = list(dict.fromkeys(site.layer for site in order.values() if site.stage == "forward"))
+    assert max(map(forward.index, layers[0])) < min(map(forward.index, layers[1]))
+    for rows, wrong in [
+        ('layers = ["fcc"]', r"faults.layers: no site of the layer 'fcc' is left; did you mean 'fc'"),
+        ("depth = [0.5, 0.25]", r"faults.depth: \[0.5, 0.25\]; expected two shares of the forward pass"),
+        ('layers = ["fc"]\ndepth = [0, 0.1]', r"faults.depth: no site that is asked for lies so deep"),
+    ]:
+        with pytest.raises(InputError, match=wrong):
+            sites(rows)
 
 
 def test_every_shipped_plan_is_one(repository):

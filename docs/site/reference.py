@@ -49,6 +49,8 @@ FAULTS = {
     "`checkpoint`",
     "sites": "list of patterns of names; `!conv1*` leaves some out; all by default",
     "kinds": "list of kinds of operations, such as `convolution`, as reports name them; all by default",
+    "layers": "list of patterns of layers, such as `fc*`; in a step of one's own a layer is called after its parameter",
+    "depth": "two shares of the forward pass, such as `[0, 0.25]`: operations of the layers between them, both passes",
     "seed": "experiment i is drawn from (seed, i); 1 by default",
     "models": "table of fault models and their weights",
     "schedule": "as the row of an injection file",

@@ -129,7 +129,7 @@ def _tell_calibration(options: argparse.Namespace, calibration: Calibration) -> 
 
 
 def _tell_json(given: Material, found: Examined, notes: list[str], calibration: Calibration | None) -> None:
-    alarms = [alarm._asdict() for _, alarm in found.alarms] + [told_of(each) for each in found.findings]
+    alarms = [alarm._asdict() for _, alarm in found.alarms] + [told_of(each) for each in found.symptoms]
     tell_json(
         {
             "alarms": sorted(alarms, key=lambda alarm: int(alarm["step"])),
@@ -155,7 +155,7 @@ def _tell_text(
             tell(f"step {number}: {log.tensors[tensor]} {value:.6g}")
     for line in _table([alarm for _, alarm in found.alarms]):
         tell(line)
-    for each in found.findings:
+    for each in found.symptoms:
         tell(f"step {each.step}: {each.tensor} {each.why}")
     tell(_sentence(options.detector, given, found))
     if given.blind:
@@ -174,7 +174,7 @@ def _table(alarms: list[Alarm]) -> list[str]:
 
 def _sentence(name: str, given: Material, found: Examined) -> str:
     seen = f"{len(given.log.values)} values of {len(given.log.tensors)} tensor(s)"
-    count = len(found.alarms) + len(found.findings)
+    count = len(found.alarms) + len(found.symptoms)
     if not count:
         return f"{name}: no alarm in {seen}"
     if found.raised is not None:

@@ -14,7 +14,7 @@ from ..logs.table import Columns
 from ..machine.errors import InputError
 from .detector import Alarm, Detector
 from .log import Reading, alarms_of, look, raised
-from .standstill import Finding, findings
+from .standstill import Symptom, symptoms
 from .value_based import Chosen
 
 SIGNED = ("loss", "")  # kinds of which values may be negative
@@ -49,14 +49,14 @@ class Examined(NamedTuple):
     Attributes:
       alarms: of rows that count, each with the number of its row in `material.log`.
       superseded: alarms in steps that were trained again.
-      findings: what no detector of values says.
+      symptoms: what no detector of values says.
       raised: the step at which something is raised, None where nothing is.
       seen: what the detector says of each row; None where it is switched off.
     """
 
     alarms: tuple[tuple[int, Alarm], ...]
     superseded: tuple[Alarm, ...]
-    findings: tuple[Finding, ...]
+    symptoms: tuple[Symptom, ...]
     raised: int | None
     seen: Reading | None
 
@@ -153,14 +153,14 @@ def examine(given: Material, choice: Chosen) -> Examined:
     seen = look(detector, log, given.following)
     alarms = alarms_of(seen, log, ~gone)
     superseded = tuple(alarm for _, alarm in alarms_of(seen, log, gone))
-    found = findings(given.whole, given.log.tensors, given.kind, given.skipped)
+    found = symptoms(given.whole, given.log.tensors, given.kind, given.skipped)
     steps = [each.step for each in found]
     if choice.raises and (step := raised(alarms, log, choice.strikes)) is not None:
         steps.append(step)
     return Examined(tuple(alarms), superseded, tuple(found), min(steps, default=None), seen)
 
 
-def told_of(finding: Finding) -> dict[str, Any]:
+def told_of(finding: Symptom) -> dict[str, Any]:
     """A finding as JSON has alarms, with one more key."""
     return {
         "step": finding.step,

@@ -19,7 +19,7 @@ def draw_log(path: pathlib.Path, title: str, given: Material, found: Examined) -
       path: of the picture; its suffix says the format.
     """
     log, gone = given.log, given.following.superseded
-    alarmed = [alarm.tensor for _, alarm in found.alarms] + [each.tensor for each in found.findings]
+    alarmed = [alarm.tensor for _, alarm in found.alarms] + [each.tensor for each in found.symptoms]
     ranked = sorted(log.tensors, key=lambda name: name not in alarmed)[:MOST]
     names = [name for name in log.tensors if name in ranked]
     figure = Figure(figsize=(7.2, 1.0 + 1.9 * len(names)), layout="constrained")
@@ -37,7 +37,7 @@ def draw_log(path: pathlib.Path, title: str, given: Material, found: Examined) -
         top = float(finite.max()) if len(finite) else 1.0
         heights = [alarm.value if np.isfinite(alarm.value) else top for alarm in at]
         axes.plot([alarm.step for alarm in at], heights, "v", color=ALARM, ms=6, label="alarm")
-        for each in found.findings:
+        for each in found.symptoms:
             if each.tensor == name:
                 axes.axvline(each.step, color=ALARM, ls="--", lw=1.0, label="alarm: " + each.why[:40])
         if len(finite) and finite.min() > 0 and finite.max() > 30 * np.median(finite):

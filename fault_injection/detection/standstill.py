@@ -25,7 +25,7 @@ SEEN = 5  # values of a tensor that is missed
 GAPS, USUAL_GAPS = 3, 10  # of the largest gap, and of the usual one: longer is missing
 
 
-class Finding(NamedTuple):
+class Symptom(NamedTuple):
     """One finding.
 
     Attributes:
@@ -41,7 +41,7 @@ class Finding(NamedTuple):
     why: str
 
 
-def findings(log: Log, watched: Collection[str], kind: str, skipped: Collection[int]) -> list[Finding]:
+def symptoms(log: Log, watched: Collection[str], kind: str, skipped: Collection[int]) -> list[Symptom]:
     """What is to be said of a log beside the detector's alarms, in the order of the steps.
 
     Args:
@@ -51,7 +51,7 @@ def findings(log: Log, watched: Collection[str], kind: str, skipped: Collection[
       skipped: steps whose values need not be finite.
     """
     log = log.rows(~lineage(log).superseded)
-    found: list[Finding] = []
+    found: list[Symptom] = []
     for name in log.tensors:
         loss = is_loss(name) or (kind == "loss" and name in watched and not is_norm(name))
         norm = is_norm(name) or (kind == "gradient_norm" and name in watched and not loss)
@@ -82,7 +82,7 @@ def _unit(values: np.ndarray) -> float:
     return float(np.diff(different).min()) if len(different) > 1 else 0.0
 
 
-def _still(name: str, steps: np.ndarray, values: np.ndarray) -> list[Finding]:
+def _still(name: str, steps: np.ndarray, values: np.ndarray) -> list[Symptom]:
     found = []
     for start, length in _runs(values) if len(values) else ():
         if length < SHORTEST or not math.isfinite(values[start]) or values[start] == 0:
@@ -93,28 +93,28 @@ def _still(name: str, steps: np.ndarray, values: np.ndarray) -> list[Finding]:
         needed = max(SHORTEST, math.ceil(math.log(CHANCE) / math.log(chance)) + 1)
         if length >= needed and abs(values[start]) > UNITS * _unit(values[values != 0]):
             why = f"stays exactly {values[start]:.6g} for {length} values, from step {steps[start]} on"
-            found.append(Finding(int(steps[start + needed - 1]), name, float(values[start]), why))
+            found.append(Symptom(int(steps[start + needed - 1]), name, float(values[start]), why))
     return found
 
 
-def _zero(name: str, steps: np.ndarray, values: np.ndarray) -> list[Finding]:
+def _zero(name: str, steps: np.ndarray, values: np.ndarray) -> list[Symptom]:
     """The first time that it falls to zero from a distance."""
     at = next(iter(np.flatnonzero(values == 0).tolist()), 0)
     before = values[:at][np.isfinite(values[:at])]
     if len(before) < SEEN or before[-1] <= UNITS * _unit(before):
         return []
-    return [Finding(int(steps[at]), name, 0.0, f"falls from {before[-1]:.6g} to exactly zero")]
+    return [Symptom(int(steps[at]), name, 0.0, f"falls from {before[-1]:.6g} to exactly zero")]
 
 
-def _missing(name: str, steps: np.ndarray, last: int) -> list[Finding]:
+def _missing(name: str, steps: np.ndarray, last: int) -> list[Symptom]:
     gaps = np.diff(np.unique(steps))
     if len(gaps) < SEEN - 1 or last - steps[-1] <= max(GAPS * gaps.max(), USUAL_GAPS * np.median(gaps)):
         return []
     end = int(steps[-1])
-    return [Finding(end + 1, name, math.nan, f"is missing after step {end}; the log goes on to step {last}")]
+    return [Symptom(end + 1, name, math.nan, f"is missing after step {end}; the log goes on to step {last}")]
 
 
-def _hidden(log: Log, watched: Collection[str], skipped: set[int]) -> list[Finding]:
+def _hidden(log: Log, watched: Collection[str], skipped: set[int]) -> list[Symptom]:
     finite: set[int] = set()
     for name in (name for name in log.tensors if is_loss(name)):
         one = log.of([name])
@@ -132,5 +132,5 @@ def _hidden(log: Log, watched: Collection[str], skipped: set[int]) -> list[Findi
         rows = [row for row in np.flatnonzero(at).tolist() if int(one.steps[row]) not in skipped]
         if rows:
             often = f", at {len(rows)} steps" if len(rows) > 1 else ""
-            found.append(Finding(int(one.steps[rows[0]]), name, float(one.values[rows[0]]), why + often))
+            found.append(Symptom(int(one.steps[rows[0]]), name, float(one.values[rows[0]]), why + often))
     return found

@@ -1,14 +1,13 @@
 """The file of a plan: TOML.  All that can be wrong with it is found before any work starts, and said in one line."""
 
-import fnmatch
 import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...campaign.plan_reader import LONGEST, Reader, as_text, read_document, shown_value
+from ...campaign.plan_reader import Reader, as_text, read_document, shown_value
 from ...faults.fault_models import FAULT_MODELS, FLIPS, PUBLISHED_MODELS, VALUES, read_histogram
-from ...faults.injection import STAGES, too_large
+from ...faults.injection import STAGES
 from ...faults.number_formats import Format, format_of
 from ...faults.schedule import ONCE, SCHEDULE, Schedule
 from ...machine.errors import InputError, did_you_mean
@@ -16,15 +15,18 @@ from ...machine.files import read_text
 from ...models.fault import Operand
 from ...models.site import Site
 from ...seam.measure import NONFINITE_RULES
-from ...seam.stages import BESIDE, EXCHANGED
 from ...seam.workload import Workload
 from ...workloads.registry import find_workload
 from .audits import share_to_audit
 from .plan import EXITS, LARGEST, Model, Plan, sample_size
+from .plan_sites import chosen_sites
 from .plan_start import START, read_start
 
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
-FAULTS = ("experiments", "half_width", "confidence", "epochs", "stages", "sites", "kinds", "seed", "models", "schedule")
+FAULTS = (
+    *("experiments", "half_width", "confidence", "epochs", "stages", "sites", "kinds", "layers", "depth"),
+    *("seed", "models", "schedule"),
+)
 FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
 RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite")
 
@@ -92,7 +94,7 @@ def _faults(document: Mapping[str, Any], workload: Workload, exit: str, read: Re
         experiments = sample_size(half_width, confidence)
         if experiments > LARGEST:
             raise read.wrong("faults.half_width", f"takes {experiments} experiments, more than {LARGEST}")
-    sites = _sites(faults, workload, read)
+    sites = chosen_sites(faults, workload, read)
     return {
         "experiments": experiments,
         "half_width": half_width,
@@ -168,54 +170,6 @@ def _epochs(table: Mapping[str, Any], key: str, workload: Workload, read: Reader
     if len(set(epochs)) < len(epochs):
         raise read.wrong(key, "an epoch is listed twice")
     return tuple(sorted(epochs))
-
-
-def _sites(faults: Mapping[str, Any], workload: Workload, read: Reader) -> tuple[str, ...]:
-    """Sites of the stages asked for that fit a pattern, and none that begins with an exclamation mark."""
-    leaves = [*BESIDE, *EXCHANGED]
-    known = [*STAGES.values(), *leaves]
-    stages = read.list_of(faults, "faults.stages", list(STAGES.values()), str, "stages")
-    for stage in stages:
-        if stage not in known:
-            raise read.wrong("faults.stages", f"{stage[:60]!r} is unknown{did_you_mean(stage, known)}")
-    of_leaves = [stage for stage in stages if stage in leaves]
-    if of_leaves and len(stages) > 1:
-        raise read.wrong("faults.stages", f"{of_leaves[0]!r} stands alone: a plan strikes operations, or such leaves")
-    patterns = read.list_of(faults, "faults.sites", ["*"], str, "patterns of names, such as basicblock_*_conv1")
-    sites = workload.leaves() if of_leaves else workload.sites()
-    chosen = {name for name in sites if sites[name].layer} if patterns[0].startswith("!") else set()
-    for pattern in patterns:
-        name = pattern.removeprefix("!")
-        fitting = fnmatch.filter(sites, name) if len(pattern) <= LONGEST else []
-        # A part of the state is chosen by its name alone: its leaves are there as well.
-        fitting = [found for found in fitting if sites[found].layer or found == name]
-        if not fitting:
-            raise read.wrong(
-                "faults.sites", f"no site of {workload.name} fits {pattern[:60]!r}{did_you_mean(pattern, sites)}"
-            )
-        chosen = chosen - set(fitting) if pattern.startswith("!") else chosen | set(fitting)
-    found = tuple(name for name, site in sites.items() if name in chosen and site.stage in stages)
-    if not found:
-        raise read.wrong("faults.sites", f"no site of the {' and '.join(stages)} pass is left")
-    if "kinds" in faults:
-        if of_leaves:
-            raise read.wrong("faults.kinds", f"they are of operations; {of_leaves[0]} stands alone")
-        found = _of_kinds(faults, workload, {name: workload.kind(sites[name]) for name in found}, read)
-    for name in found:
-        if (problem := too_large(sites[name])) is not None:
-            raise read.wrong("faults.sites", problem)
-    return found
-
-
-def _of_kinds(faults: Mapping[str, Any], workload: Workload, kinds: Mapping[str, str], read: Reader) -> tuple[str, ...]:
-    """The sites of the kinds asked for, as reports count them together."""
-    asked = read.list_of(faults, "faults.kinds", [], str, "kinds of operations, such as convolution")
-    there = sorted(set(kinds.values()))
-    for kind in asked:
-        if kind not in there:
-            hint = did_you_mean(kind, there) or f"; there are {', '.join(there)}"
-            raise read.wrong("faults.kinds", f"no site of the kind {kind[:60]!r} is left{hint}")
-    return tuple(name for name, kind in kinds.items() if kind in asked)
 
 
 def _models(faults: Mapping[str, Any], sites: Sequence[Site], read: Reader) -> tuple[Model, ...]:
