@@ -114,8 +114,8 @@ def in_evaluation(contestant, rounds, each):
     acting = f"{DR_DNA}, mitigating"
     programs = {
         "plain pass": plain,
-        DR_DNA: plain.forward_passes().watching(profile),
-        acting: plain.forward_passes().watching(mitigating),
+        DR_DNA: plain.watching(profile),
+        acting: plain.watching(mitigating),
     }
     seconds = pairs.alternate({name: passing(program) for name, program in programs.items()}, rounds)
     pairs.show_times(seconds)

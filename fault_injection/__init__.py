@@ -24,6 +24,7 @@ from .version import __version__  # noqa: F401
 
 # Imported when they are first asked for: `import fault_injection` loads no JAX.
 _HOMES = {
+    "ActivationRange": "detection.activation_range",
     "Asd": "detection.asd",
     "AsdV1": "detection.asd_v1",
     "AsdV3": "detection.asd_v3",

@@ -2,6 +2,7 @@
 
 from .any_step.instrument import instrument
 from .any_step.training import Training
+from .detection.activation_range import ActivationRange
 from .detection.asd import Asd
 from .detection.asd_v1 import AsdV1
 from .detection.asd_v3 import AsdV3
@@ -20,6 +21,7 @@ from .seam.measure import Measure
 from .workloads.registry import make_workload
 
 __all__ = [
+    "ActivationRange",
     "Asd",
     "AsdV1",
     "AsdV3",

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fault_injection.detection.activation_range import ActivationRange
 from fault_injection.detection.asd import Asd
 from fault_injection.detection.asd_environment import AsdConfig, AsdThresholds, read_config, read_thresholds
 from fault_injection.detection.asd_v1 import AsdV1
@@ -32,7 +33,10 @@ VALUES = st.one_of(
 SEQUENCES = st.one_of(st.lists(VALUES, max_size=40), st.lists(st.floats(0.5, 2.0), min_size=100, max_size=140)).flatmap(
     lambda quiet: st.lists(VALUES, max_size=20).map(lambda loud: quiet + loud)
 )
-DETECTORS = [Asd(), AsdV1(), AsdV3(), GradientNorm(), LossSpike(), NonFinite(), HistoryBound((("x", 20.0),))]
+DETECTORS = [
+    *(Asd(), AsdV1(), AsdV3(), GradientNorm(), LossSpike(), NonFinite()),
+    *(HistoryBound((("x", 20.0),)), ActivationRange()),
+]
 
 
 def decisions(detector, sequence):
@@ -108,7 +112,20 @@ def asd_v3(sequence):
     return found
 
 
-@pytest.mark.parametrize(("detector", "oracle"), [(Asd(), asd), (AsdV1(), asd_v1), (AsdV3(), asd_v3)])
+def activation_range(sequence):
+    """Ten times the largest value without an alarm, once there is one that is not zero."""
+    largest, found = 0.0, []
+    for x in sequence:
+        far = not math.isfinite(x) or (largest > 0 and x > 10 * largest)
+        largest = largest if far else max(largest, x)
+        found.append(int(far))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("detector", "oracle"),
+    [(Asd(), asd), (AsdV1(), asd_v1), (AsdV3(), asd_v3), (ActivationRange(), activation_range)],
+)
 @settings(max_examples=60, deadline=None)
 @given(SEQUENCES)
 @example([1.0] * 20 + [NAN, 2000.0, 1.0, 2000.0])  # a NaN must not hide the jump after it

@@ -29,6 +29,7 @@ from fault_injection.models.observe.dr_dna import NAME, PLACES, SAMPLES, Profile
 from fault_injection.models.site import make_fault
 from fault_injection.runs.follow import follow
 from fault_injection.runs.steps import Address, addresses
+from fault_injection.seam.program import Program
 
 # By name, the workload, the site that is struck, the third or fourth of the pass, and the steps before the profile: a
 # transformer of this size soon predicts common letters alone, and its activations are then the same or far off.
@@ -106,10 +107,7 @@ def test_the_score_is_that_of_an_independent_implementation(name):
     _, program, state, profile = trained(name)
     batch = program.batch(2, 0)
     seen = jax.device_get(
-        program.forward_passes()
-        .watching(dataclasses.replace(profile, histograms=None))
-        .forward_passes()
-        .infer(state, batch, None)
+        program.watching(dataclasses.replace(profile, histograms=None)).forward_passes().infer(state, batch, None)
     )
     samples = np.stack([seen.tensors[SAMPLES][layer] for layer in profile.layers], -2)
     x = samples.reshape(-1, *samples.shape[2:])[:16].copy()
@@ -120,7 +118,7 @@ def test_the_score_is_that_of_an_independent_implementation(name):
     found = np.asarray(excess(profile.histograms, x))[clear]
     np.testing.assert_allclose(found, [reference(profile.histograms, one) for one in x[clear]], atol=2e-5)
     # A pass reports the largest of all its examples, on all devices.
-    watched = program.forward_passes().watching(profile).forward_passes().infer(state, batch, None)
+    watched = program.watching(profile).forward_passes().infer(state, batch, None)
     largest = np.asarray(excess(profile.histograms, samples)).max((0, 1))
     np.testing.assert_allclose(values(profile, watched), largest, atol=2e-6)
     assert SAMPLES not in watched.tensors
@@ -135,7 +133,7 @@ def test_samples_are_elements_of_the_activations_of_examples(name):
     assert set(bare.layers) == {site.name for site in workload.sites().values() if site.stage == "forward"}
     assert bare.layers == tuple(site for site in workload.sites() if site in bare.layers)
     for layer, at in zip(bare.layers, bare.positions, strict=True):
-        assert len(np.unique(at)) == min(program.forward_passes().activations()[layer], PLACES)
+        assert len(np.unique(at)) == min(program.activations()[layer], PLACES)
 
     def forward(state, batch):
         ctx = Context(jax.random.key(0), np.arange(workload.workers), train=False, observe=frozenset({"activations"}))
@@ -143,7 +141,7 @@ def test_samples_are_elements_of_the_activations_of_examples(name):
 
     batch = program.batch(2, 0)
     whole = jax.jit(forward)(state, batch).tensors["activations"]
-    samples = program.forward_passes().watching(bare).forward_passes().infer(state, batch, None).tensors[SAMPLES]
+    samples = program.watching(bare).forward_passes().infer(state, batch, None).tensors[SAMPLES]
     for layer, at in zip(bare.layers, bare.positions, strict=True):
         flat = np.asarray(whole[layer]).reshape(*samples[layer].shape[:2], -1)
         np.testing.assert_allclose(samples[layer], flat[..., at], rtol=1e-4, atol=1e-4)
@@ -166,7 +164,7 @@ def alarms_of(name, inference):
 @BOTH
 def test_batches_that_the_profile_has_not_seen_raise_no_alarm(name):
     _, program, state, profile = trained(name)
-    watching = program.forward_passes().watching(profile)
+    watching = program.watching(profile)
     for batch in [*(program.batch(2, step) for step in range(8)), *program.forward_passes().tests()[:3]]:
         assert alarms_of(name, watching.forward_passes().infer(state, batch, None))[1] == []
 
@@ -175,12 +173,7 @@ def test_batches_that_the_profile_has_not_seen_raise_no_alarm(name):
 @BOTH
 def test_a_large_wrong_number_raises_an_alarm_there_or_later(name):
     _, program, state, profile = trained(name)
-    seen = (
-        program.forward_passes()
-        .watching(profile)
-        .forward_passes()
-        .infer(state, program.batch(2, 0), infinite_output(name))
-    )
+    seen = program.watching(profile).forward_passes().infer(state, program.batch(2, 0), infinite_output(name))
     assert int(seen.struck.operand_changed) == 1
     detector, alarms = alarms_of(name, seen)
     first = detector.first(alarms)
@@ -211,7 +204,7 @@ def test_mitigation_clamps_the_examples_that_are_flagged():
 @BOTH
 def test_mitigation_changes_no_bit_where_nothing_is_flagged(name):
     _, program, state, profile = trained(name)
-    mitigating = program.forward_passes().watching(dataclasses.replace(profile, mitigate=True))
+    mitigating = program.watching(dataclasses.replace(profile, mitigate=True))
     batch = program.batch(2, 0)
     plain, same = jax.device_get(
         (program.forward_passes().infer(state, batch, None), mitigating.forward_passes().infer(state, batch, None))
@@ -224,7 +217,7 @@ def test_mitigation_makes_a_struck_example_finite_and_leaves_the_others():
     name = "transformer"
     _, program, state, profile = trained(name)
     mitigating, batch = (
-        program.forward_passes().watching(dataclasses.replace(profile, mitigate=True)),
+        program.watching(dataclasses.replace(profile, mitigate=True)),
         program.batch(2, 0),
     )
     plain, fault = jax.device_get(program.forward_passes().infer(state, batch, None)), infinite_output(name)
@@ -258,8 +251,8 @@ def test_no_bit_of_a_training_depends_on_watching(name):
     bare = dataclasses.replace(profile, histograms=None)
     plain = digests(program)
     for watching in (
-        program.forward_passes().watching(profile),
-        *([program.forward_passes().watching(bare)] if name == "transformer" else []),
+        program.watching(profile),
+        *([program.watching(bare)] if name == "transformer" else []),
     ):
         for one, other in zip(plain, digests(watching), strict=True):
             np.testing.assert_array_equal(one.digest, other.digest)
@@ -272,7 +265,7 @@ def test_a_training_is_watched_by_a_profile_of_its_steps():
     _, program, _, _ = trained(name)
     steps = addresses(Address(0, 0), Address(0, 14), program.steps_per_epoch)
     profile = make_training_profile(program, program.place(program.init()), steps)
-    watching = program.forward_passes().watching(profile)
+    watching = program.watching(profile)
     assert reductions_of(DrDna.signals) == {NAME}
     detector = DrDna.of(profile)
     clean, struck = digests(watching), digests(watching, fault=infinite_output(name))
@@ -307,4 +300,6 @@ def test_what_a_profile_cannot_be_made_of_is_refused():
     with pytest.raises(InputError, match="that are not finite"):
         make_profile(program, broken, [program.batch(0, step) for step in range(4)])
     with pytest.raises(InputError, match="cannot be watched"):
+        Program.watching(None)
+    with pytest.raises(InputError, match="has no forward passes in evaluation"):
         dataclasses.replace(program, forward=None).forward_passes()

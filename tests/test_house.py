@@ -66,8 +66,8 @@ MAXIMA = {
     "any_step/instrument.py": "of numbers of sites",
     "any_step/intercept.py": "of words of a fault",
     "any_step/struck_site.py": "of positions",
-    "explicit/watched_activations.py": "of scores, which are finite",
     "seam/digest.py": "of bits",
+    "seam/watched_activations.py": "of scores, which are finite",
     "detection/transformation.py": "of levels",
 }
 

@@ -12,7 +12,8 @@ from command_line import answer, said
 from fault_injection.any_step.instrument import instrument
 from fault_injection.any_step.own_distance import distance
 from fault_injection.any_step.traced_step import flattened
-from fault_injection.any_step.training_program import traced_training, training_program
+from fault_injection.any_step.traced_training import traced_training
+from fault_injection.any_step.training_program import training_program
 from fault_injection.faults.element_bits import new_bits
 from fault_injection.faults.number_formats import format_of
 from fault_injection.machine.errors import InputError

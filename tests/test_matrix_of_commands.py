@@ -81,7 +81,9 @@ def test_pvf(training, tmp_path, cache, capsys):
 def test_score_with_all_detectors_that_can_watch(training, tmp_path, cache, capsys):
     (tmp_path / "plan.toml").write_text(plan_text(training, SCORE))
     found = asked(capsys, "score", tmp_path / "plan.toml", "--out", tmp_path / "out", "--cache", cache, "--json")
-    assert {"nonfinite", "loss_spike", "replay", "checksum"} <= found["detectors"].keys()
+    expected = {"nonfinite", "loss_spike", "replay", "checksum", "activation_range", "dr_dna"}
+    assert expected <= found["detectors"].keys()
+    assert found["detectors"]["activation_range"]["false_alarms"] == 0
 
 
 @pytest.mark.parametrize("training", EACH)

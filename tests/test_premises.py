@@ -14,7 +14,8 @@ from optax import contrib
 
 from fault_injection.any_step.instrument import supporting_patterns
 from fault_injection.any_step.state_roles import state_leaves
-from fault_injection.any_step.training_program import traced_training, training_program
+from fault_injection.any_step.traced_training import traced_training
+from fault_injection.any_step.training_program import training_program
 from fault_injection.models.fault import inactive_fault
 from fault_injection.questions.outcomes.conditions import Conditions, Rule, Seen
 from fault_injection.questions.outcomes.early_verdict import Envelope

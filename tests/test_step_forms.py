@@ -13,7 +13,8 @@ from flax import nnx
 
 from fault_injection import Measure, Training, instrument
 from fault_injection.any_step.step_forms import fields, one_form
-from fault_injection.any_step.training_program import traced_training, training_program
+from fault_injection.any_step.traced_training import traced_training
+from fault_injection.any_step.training_program import training_program
 from fault_injection.machine.errors import InputError
 
 

@@ -20,7 +20,8 @@ from command_line import answer
 from conftest import HERE
 
 from fault_injection import Measure, Training, instrument
-from fault_injection.any_step.training_program import TracedTraining, training_program
+from fault_injection.any_step.traced_training import TracedTraining
+from fault_injection.any_step.training_program import training_program
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import format_injection, parse_injection
 from fault_injection.machine.sources import ROOT
@@ -230,8 +231,15 @@ def test_a_detector_watches_and_a_recovery_rewinds(capsys, tmp_path, cache):
     found = answer(capsys, "replay", file, "--detector", "checksum", "--cache", cache, "--out", tmp_path / "sums")
     alarms = [(alarm["step"], alarm["tensor"]) for alarm in found["detection"]["alarms"]]
     assert alarms == [(9, "checksum/products/grad_wt:params/fc2/kernel")]
-    said = refusal(capsys, "replay", file, "--detector", "dr_dna", "--cache", cache)
-    assert "dr_dna watches dr_dna/activations, which the steps of this workload do not report" in said
+    rows = {"stage": "fwrd_inject", "fmodel": "RD", "layer": "forward:params/fc1/kernel"}
+    file.write_text(INJECTION.format(workload=WORKLOAD, **rows, position="1/3", value="1e20"))
+    found = answer(
+        capsys, "replay", file, "--detector", "activation_range", "--cache", cache, "--out", tmp_path / "range"
+    )
+    alarms = [(alarm["step"], alarm["tensor"]) for alarm in found["detection"]["alarms"]]
+    assert alarms[0] == (9, "largest/activations/forward:params/fc1/kernel")
+    said = refusal(capsys, "replay", file, "--detector", "replicas", "--cache", cache)
+    assert "replicas" in said
 
 
 def test_checksums_of_a_step_see_its_product_and_change_no_bit():
@@ -248,7 +256,9 @@ def test_checksums_of_a_step_see_its_product_and_change_no_bit():
         assert len(values) == 2 * len(plain.sites)
         beyond = {name for name, value in values.items() if value > 1}
         assert beyond == (
-            {f"{kind}/products/grad_wt:up" for kind in telling.interpreter.wanted} if struck is fault else set()
+            {f"{kind}/products/grad_wt:up" for kind in telling.interpreter.looks.checksums}
+            if struck is fault
+            else set()
         )
 
 

@@ -243,7 +243,7 @@ API = {  # by what they are for
         *("Fault", "Operand", "make_fault", "inactive_fault"),
     ],
     "Detectors in your own loop": [
-        *("watch", "alarms", "NonFinite", "LossSpike", "GradientNorm", "HistoryBound"),
+        *("watch", "alarms", "NonFinite", "LossSpike", "GradientNorm", "HistoryBound", "ActivationRange"),
         *("Asd", "AsdV1", "AsdV3", "Checksum", "VarianceChecksum", "DrDna"),
     ],
     "Errors": ["InputError"],

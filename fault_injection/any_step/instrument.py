@@ -23,8 +23,9 @@ from .intercept import Interpreter, Layouts, Scope, Told
 from .jax_internals import PRODUCTS, is_explicit, is_of_vector, layout, line, meshes_of, opened, typed_by
 from .jaxpr_sites import Follower, FoundProduct
 from .site_names import names, roles
-from .step_checks import REPORTED, operation
+from .step_checks import operation
 from .step_forms import Arguments, one_form
+from .step_looks import Layers, looks, named
 from .step_site import KINDS, StepSite
 from .struck_site import NOWHERE, aimed
 from .traced_step import Traced, trace
@@ -41,6 +42,7 @@ class Instrumented:
       traced: the user's step.
       sites: what can be struck, by name, in the order in which a step runs it; those that were chosen.
       all_sites: the same of the whole step.
+      equations: of these sites, by name.
       not_covered: what computes products and cannot be struck, one text each.
       meshes: over which parts of it run.
       interpreter: evaluates its jaxpr; what it has traced once serves every choice of sites.
@@ -49,6 +51,7 @@ class Instrumented:
     traced: Traced
     sites: Mapping[str, StepSite]
     all_sites: Mapping[str, StepSite]
+    equations: Mapping[str, Any]
     not_covered: tuple[str, ...]
     meshes: tuple[Any, ...]
     interpreter: Interpreter
@@ -61,46 +64,51 @@ class Instrumented:
         sites = {name: site for name, site in self.all_sites.items() if name in chosen}
         return dataclasses.replace(self, sites=sites)
 
-    def telling(self, reductions: frozenset[str]) -> "Instrumented":
-        """The same step, which tells these reductions of its products, of `step_checks.REPORTED`."""
-        wanted, now = tuple(sorted(name.partition("/")[0] for name in reductions & REPORTED)), self.interpreter
-        if wanted == now.wanted:
-            return self
-        return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, wanted, now.layouts))
+    def telling(self, reductions: frozenset[str], layers: Layers | None = None) -> "Instrumented":
+        """The same step, which tells these reductions of its sites, of `step_looks.REPORTED`.
 
-    def flat(self, words: jax.Array | tuple[jax.Array, ...] | None, *leaves: Any) -> tuple[list[Any], Told]:
+        Args:
+          layers: whose activations it samples; None samples nothing.
+        """
+        told, now = looks(reductions, self.all_sites, self.equations, layers), self.interpreter
+        if told == now.looks:
+            return self
+        return dataclasses.replace(self, interpreter=Interpreter(now.kinds, now.turns, told, now.layouts))
+
+    def flat(
+        self, words: jax.Array | tuple[jax.Array, ...] | None, *leaves: Any, places: jax.Array | None = None
+    ) -> tuple[list[Any], Told]:
         """The step's results, as leaves of the new state and of the metrics, and what it says of itself.
 
         Args:
           words: of the fault, or of several, each at a site of its own; None gives the reference.
           leaves: of the state, then of the batch.
+          places: int32 [all sites,PLACES], where activations are sampled.
 
         Raises:
           InputError: when it is traced, and the leaves are not as those that `instrument` was given.
         """
         self.traced.check(leaves)
         with typed_by(self.meshes):
-            return self._flat(words if isinstance(words, tuple) else () if words is None else (words,), leaves)
+            each = words if isinstance(words, tuple) else () if words is None else (words,)
+            return self._flat(each, leaves, places)
 
-    def _flat(self, words: tuple[jax.Array, ...], leaves: Sequence[Any]) -> tuple[list[Any], Told]:
+    def _flat(
+        self, words: tuple[jax.Array, ...], leaves: Sequence[Any], places: jax.Array | None
+    ) -> tuple[list[Any], Told]:
         body, order = opened(self.traced.jaxpr), list(self.all_sites)
         run = functools.partial(self.interpreter.run, body.jaxpr, body.consts, leaves)
         if not words or not self.sites:
-            results, told = run()
+            results, told = run(Scope(places=places))
             return results, told._replace(words=words)
         numbers = np.array([order.index(name) for name in self.sites], np.int32)
         ids = np.array([site_id(name) for name in self.sites], np.int32)
         sites = [jnp.max(jnp.where(ids == fault_of(one).site, numbers, NOWHERE)) for one in words]
-        return run(Scope(frozenset(numbers.tolist()), tuple(map(aimed, words, sites))))
+        return run(Scope(frozenset(numbers.tolist()), tuple(map(aimed, words, sites)), places=places))
 
     def named(self, told: Told) -> dict[str, jax.Array]:
-        """The reductions of products that a step tells, by `REDUCTION/products/SITE`."""
-        return {
-            f"{reduction}/products/{name}": told.checks[place, column]
-            for column, reduction in enumerate(self.interpreter.wanted)
-            for place, (name, site) in enumerate(self.all_sites.items())
-            if told.checks is not None and site.checked
-        }
+        """The reductions that a step tells, by `REDUCTION/KIND/SITE`."""
+        return named(told.seen, self.all_sites)
 
     def _with_keys(self, words: jax.Array | tuple[jax.Array, ...] | None, *leaves: Any) -> tuple[list[Any], Told]:
         """`flat` of leaves with keys as they are: to turn them into integers outside of what is compiled costs time."""
@@ -267,7 +275,7 @@ def instrument(
       InputError: the step is impure, changes the form of its state, or has no such site.
     """
     traced = trace(one_form(step, state, batch, arguments), state, batch)
-    program = _instrumented(traced, PRODUCTS | frozenset(primitives), turns)
+    program = instrumented(traced, PRODUCTS | frozenset(primitives), turns)
     leaves = program._leaves(state, batch)
     placed = meshes_of([getattr(leaf, "sharding", None) for leaf in leaves])
     program = dataclasses.replace(program, meshes=tuple(dict.fromkeys([*program.meshes, *placed])))
@@ -300,7 +308,7 @@ def _laid_out(program: Instrumented, leaves: Sequence[Any]) -> Instrumented:
     return dataclasses.replace(program, interpreter=Interpreter(now.kinds, now.turns, layouts=layouts))
 
 
-def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrumented:
+def instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrumented:
     """A traced step with all its sites; raises InputError where it has none."""
     body, follower, count = opened(traced.jaxpr), Follower(kinds, turns), len(traced.names)
     sizes = [math.prod(kind.shape) for kind in traced.jaxpr.in_avals]
@@ -312,9 +320,9 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
     fixed = {one.label for one, new in zip(arguments[:count], results, strict=False) if one.id == new.id}
     products = follower.products
     found = roles(products, follower.moved, follower.read, fixed)
-    sites = {
-        name: _site(name, role, product) for name, (role, _), product in zip(names(found), found, products, strict=True)
-    }
+    each = list(zip(names(found), found, products, strict=True))
+    sites = {name: _site(name, role, product) for name, (role, _), product in each}
+    equations = {name: product.equation for name, (_, _), product in each}
     if not sites:
         raise InputError(f"the step has no site: no {', no '.join(sorted(kinds))} is in it")
     ids: dict[int, str] = {}
@@ -332,7 +340,7 @@ def _instrumented(traced: Traced, kinds: frozenset[str], turns: int) -> Instrume
         )
     interpreter = Interpreter(kinds, turns)
     assert interpreter.count(body.jaxpr) == len(sites)  # both number them alike
-    return Instrumented(traced, sites, sites, tuple(follower.closed), tuple(follower.meshes), interpreter)
+    return Instrumented(traced, sites, sites, equations, tuple(follower.closed), tuple(follower.meshes), interpreter)
 
 
 def _site(name: str, role: str, product: FoundProduct) -> StepSite:

@@ -31,10 +31,11 @@ from .jax_internals import (
     strikable,
 )
 from .product_form import Form, Kept, form_of
-from .step_checks import checks
+from .step_looks import Looks, Seen
 from .struck_site import NOWHERE, Aim, going_on, strike_site, words_of_aims
 
 HERE = PartitionSpec()
+SEVERAL = ("scan", "while", "cond", "shard_map")  # a site in one of these may run several times, or not at all
 Layouts = dict[int, dict[int, Sharding]]  # of an equation, by `id`: of its two operands and its result
 
 
@@ -43,15 +44,15 @@ class Told(NamedTuple):
 
     Attributes:
       words: of each aim, with what its fault did here added.
-      checks: float32 [sites, reductions], of its products, the largest of all turns; None where none is wanted.
+      seen: of its sites, see `Looks.told`; the largest of all turns.
     """
 
     words: tuple[jax.Array, ...]
-    checks: jax.Array | None
+    seen: Seen
 
     def after(self, earlier: "Told") -> "Told":
         """The same of all turns of a loop so far."""
-        return self._replace(checks=jax.tree.map(jnp.maximum, earlier.checks, self.checks))
+        return self._replace(seen=jax.tree.map(jnp.maximum, earlier.seen, self.seen))
 
 
 class Scope(NamedTuple):
@@ -61,17 +62,20 @@ class Scope(NamedTuple):
       supported: numbers of the sites that can be struck, counted from the body's first.
       aims: of each fault; none where nothing is supported.
       untyped: whether the body stands in a `shard_map` that has been rewritten.
+      places: int32 [sites,PLACES], where activations are sampled; None where none is, as in loops and branches.
     """
 
     supported: frozenset[int] = frozenset()
     aims: tuple[Aim, ...] = ()
     untyped: bool = False
+    places: jax.Array | None = None
 
     def within(self, first: int, count: int) -> "Scope":
         """The same for a part of the body: the `count` sites from number `first` on."""
         inside = frozenset(number - first for number in self.supported if first <= number < first + count)
         aims = tuple(aim._replace(site=aim.site - first) for aim in self.aims) if inside else ()
-        return self._replace(supported=inside, aims=aims)
+        places = None if self.places is None else self.places[first : first + count]
+        return self._replace(supported=inside, aims=aims, places=places)
 
 
 class Interpreter:
@@ -83,7 +87,7 @@ class Interpreter:
     Args:
       kinds: names of the primitives that are sites; each has two operands at least, and one result.
       turns: of a while loop, in how many first turns a site can be struck.
-      wanted: reductions of products that are told of every site, of `models.observe.reductions.OF_PRODUCTS`.
+      looks: what is told of every site.
       layouts: gives how the operands and the result of each equation are shared out among devices, by its `id`.
         Without it, a strike could change how the compiler partitions an operation, and so the order of its sums.
       looking: whether layouts are found, as the compiler chooses them, when what this evaluates is compiled.
@@ -101,11 +105,11 @@ class Interpreter:
         self,
         kinds: frozenset[str],
         turns: int,
-        wanted: tuple[str, ...] = (),
+        looks: Looks = Looks(),  # noqa: B008
         layouts: Callable[[], Layouts] = dict,
         looking: bool = False,
     ):
-        self.kinds, self.turns, self.wanted = kinds, turns, wanted
+        self.kinds, self.turns, self.looks = kinds, turns, looks
         self.layouts, self.looking = layouts, looking
         self._counts: dict[int, tuple[Any, int]] = {}  # a body is kept with its number, so that no other has its id
         self._calls: dict[tuple[Any, ...], Callable[..., Any]] = {}
@@ -159,7 +163,7 @@ class Interpreter:
 
         first, begun = 0, words_of_aims(scope.aims)
         words = begun
-        checked = [self._unchecked(0)]
+        seen = [self.looks.nothing(0)]
         for equation in jaxpr.eqns:
             if strikable(equation, self.kinds):
                 given = [*map(fenced, equation.invars, self._form(equation, untyped).operands)]
@@ -175,48 +179,47 @@ class Interpreter:
                 results, told = self._enter(equation, given, there)
                 if told.words:  # a strike only adds to them
                     words = told.words if untyped or words is begun else tuple(map(jnp.maximum, words, told.words))
-                checked.append(told.checks)
+                seen.append(told.seen)
                 first += count
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
-        all_checks = [one for one in checked if one is not None]
-        told = Told(words, jnp.concatenate(all_checks) if all_checks else None)
+        told = Told(words, jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen))
         return [value(atom) for atom in jaxpr.outvars], told
-
-    def _unchecked(self, sites: int) -> jax.Array | None:
-        """The checks of so many sites where nothing of them runs."""
-        return jnp.zeros((sites, len(self.wanted)), jnp.float32) if self.wanted else None
 
     def _enter(self, equation: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         """An equation that is a site, or has sites in its body."""
         name, params = equation.primitive.name, equation.params
         if strikable(equation, self.kinds):
             result, words = self._site(equation, values, scope)
-            return [result], Told(words, self._checks(equation, values, result, scope.untyped))
+            return [result], Told(words, self._seen(equation, values, result, scope))
         if not bodies(equation):
-            return evaluate(equation, values, scope.untyped), Told((), self._unchecked(0))
+            return evaluate(equation, values, scope.untyped), Told((), self.looks.nothing(0))
         body = bodies(equation)[0]
         if name == "jit":
             return self._call(equation, body, values, scope)
+        if name in SEVERAL:
+            scope = scope._replace(places=None)
 
         def run(aims: tuple[Aim, ...], values: Sequence[Any]) -> tuple[list[Any], Told]:
             return self.run(body.jaxpr, body.consts, values, scope._replace(aims=aims))
 
         aims = scope.aims
         if name in ("checkpoint", "remat2"):
-            new, tree = jax.tree.flatten(aims)
+            new, tree = jax.tree.flatten((aims, scope.places))
             shape: list[Any] = []
 
             def flat(*all_values: Any) -> list[Any]:
-                results = run(jax.tree.unflatten(tree, all_values[: len(new)]), all_values[len(new) :])
+                aims, places = jax.tree.unflatten(tree, all_values[: len(new)])
+                there = scope._replace(aims=aims, places=places)
+                results = self.run(body.jaxpr, body.consts, all_values[len(new) :], there)
                 leaves, of_results = jax.tree.flatten(results)
                 shape.append(of_results)
                 return leaves
 
             rewritten = jax.make_jaxpr(flat)(*new, *values)
             return jax.tree.unflatten(shape[0], bind_checkpoint(equation, rewritten, new, values))
-        begin = Told(words_of_aims(aims), self._unchecked(self.count(body.jaxpr)))
+        begin = Told(words_of_aims(aims), self.looks.nothing(self.count(body.jaxpr)))
         if name == "scan":
             return self._scan(params, run, values, aims, begin)
         if name == "while":
@@ -232,13 +235,13 @@ class Interpreter:
         shared = self.looking or self.layouts() or is_explicit(equation.invars[0].aval.sharding.mesh)
         return form_of(equation, as_written=not on_cpus() or bool(shared and not untyped))
 
-    def _checks(self, equation: Any, values: list[Any], result: jax.Array, untyped: bool) -> jax.Array | None:
-        """The reductions of a site's product that are wanted; None where none is."""
-        if not self.wanted:
-            return None
-        kept = self._form(equation, untyped).operands
+    def _seen(self, equation: Any, values: list[Any], result: jax.Array, scope: Scope) -> Seen:
+        """What is told of a site."""
+        if not self.looks.told:
+            return {}
+        kept = self._form(equation, scope.untyped).operands
         given = [one.back(value) for one, value in zip(kept, values, strict=True)]
-        return checks(equation, given, result, self.wanted)
+        return self.looks.at(equation, given, result, scope.places)
 
     def _site(self, equation: Any, values: list[Any], scope: Scope) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         """One operation, laid out among devices as it was found."""
@@ -261,17 +264,19 @@ class Interpreter:
     def _call(self, equation: Any, body: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         """A nested call, traced once for all that call it alike; it keeps its shardings."""
         options = jit_options(equation.params)
-        key = (id(body.jaxpr), scope.supported, len(scope.aims), scope.untyped, repr(options))
+        told = scope.aims, scope.places
+        key = (id(body.jaxpr), scope.supported, len(scope.aims), scope.places is None, scope.untyped, repr(options))
         if key not in self._calls:
-            blind = scope._replace(aims=())  # what is kept has no traced values in it
+            blind = scope._replace(aims=(), places=None)  # what is kept has no traced values in it
 
-            def inner(aims: tuple[Aim, ...], *values: Any) -> tuple[list[Any], Told]:
-                return self.run(body.jaxpr, body.consts, values, blind._replace(aims=aims))
+            def inner(told: tuple[tuple[Aim, ...], jax.Array | None], *values: Any) -> tuple[list[Any], Told]:
+                aims, places = told
+                return self.run(body.jaxpr, body.consts, values, blind._replace(aims=aims, places=places))
 
             inner.__name__ = equation.params["name"]
             self.count(body.jaxpr)  # which keeps the body, and its id with it
             self._calls[key] = jax.jit(inner, **options)
-        return self._calls[key](scope.aims, *values)
+        return self._calls[key](told, *values)
 
     def _scan(
         self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aims: tuple[Aim, ...], begin: Told
@@ -328,7 +333,7 @@ class Interpreter:
                 results, told = self.run(body.jaxpr, body.consts, operands, there)
                 words = told.words if there.aims else words_of_aims(scope.aims)
                 put = jax.tree.map(
-                    lambda all, mine: all.at[first : first + count].set(mine), self._unchecked(sites), told.checks
+                    lambda all, mine: all.at[first : first + count].set(mine), self.looks.nothing(sites), told.seen
                 )
                 return results, Told(words, put)
 
@@ -347,14 +352,14 @@ class Interpreter:
             # Of a mesh in a mesh, devices count on.
             mine = tuple(aim._replace(worker=jnp.maximum(aim.worker, 0) * count + number[0]) for aim in aims)
             found, told = self.run(body.jaxpr, body.consts, values, Scope(scope.supported, mine, untyped=True))
-            checks = None if told.checks is None else largest_across(told.checks, axes)
+            seen = jax.tree.map(lambda one: largest_across(one, axes), told.seen)
             # A strike only adds to the words.  Devices wait for each other to compare theirs, so they only do where one
             # of them may have been struck.
             words = []
             for aim, own in zip(aims, told.words, strict=True):
                 aimed = (aim.site >= 0) & (aim.site < sites)
                 words.append(lax.cond(aimed, lambda mine: lax.pmax(mine, axes), lambda mine: mine, own))
-            return found, Told(tuple(words), checks)
+            return found, Told(tuple(words), seen)
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
         numbers = jnp.arange(count) if scope.aims else None

@@ -15,8 +15,6 @@ from ..models.observe.reductions import OF_PRODUCTS
 from ..models.operations.operation import Checkable
 from .jax_internals import contracted, convolved, gathered
 
-REPORTED = frozenset(f"{reduction}/products" for reduction in OF_PRODUCTS)
-
 
 @dataclasses.dataclass(frozen=True)
 class CheckedProduct(Checkable):

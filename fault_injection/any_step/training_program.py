@@ -1,149 +1,26 @@
 """The program of a user's training: its golden runs are made with the reference."""
 
-import dataclasses
 import functools
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from ..machine.devices import only_described
-from ..machine.errors import InputError, Untrustworthy
+from ..machine.errors import Untrustworthy
 from ..models.fault import Faults, as_one, each_of, inactive_fault
-from ..models.isolation import fence
-from ..models.observe.dr_dna import NAME as ACTIVATIONS
-from ..models.observe.reductions import CHOICES
-from ..models.overwrite import struck_of, words_of
-from ..seam.leaves import Batch, Role, State
-from ..seam.measure import Evaluation, Measure
+from ..models.observe.dr_dna import Profile
+from ..models.overwrite import words_of
+from ..seam.leaves import Batch, State
 from ..seam.program import Extras, Program
 from ..seam.report import StepReport
-from ..seam.reporting import report
-from ..seam.state_spec import StateSpec
-from ..seam.trees import leaf_names
-from . import recovered_gradient, step_checks
+from . import recovered_gradient
 from .elsewhere import lowered_for_described
-from .instrument import Instrumented, instrument
-from .jax_internals import BESIDE_THE_TRAINING
-from .own_distance import COMPARED, distance, own_step
-from .recovered_gradient import NO_MOMENT, Recovered, recovered, reductions_of_gradients
-from .state_roles import state_leaves
-from .step_forms import Modules, loss_and_metric, one_form, taken_by
-from .step_mistakes import called, first_line
-from .traced_step import flattened
-from .training import Training
+from .recovered_gradient import Recovered, recovered
+from .traced_training import TracedTraining
 from .training_outputs import outputs_of
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class TracedTraining:
-    """A training with its initial state, traced.
-
-    Attributes:
-      training: what the user's function returned.
-      initial: its initial state.
-      program: its step, with the sites that are supported.
-      said: what is to be said of how its step is read.
-    """
-
-    training: Training
-    initial: Any
-    program: Instrumented
-    said: tuple[str, ...] = ()
-
-    @functools.cached_property
-    def given(self) -> list[Any]:
-        """The arrays of the initial state."""
-        return self.program.traced.state.arrays(self.initial)
-
-    @functools.cached_property
-    def state(self) -> StateSpec:
-        """What the state consists of."""
-        traced, sites = self.program.traced, self.program.all_sites.values()
-        read = {site.leaf for site in sites}
-        leaves = state_leaves(traced.names, self.given, self.initial, read & set(traced.names), self.training.roles)
-        abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(leaves)]]
-        # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
-        added = tuple(f"update/{leaf.name}" for leaf in leaves if leaf.role == Role.PARAMETER)
-        return StateSpec(jax.tree.unflatten(jax.tree.structure(traced.arrays), abstract), leaves, added)
-
-    def tree(self, arrays: Sequence[Any]) -> State:
-        """A state, of its arrays."""
-        return jax.tree.unflatten(jax.tree.structure(self.state.abstract), arrays)
-
-    def init(self) -> State:
-        """The initial state on the host."""
-        kinds = jax.tree.leaves(self.state.abstract)
-        return self.tree(
-            [np.array(leaf, kind.dtype) for leaf, kind in zip(jax.device_get(self.given), kinds, strict=True)]
-        )
-
-    def place(self, state: State) -> State:
-        """A state on devices: as the user's initial state has each leaf, or on all devices of the step's mesh."""
-        meshes = [mesh for mesh in self.program.meshes if isinstance(mesh, Mesh)]
-        everywhere = NamedSharding(meshes[0], PartitionSpec()) if meshes else None
-        own = [getattr(leaf, "sharding", None) for leaf in self.given]
-        shardings = [sharding if isinstance(sharding, NamedSharding) else everywhere for sharding in own]
-        return self.tree([jax.device_put(*pair) for pair in zip(jax.tree.leaves(state), shardings, strict=True)])
-
-    def batch(self, epoch: int, step: int) -> Batch:
-        """The arrays of a batch."""
-        asked = f"batch({epoch}, {step})"
-        given = called(asked, lambda: self.training.batch(epoch, step))
-        try:
-            return self.program.traced.batch_of(given)
-        except InputError as error:
-            raise InputError(f"{asked}: {error}") from None
-
-    def data(self) -> str:
-        """Hash of the data.  A batch is the user's to make: its first and last ones stand for the data."""
-        epochs, steps = self.training.epochs, self.training.steps_per_epoch
-        first = [(0, 0), (0, min(1, steps - 1)), (epochs - 1, steps - 1)]
-        leaves = [*(leaf for at in first for leaf in self.batch(*at)), *jax.tree.leaves(self.init())]
-        return hashlib.sha256(b"".join(np.asarray(leaf).tobytes() for leaf in leaves)).hexdigest()
-
-    def stepped(
-        self,
-        reductions_of: Callable[[Sequence[Any], Sequence[Any]], dict[str, jax.Array]],
-        words: jax.Array | tuple[jax.Array, ...] | None,
-        arrays: list[Any],
-        batch: list[Any],
-    ) -> tuple[list[Any], StepReport]:
-        """The arrays of the new state, and the report.
-
-        Args:
-          reductions_of: reductions of gradients, from the arrays before and after the step.
-          words: of a fault, or of several; None without fault support.
-        """
-        results, told = self.program.flat(words, *arrays, *batch)
-        results = list(fence(*results))
-        new = results[: len(arrays)]
-        metrics = jax.tree.unflatten(self.program.traced.metrics, results[len(arrays) :])
-        loss, value = loss_and_metric(metrics, self.training.metric.name, "the step's metrics")
-        added = [new[place] - arrays[place] for place in self.state.places(Role.PARAMETER)]
-        found = reductions_of(arrays, new) | self.program.named(told)
-        loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)
-        struck = as_one(tuple(map(struck_of, told.words))) if told.words else None
-        return new, report(loss, value, added, new, struck, reductions=found)
-
-    def distance(self, reference: Any) -> dict[str, Any]:
-        """How far the reference is from the user's own step, see `own_distance.distance`."""
-        traced, steps = self.program.traced, min(COMPARED, self.training.steps_per_epoch)
-
-        def start(arrays: Sequence[Any] | None) -> list[Any]:
-            return jax.tree.leaves(self.place(self.init() if arrays is None else self.tree(arrays)))
-
-        batches = [self.batch(0, number) for number in range(steps)]
-        own = own_step(traced, self.training.step)
-        kinds = {one.dtype for site in self.program.all_sites.values() for one in site.operands.values()}
-        digits = min(
-            int(jnp.finfo(kind).nmant) for kind in {*kinds, jnp.dtype("float32")} if jnp.issubdtype(kind, jnp.floating)
-        )
-        return distance(traced.names, start, lambda arrays, batch: reference(arrays, batch)[0], own, batches, digits)
 
 
 def training_program(made: TracedTraining, reductions: frozenset[str] = frozenset()) -> Program:
@@ -151,12 +28,11 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
 
     Args:
       reductions: what every step reports of gradients (`recovered_gradient.REPORTED`) and products
-        (`step_checks.REPORTED`).
+        (`step_looks.REPORTED`).
 
     Raises:
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
     """
-    made = dataclasses.replace(made, program=made.program.telling(reductions))
     training, program, state = made.training, made.program, made.state
 
     def plainly(*arrays: Any) -> list[Any]:
@@ -165,81 +41,82 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
     def followed() -> list[Recovered]:
         return recovered(state.leaves, jax.tree.leaves(made.place(made.init())), plainly)
 
-    def unreported() -> dict[str, str]:
-        missing = dict.fromkeys(
-            {*CHOICES, ACTIVATIONS} - step_checks.REPORTED, "its step is not written layer by layer"
-        )
-        try:
-            missing |= dict.fromkeys(recovered_gradient.REPORTED, "" if followed() else NO_MOMENT)
-        except InputError as error:
-            missing |= dict.fromkeys(recovered_gradient.REPORTED, str(error))
-        return {reduction: why for reduction, why in missing.items() if why}
-
     rules = followed() if reductions & recovered_gradient.REPORTED else []
-    stepped = functools.partial(made.stepped, functools.partial(reductions_of_gradients, reductions, rules))
+    stepped = functools.partial(made.stepped, reductions, rules)
     reference = jax.jit(functools.partial(stepped, None), donate_argnums=0)
     struck = _compared(program.traced.names, reference, jax.jit(stepped))
 
-    def step(old: State, examples: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
-        new, told = reference(jax.tree.leaves(old), examples)
-        return made.tree(new), told
+    # Once for all: twins begin alike, whatever is watched.
+    data, reasons = functools.cache(made.data), functools.cache(lambda: made.unreported(followed))
+    own = functools.cache(lambda: made.distance(reference))
 
-    def faulty_step(old: State, given: Batch, epoch: int, number: int, fault: Faults) -> tuple[State, StepReport]:
-        new, told = struck(jax.tree.leaves(old), given, fault)
-        return made.tree(new), told
+    def watching(profile: Profile | None) -> Program:
+        watched = None if profile is None else made.watchable(profile)
 
-    def evaluate(trained: State) -> Evaluation:
-        found = called(
-            "evaluate(state)", lambda: training.evaluate(program.traced.state.joined(jax.tree.leaves(trained)))
+        def step(old: State, examples: Batch, epoch: int, number: int) -> tuple[State, StepReport]:
+            new, told = reference(jax.tree.leaves(old), examples, watched)
+            return made.tree(new), told
+
+        def faulty_step(
+            old: State, examples: Batch, epoch: int, number: int, fault: Faults
+        ) -> tuple[State, StepReport]:
+            new, told = struck(jax.tree.leaves(old), examples, fault, watched)
+            return made.tree(new), told
+
+        return Program(
+            state=state,
+            steps_per_epoch=training.steps_per_epoch,
+            devices=max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1),
+            measure=lambda: training.metric,
+            data=data,
+            init=made.init,
+            place=made.place,
+            batch=made.batch,
+            step=step,
+            faulty_step=faulty_step,
+            evaluate=made.evaluate,
+            activations=lambda: made.activations,
+            watching=watching,
+            outputs=lambda old, examples, measured: outputs_of(
+                training, state, program.traced.state, old, examples, by_measure=measured
+            ),
+            extras=Extras(
+                unreported=reasons,
+                own_step=own,
+                lower={
+                    "step": lambda: _lowered(made, functools.partial(stepped, None), watched, donated=1),
+                    "faulty_step": lambda: _lowered(made, stepped, watched, words_of(inactive_fault())),
+                },
+            ),
         )
-        return Evaluation(*map(float, loss_and_metric(found, training.metric.name, "what evaluate returns")))
 
-    def lowered(function: Callable[..., Any], *words: Any, donated: int = 0) -> Any:
-        """A step before compilation: of a fault's words, where it has them, the state's arrays, and a batch."""
-        given = (*words, jax.tree.leaves(made.place(made.init())), made.batch(0, 0))
-        if only_described():
-            return lowered_for_described(function, given, donated)
-        return jax.jit(function, donate_argnums=tuple(range(donated))).lower(*given)
-
-    return Program(
-        state=state,
-        steps_per_epoch=training.steps_per_epoch,
-        devices=max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1),
-        measure=lambda: training.metric,
-        data=functools.cache(made.data),
-        init=made.init,
-        place=made.place,
-        batch=made.batch,
-        step=step,
-        faulty_step=faulty_step,
-        evaluate=evaluate,
-        outputs=lambda old, examples, measured: outputs_of(
-            training, state, program.traced.state, old, examples, by_measure=measured
-        ),
-        extras=Extras(
-            unreported=functools.cache(unreported),
-            own_step=functools.cache(lambda: made.distance(reference)),  # once, since twins begin alike
-            lower={
-                "step": lambda: lowered(functools.partial(stepped, None), donated=1),
-                "faulty_step": lambda: lowered(stepped, words_of(inactive_fault())),
-            },
-        ),
-    )
+    return watching(None)
 
 
-def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[list[Any], Batch, Faults], Any]:
+def _lowered(
+    made: TracedTraining, function: Callable[..., Any], watched: Profile | None, *words: Any, donated: int = 0
+) -> Any:
+    """A step before compilation: of a fault's words, where it has them, the state's arrays, a batch, a profile."""
+    given = (*words, jax.tree.leaves(made.place(made.init())), made.batch(0, 0), watched)
+    if only_described():
+        return lowered_for_described(function, given, donated)
+    return jax.jit(function, donate_argnums=tuple(range(donated))).lower(*given)
+
+
+def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[..., Any]:
     """The step with a fault, of arrays: each of its executables is compared with the reference before its first fault.
 
     It raises Untrustworthy where an inactive fault changes a bit.
     """
-    compared: set[Any] = set()  # numbers of elements, and types of masks: each has its executable
+    compared: set[Any] = set()  # numbers of elements, types of masks, and what is watched: each has its executable
 
-    def step(arrays: list[Any], batch: Batch, fault: Faults) -> Any:
-        kind = tuple((len(one.index), one.keep.dtype) for one in each_of(fault))
+    def step(arrays: list[Any], batch: Batch, fault: Faults, watched: Profile | None) -> Any:
+        kinds = [(len(one.index), one.keep.dtype) for one in each_of(fault)]
+        kind = (*kinds, jax.tree.structure(watched))
         if kind not in compared:
-            clean, _ = reference([jnp.copy(one) for one in arrays], batch)
-            inactive = (inactive_fault(size, mask=mask) for size, mask in kind)
-            silent, _ = struck(as_one(tuple(map(words_of, inactive))), arrays, batch)
+            clean, _ = reference([jnp.copy(one) for one in arrays], batch, watched)
+            inactive = (inactive_fault(size, mask=mask) for size, mask in kinds)
+            silent, _ = struck(as_one(tuple(map(words_of, inactive))), arrays, batch, watched)
             pairs = zip(names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:
                 raise Untrustworthy(
@@ -247,110 +124,6 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[[li
                     f"{odd[0]!r} the first"
                 )
             compared.add(kind)
-        return struck(as_one(tuple(map(words_of, each_of(fault)))), arrays, batch)
+        return struck(as_one(tuple(map(words_of, each_of(fault)))), arrays, batch, watched)
 
     return step
-
-
-def traced_training(training: Training) -> TracedTraining:
-    """A training with its initial state, traced; raises InputError where the step cannot be used."""
-    _check_settings(training)
-    state = called("init()", training.init)
-    batch = called("batch(0, 0)", lambda: training.batch(0, 0))
-    last = training.epochs - 1, training.steps_per_epoch - 1
-    called(f"batch{last}", lambda: training.batch(*last))  # after which the first is still what it was
-    _check_asked_again("batch(0, 0)", batch, called("batch(0, 0)", lambda: training.batch(0, 0)))
-    training, state, said = in_one_form(training, state, batch)
-    _check_asked_again("init()", state, called("init()", training.init))
-    program = instrument(training.step, state, batch, training.sites, training.primitives, training.turns)
-    traced = program.traced
-    shapes = jax.tree.unflatten(traced.metrics, traced.jaxpr.out_avals[len(traced.names) :])
-    jax.eval_shape(lambda told: loss_and_metric(told, training.metric.name, "the step's metrics"), shapes)
-    return TracedTraining(training, state, program, tuple(said))
-
-
-def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, Any, dict[str, None]]:
-    """The training with a step `(state, batch) -> (state, metrics)`, and its initial state as the step takes it.
-
-    Modules of Flax NNX become their variables.  Metrics that a step does not return are those of `evaluate`; what is
-    to be said of that is there when the step has been traced.
-    """
-    said: dict[str, None] = {}
-    step, arguments = training.step, training.arguments
-    if modules := Modules.among(state):
-        init, evaluate, predict = training.init, training.evaluate, training.predict
-        training = dataclasses.replace(
-            training,
-            init=lambda: modules.arrays(init()),
-            evaluate=lambda arrays: evaluate(modules.joined(arrays)),
-            predict=predict and (lambda arrays, batch: predict(modules.joined(arrays), batch)),
-        )
-        step, arguments = modules.changed_by(step, arguments or taken_by(step, state, batch)), None
-        state = modules.arrays(state)
-    paired = one_form(step, state, batch, arguments)
-
-    def standard(state: Any, batch: Any) -> tuple[Any, Any]:
-        results = paired(state, batch)
-        if not isinstance(results, tuple) or len(results) != 2 or results[1] is not None:
-            return results
-        said["the step returns no metrics: those of evaluate, of the new state, stand for them"] = None
-        try:
-            return results[0], _evaluated_beside(training, results[0])
-        except Exception as error:
-            raise InputError(
-                "the step returns its new state alone, and evaluate, which would give its metrics, cannot be traced "
-                f"({type(error).__name__}: {first_line(error)}): return them, as in "
-                '`lambda state, batch: (step(state, batch), {"loss": ...})`'
-            ) from error
-
-    return dataclasses.replace(training, step=standard, arguments=None), state, said
-
-
-def _evaluated_beside(training: Training, state: Any) -> dict[str, Any]:
-    """The loss and the metric of a state, in a call without sites: a fault in an evaluation harms no training."""
-    arrays, form = flattened(state)
-
-    def beside_the_training(arrays: Any) -> dict[str, Any]:
-        found = training.evaluate(form.joined(jax.tree.leaves(arrays)))
-        loss, metric = loss_and_metric(found, training.metric.name, "what evaluate returns")
-        return {"loss": loss, training.metric.name: metric}
-
-    beside_the_training.__name__ = BESIDE_THE_TRAINING
-    return jax.jit(beside_the_training)(arrays)
-
-
-def _check_settings(training: Training) -> None:
-    """See that what a user gave are numbers, functions and a measure; raises InputError."""
-    if not isinstance(training, Training):
-        raise InputError(f"it returns a {type(training).__name__}; expected a Training")
-    for name in ("steps_per_epoch", "epochs"):
-        value = getattr(training, name)
-        if not isinstance(value, (int, np.integer)) or isinstance(value, bool):
-            raise InputError(f"{name} is {value!r}; expected a whole number")
-        if value < 1:
-            raise InputError(f"{name} is {value}; expected 1 at least")
-    for name in ("init", "step", "batch", "evaluate"):
-        if not callable(value := getattr(training, name)):
-            raise InputError(f"{name} is {value!r:.60}; expected a function")
-    if (training.predict is None) != (training.tests is None):
-        there, lacking = ("predict", "tests") if training.tests is None else ("tests", "predict")
-        raise InputError(f"{there} is given without {lacking}; pvf judges by both, or by evaluate alone")
-    if not isinstance(training.turns, int) or training.turns < 1:
-        raise InputError(f"turns is {training.turns!r:.60}; expected a whole number from 1")
-    if not isinstance(training.metric, Measure):
-        example = 'Measure("loss", "lower", chance=2.3, tolerance=0.1)'
-        raise InputError(f"metric is {training.metric!r:.60}; expected a Measure, such as {example}")
-
-
-def _check_asked_again(asked: str, given: Any, again: Any) -> None:
-    """See that what a function gives is the same when it is asked again; raises InputError."""
-    arrays, form = flattened(given)
-    names, ones, others = leaf_names(arrays), jax.tree.leaves(arrays), form.arrays(again)
-    for name, one, other in zip(names, ones, others, strict=True):
-        a, b = np.asarray(one), np.asarray(other)
-        if (a.shape, a.dtype, a.tobytes()) != (b.shape, b.dtype, b.tobytes()):
-            where = f"in {name!r}" if name else "in its one array"
-            raise InputError(
-                f"{asked} is another one when it is asked for again: it differs {where}; seed what is random, such as "
-                "by np.random.default_rng([seed, epoch, step])"
-            )

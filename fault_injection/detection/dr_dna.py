@@ -11,7 +11,7 @@ import numpy as np
 from ..machine.errors import InputError
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..models.fault import site_id
-from ..models.observe.dr_dna import BINS, NAME, PLACES, SAMPLES, Histograms, Profile, bins_of, layer_scores
+from ..models.observe.dr_dna import BINS, FEWEST, NAME, PLACES, SAMPLES, Histograms, Profile, bins_of, layer_scores
 from ..runs.follow import follow
 from ..runs.steps import Address, Observer
 from ..seam.leaves import Batch, State
@@ -19,7 +19,6 @@ from ..seam.program import Program
 from ..seam.report import StepReport
 from .detector import STOP, Alarm, Alarms, Array, Detector, Memory, namespace
 
-FEWEST = 32  # examples that a profile is made of, at least: with fewer, what is rare says nothing
 MARGIN = 1.5  # see `DrDna`; the same for what mitigation clamps
 
 
@@ -75,7 +74,7 @@ def sample_places(program: Program, seed: int = 0) -> Profile:
 
     A layer with fewer than `PLACES` elements has all of them, some repeatedly.
     """
-    sizes = program.forward_passes().activations()
+    sizes = program.activations()
 
     def drawn(layer: str, size: int) -> np.ndarray:
         random = np.random.default_rng([seed, site_id(layer)])
@@ -100,7 +99,7 @@ def make_profile(program: Program, state: State, batches: Iterable[Batch], seed:
         program has no activations to watch.
     """
     bare = sample_places(program, seed)
-    watching = program.forward_passes().watching(bare)
+    watching = program.watching(bare)
     found, largest = [], []
     for batch in batches:
         seen = jax.device_get(watching.forward_passes().infer(state, batch, None))
@@ -130,7 +129,7 @@ def make_training_profile(program: Program, state: State, steps: Iterable[Addres
     """
     bare = sample_places(program, seed)
     kept = _Sampled(bare)
-    follow(program.forward_passes().watching(bare), state, steps, observers=[kept])
+    follow(program.watching(bare), state, steps, observers=[kept])
     return profile_of(bare, kept.samples, kept.largest)
 
 

@@ -52,7 +52,7 @@ class DrDnaWatch(Watcher):
     activations are not all finite makes none: the profile before it goes on.
 
     Args:
-      program: samples activations: `ForwardPasses.watching(places(program, settings.seed))`.
+      program: samples activations: `Program.watching(places(program, settings.seed))`.
     """
 
     def __init__(self, program: Program, detector: DrDnaSettings, *more: Any, **named: Any) -> None:

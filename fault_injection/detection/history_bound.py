@@ -12,7 +12,8 @@ import numpy as np
 
 from ..seam.leaves import MEANS, SQUARES, SUMS, Role
 from ..seam.program import Program
-from .detector import Alarms, Array, Detector, graded, namespace
+from .activation_range import within
+from .detector import Alarms, Array, Detector, namespace
 
 DEVIATIONS = 20.0  # a fault-free sum beyond has a probability of 3e-89
 
@@ -63,15 +64,8 @@ class HistoryBound(Detector):
     def update(self, memory: HistoryMemory, values: Array) -> tuple[HistoryMemory, Alarms]:
         xp = namespace(values)
         bound, largest = (xp.asarray(part) for part in memory)
-        learned = xp.where(xp.isnan(largest) | (largest == 0), xp.inf, self.margin * largest)  # zeros teach nothing
-        threshold = xp.where(xp.isnan(bound), learned, bound)
-        finite = xp.isfinite(values)
-        stop = (values > threshold) | ~finite
-        seen = xp.where(xp.isnan(largest), values, xp.maximum(largest, values))
-        known = xp.isfinite(threshold)
-        reached = xp.where(known & finite, values, 0.0)
-        new = HistoryMemory(bound, xp.where(stop, largest, seen))
-        return new, graded(reached, xp.where(known, threshold, 1.0), threshold, finite, stop)
+        largest, alarms = within(bound, largest, values, self.margin)
+        return HistoryMemory(bound, largest), alarms
 
 
 def history_bound(program: Program, momentum: float = 0.9) -> HistoryBound:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from ..machine.errors import InputError, did_you_mean
 from ..runs.steps import Back
 from ..seam.program import Program
+from .activation_range import ActivationRange
 from .checksum import Checksum, VarianceChecksum
 from .detector import AnyDetector, Memory
 from .dr_dna import sample_places
@@ -19,6 +20,7 @@ from .watch import Watch, Watcher
 # Those that need to know the program that they watch.
 OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "history_bound": history_bound,
+    "activation_range": lambda program: ActivationRange(),
     "checksum": lambda program: Checksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
     "dr_dna": lambda program: DrDnaSettings(),
@@ -69,7 +71,7 @@ def of_one_device(program: Program, environment: Mapping[str, str]) -> dict[str,
 def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:
     """The program whose steps also report the activations that some of the detectors look at."""
     seeds = [each.seed for each in detectors if isinstance(each, DrDnaSettings)]
-    return program.forward_passes().watching(sample_places(program, seeds[0])) if seeds else program
+    return program.watching(sample_places(program, seeds[0])) if seeds else program
 
 
 WATCHERS: dict[type, Callable[..., Watcher]] = {

@@ -29,6 +29,7 @@ KINDS = {
     "gradient_norm": SignalKind(frozenset({"norm/parameter_gradients"})),
     "norm/gradients": SignalKind(frozenset({"norm/gradients"})),
     "largest/gradients": SignalKind(frozenset({"largest/gradients"})),
+    "largest/activations": SignalKind(frozenset({"largest/activations"})),
     # Reported by a program that watches a profile (`Program.watching`); its kind is what its names begin with.
     "dr_dna/activations": SignalKind(frozenset({"dr_dna/activations"})),
     "largest/gradients_of_parameters": SignalKind(roles=(Role.GRADIENT,)),

@@ -29,6 +29,7 @@ from ..seam.report import Inference, StepReport
 from ..seam.reporting import report
 from ..seam.strategies import Sum
 from ..seam.trees import leaf_names
+from ..seam.watched_activations import returned, scored, with_largest
 from . import sparse
 from .exchange import Striker
 from .layout import Layout
@@ -37,7 +38,6 @@ from .passes import Passes, forward_and_backward
 from .recipe import Recipe
 from .state import ExplicitState, with_maxima
 from .sums import averaged, exchanged, of_first, sum_over
-from .watched_activations import returned, scored, with_largest
 
 LOWERED = ("step", "faulty_step", "evaluate", "infer")  # see `Extras.lower`
 
@@ -138,9 +138,9 @@ class Engine:
         loss, metric, grads, struck = exchanged(rule, passes, striker, numbers, across, layout.devices, alone)
         grads, rows = sparse.joined(grads, of_tables, params, AXIS, layout.devices)
         new_stats = self._statistics(stats, here, numbers)
-        told = together(here.seen.reduced, across) | scored(profile, here.seen, across)
+        told = together(here.seen.reduced, across) | scored(profile, here.seen.tensors, across)
         struck = striker.told(struck)
-        return Gathered(loss, metric, grads, new_stats, rows, struck, told, returned(profile, here.seen))
+        return Gathered(loss, metric, grads, new_stats, rows, struck, told, returned(profile, here.seen.tensors))
 
     def _statistics(self, stats: Stats, here: Passes, numbers: jax.Array) -> Stats:
         """The new running statistics: the mean over all workers, or worker 0's; or each worker's, to be averaged."""
@@ -264,9 +264,9 @@ class Engine:
         logits, _, _, seen = self.layout.network.forward(state.params, state.stats, batch["input"], ctx)
         loss, metric, _ = self.recipe.head(logits, batch["target"])
         across = self.layout.across
-        found = together(seen.reduced, across) | scored(profile, seen, across)
+        found = together(seen.reduced, across) | scored(profile, seen.tensors, across)
         struck = sum_over(seen.struck, across)
-        return Inference(loss, metric, predicted(logits), struck, returned(profile, seen), Packed(found))
+        return Inference(loss, metric, predicted(logits), struck, returned(profile, seen.tensors), Packed(found))
 
     def activation_sizes(self) -> dict[str, int]:
         """Elements of one example's activation by forward operation; nothing is computed."""

@@ -68,8 +68,6 @@ def explicit_program(
         forward = ForwardPasses(
             tests=tests,
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
-            activations=engine.activation_sizes,
-            watching=watching,
         )
         extras = Extras(
             gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
@@ -92,6 +90,8 @@ def explicit_program(
             joined=joined,
             restated=_restating(layout) if recipe.tables or layout.pieces else lambda state: state,
             forward=forward,
+            activations=engine.activation_sizes,
+            watching=watching,
             outputs=lambda state, examples, _: outputs_of(recipe.network, state, tests(), examples),
             extras=extras,
         )

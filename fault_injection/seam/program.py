@@ -22,16 +22,14 @@ class ForwardPasses:
       infer: `(state, batch, fault or None) -> Inference`: one forward pass.  A fault strikes forward operations of
         the sites that the program was made for; its positions count in operands that have as many examples as
         the batch.
-      activations: elements of one example's activation by forward operation, in the order of the pass.
-      watching: the same program whose steps and `infer` watch activations after a profile
-        (`models.observe.dr_dna.Profile`): they report `dr_dna/activations/LAYER` among the reductions; or the samples
-        among the tensors, if the profile has no histograms yet.  It shares what is compiled; None watches nothing.
     """
 
     tests: Callable[[], list[Batch]]
     infer: Callable[[State, Batch, Fault | None], Inference]
-    activations: Callable[[], Mapping[str, int]]
-    watching: "Callable[[Any], Program]"
+
+
+def _unwatched(*_: Any) -> Any:
+    raise InputError("the activations of this program cannot be watched; expected a network of `models/` or a Training")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +84,12 @@ class Program:
       restated: the state with its leaves of the role `KEPT` brought up to date, after others were changed outside of
         a step.
       forward: its forward passes in evaluation; None where it is not known to have such passes.
+      activations: elements of one example's activation by layer, in the order of the forward pass.  It raises
+        InputError where the program cannot say.
+      watching: the same program whose steps, and `infer` where it has that, watch activations after a profile
+        (`models.observe.dr_dna.Profile`): they report `dr_dna/activations/LAYER` among the reductions; or the samples
+        among the tensors and `largest/activations/LAYER`, if the profile has no histograms yet.  It shares what is
+        compiled; None watches nothing.  It raises InputError where the program cannot watch.
       outputs: `(state, examples, measured) -> Outputs`: what a state says of test data, of so many examples or of all
         (None); if `measured`, how bad it is by the measure alone.
       extras: what else it can do or say.
@@ -105,6 +109,8 @@ class Program:
     joined: Callable[[Callable[[int], State]], State] | None = None
     restated: Callable[[State], State] = lambda state: state
     forward: ForwardPasses | None = None
+    activations: Callable[[], Mapping[str, int]] = _unwatched
+    watching: "Callable[[Any], Program]" = _unwatched
     outputs: Callable[[State, int | None, bool], Outputs] | None = None
     extras: Extras = Extras()
 
@@ -120,5 +126,5 @@ class Program:
     def forward_passes(self) -> ForwardPasses:
         """Its forward passes in evaluation; raises InputError where there are none."""
         if self.forward is None:
-            raise InputError("the activations of this program cannot be watched; expected a network of `models/`")
+            raise InputError("this program has no forward passes in evaluation; expected a network of `models/`")
         return self.forward

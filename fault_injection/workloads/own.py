@@ -8,9 +8,10 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
+from ..any_step.traced_training import TracedTraining, traced_training
 from ..any_step.training import Training
 from ..any_step.training_outputs import check_evaluate, logits
-from ..any_step.training_program import TracedTraining, traced_training, training_program
+from ..any_step.training_program import training_program
 from ..machine.errors import InputError
 from ..machine.sources import with_own_folder
 from ..models.bits import unstruck

@@ -12,6 +12,7 @@ from ..isolation import fence
 from ..precision import wide
 
 PLACES = 32  # in the activation of one example
+FEWEST = 32  # examples that a profile is made of, at least: with fewer, what is rare says nothing
 BINS = 10
 NAME = "dr_dna/activations"  # what a step reports of a layer: `NAME/LAYER`
 SAMPLES = "samples"  # the kind of tensors that a profile is made of
@@ -85,14 +86,15 @@ def watched(profile: Profile, layer: str, activation: jax.Array) -> tuple[jax.Ar
     ([[[1.0, 2.0, 3.0]]], [1.0, 2.0, 3.0, 1.0])
     """
     at = profile.layers.index(layer)
-    samples = _sampled(activation, profile.positions[at])
+    samples = sampled(activation, profile.positions[at])
     if profile.mitigate and profile.histograms is not None:
         activation = _clamped(activation, samples, jax.tree.map(lambda leaf: leaf[at], profile.histograms))
     return activation, samples
 
 
 @jax.jit
-def _sampled(activation: jax.Array, positions: jax.Array) -> jax.Array:
+def sampled(activation: jax.Array, positions: jax.Array) -> jax.Array:
+    """The elements [R,b,n] of the activations [R,b,…] of examples at row-major positions [n], float32 at least."""
     workers, examples = activation.shape[:2]
     if activation.size >= 2**31:  # beyond what int32 can count
         return wide(jnp.take(activation.reshape(workers, examples, -1), positions, axis=-1, mode="clip"))
