@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import math
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -99,6 +100,29 @@ class TracedTraining:
         """On all devices of the step's mesh, if it has one."""
         meshes = [mesh for mesh in self.program.meshes if isinstance(mesh, Mesh)]
         return NamedSharding(meshes[0], PartitionSpec()) if meshes else None
+
+    def load(self, path: pathlib.Path) -> State:
+        """The state on the host that a checkpoint of the user's has.
+
+        Raises:
+          InputError: it cannot be loaded, or has not the leaves, shapes and dtypes of the initial state.
+        """
+        asked, load = f"load({str(path)!r})", self.training.load
+        assert load is not None
+        given = called(asked, lambda: load(path))
+        try:
+            arrays = self.program.traced.state.arrays(given)
+        except InputError as error:
+            raise InputError(f"{asked}: {error}") from None
+        kinds, found = jax.tree.leaves(self.state.abstract), []
+        for name, leaf, kind, first in zip(self.program.traced.names, arrays, kinds, self.given, strict=True):
+            # Where `init` gives more bits than JAX takes, the loader may do so, too.
+            dtype, usual = (getattr(one, "dtype", None) or np.result_type(one) for one in (leaf, first))
+            if np.shape(leaf) != kind.shape or dtype not in (kind.dtype, usual):
+                what, expected = f"{dtype}{list(np.shape(leaf))}", f"{kind.dtype}{list(kind.shape)}"
+                raise InputError(f"{asked}: {name!r} is {what}; init gives {expected}, and load has to give the same")
+            found.append(np.array(jax.device_get(leaf), kind.dtype))
+        return self.tree(found)
 
     def place(self, state: State) -> State:
         """A state on devices: as the user's initial state has each leaf, or on all devices of the step's mesh."""
@@ -241,12 +265,13 @@ def in_one_form(training: Training, state: Any, batch: Any) -> tuple[Training, A
     said: dict[str, None] = {}
     step, arguments = training.step, training.arguments
     if modules := Modules.among(state):
-        init, evaluate, predict = training.init, training.evaluate, training.predict
+        init, evaluate, predict, load = training.init, training.evaluate, training.predict, training.load
         training = dataclasses.replace(
             training,
             init=lambda: modules.arrays(init()),
             evaluate=lambda arrays: evaluate(modules.joined(arrays)),
             predict=predict and (lambda arrays, batch: predict(modules.joined(arrays), batch)),
+            load=load and (lambda path: modules.arrays(load(path))),
         )
         step, arguments = modules.changed_by(step, arguments or taken_by(step, state, batch)), None
         state = modules.arrays(state)
@@ -295,6 +320,8 @@ def _check_settings(training: Training) -> None:
     for name in ("init", "step", "batch", "evaluate"):
         if not callable(value := getattr(training, name)):
             raise InputError(f"{name} is {value!r:.60}; expected a function")
+    if training.load is not None and not callable(training.load):
+        raise InputError(f"load is {training.load!r:.60}; expected a function of a path, or None")
     if (training.predict is None) != (training.tests is None):
         there, lacking = ("predict", "tests") if training.tests is None else ("tests", "predict")
         raise InputError(f"{there} is given without {lacking}; pvf judges by both, or by evaluate alone")

@@ -1,6 +1,7 @@
 """A training of one's own: what a user writes, and the workload that it becomes."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -37,6 +38,8 @@ class Training:
         by single answers.  Without them it judges by `evaluate`.
       arguments: what the step takes, made of a state and a batch, where it takes something else than these and their
         elements: `lambda state, batch: (state["params"], batch["image"], state["key"])`.
+      load: `path -> state`: the state that a checkpoint of one's own has, with the leaves, shapes and dtypes that
+        `init` gives.  `continue` and `[start]` of a plan read with it what they restart from.
 
     >>> def training(seed: int = 0) -> Training:
     ...     def step(state, batch):
@@ -63,3 +66,4 @@ class Training:
     predict: Callable[[Any, Any], Any] | None = None
     tests: Callable[[], Sequence[Any]] | None = None
     arguments: Arguments | None = None
+    load: Callable[[os.PathLike[str]], Any] | None = None

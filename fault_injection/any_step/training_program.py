@@ -83,6 +83,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
             extras=Extras(
                 unreported=reasons,
                 own_step=own,
+                load=None if training.load is None else made.load,
                 lower={
                     "step": lambda: _lowered(made, functools.partial(stepped, None), watched, donated=1),
                     "faulty_step": lambda: _lowered(made, stepped, watched, words_of(inactive_fault())),

@@ -15,8 +15,8 @@ from ..seam.leaves import State
 from ..seam.measure import Evaluation
 from ..seam.program import Program
 from ..seam.trees import fetched
-from .flips import flips_between, restart_site
-from .formats import open_checkpoint
+from .flips import AlteredBits, flips_between, restart_site, saved_arrays
+from .loaded import restart_checkpoint
 
 
 def named_arrays(program: Program, state: State, worker: int = 0) -> dict[str, np.ndarray]:
@@ -28,7 +28,13 @@ def named_arrays(program: Program, state: State, worker: int = 0) -> dict[str, n
 
 
 def alteration(
-    golden: Golden, epoch: int, path: pathlib.Path, worker: int, loaders: int, horizon: int | None
+    golden: Golden,
+    epoch: int,
+    path: pathlib.Path,
+    worker: int,
+    loaders: int,
+    horizon: int | None,
+    saved: pathlib.Path | None = None,
 ) -> Injection:
     """What was altered in a checkpoint of a golden run, as the injection of a run that restarts from it.
 
@@ -42,15 +48,20 @@ def alteration(
         several processes the leader reads it.
       worker: the first that loads it.
       loaders: how many load it.
+      saved: what it was altered from; None where that is the golden state.  The bits inverted are then inverted in the
+        golden state.
 
     Raises:
       InputError: it is no checkpoint of this run, differs in nothing or in too much, or in what is no
         floating-point number.
     """
     program = golden.program
-    saved = named_arrays(program, golden.fetch_state_before(epoch), worker)
-    what = f"the golden checkpoint before epoch {epoch}"
-    flips = from_leader(lambda: flips_between(program, saved, open_checkpoint(path), what))
+    if saved is None:
+        own = named_arrays(program, golden.fetch_state_before(epoch), worker)
+        what = f"the golden checkpoint before epoch {epoch}"
+        flips = from_leader(lambda: flips_between(program, own, restart_checkpoint(program, path), what))
+    else:
+        flips = flips_since(program, saved, path)
     target = restart_site(golden.workload, flips.format, loaders, path)
     return Injection.drawn(
         workload=golden.workload,
@@ -62,6 +73,16 @@ def alteration(
         bits=flips.bits,
         horizon=horizon,
     )
+
+
+def flips_since(program: Program, saved: pathlib.Path, path: pathlib.Path) -> AlteredBits:
+    """What was altered in a checkpoint since it was saved; of several processes the leader reads both."""
+
+    def found() -> AlteredBits:
+        before = saved_arrays(restart_checkpoint(program, saved))
+        return flips_between(program, before, restart_checkpoint(program, path), str(saved))
+
+    return from_leader(found)
 
 
 class StateKeeper(Observer):

@@ -71,11 +71,22 @@ def flips_between(program: Program, saved: Mapping[str, np.ndarray], altered: Ch
     counted = {leaf.leaf.name for leaf in leaves}
     for name in altered.arrays:
         if name not in counted and not np.array_equal(altered.array(name), saved[name]):
-            raise InputError(f"{name} was altered, and is no array that can be struck", altered.path)
+            raise InputError(f"{name} is not as in {what}, and is no array that can be struck", altered.path)
     for name in altered.raw:
         if b"".join(altered.content(name)) != saved[name].tobytes():
-            raise InputError(f"{name} was altered, and is no array that can be struck", altered.path)
-    return _counted_through(leaves, format.name, flips, altered.path, f"is {what}: nothing was altered")
+            raise InputError(f"{name} is not as in {what}, and is no array that can be struck", altered.path)
+    remedy = f"; it was compared with {what}; --saved names another that it was altered from"
+    return _counted_through(leaves, format.name, flips, altered.path, f"is {what}: nothing was altered", remedy)
+
+
+def saved_arrays(checkpoint: Checkpoint) -> dict[str, np.ndarray]:
+    """What `flips_between` compares another checkpoint with: arrays by name, and the bytes of what is none."""
+    others = {
+        name: np.frombuffer(b"".join(checkpoint.content(name)), np.uint8)
+        for name, raw in checkpoint.raw.items()
+        if raw.compared
+    }
+    return {name: checkpoint.array(name) for name in checkpoint.arrays} | others
 
 
 def saved_format(state: StateSpec, altered: Checkpoint, shapes: Mapping[str, tuple[int, ...]], what: str) -> np.dtype:
@@ -128,6 +139,7 @@ def _counted_through(
     flips: Mapping[str, tuple[np.ndarray, np.ndarray]],
     path: pathlib.Path,
     nothing: str,
+    remedy: str = "",
 ) -> AlteredBits:
     """Flips of several arrays as those of one vector of all their elements."""
     mask = mask_type(format)
@@ -142,5 +154,5 @@ def _counted_through(
     if not len(found.index):
         raise InputError(nothing, path)
     if len(found.index) > MOST:
-        raise InputError(f"{len(found.index):,} elements are altered; at most {MOST:,} can be struck", path)
+        raise InputError(f"{len(found.index):,} elements are altered; at most {MOST:,} can be struck{remedy}", path)
     return AlteredBits(format, found)

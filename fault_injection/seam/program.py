@@ -1,6 +1,7 @@
 """The seam: what a run needs of the thing that is trained.  Nothing above it knows a network or a dataset."""
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,6 +49,8 @@ class Extras:
       lower: what the program compiles, before compilation (`jax.stages.Lowered`), from shapes alone, by its name:
         `step`; `faulty_step`, with a fault of one element; where the program has them `evaluate`, of one batch, and
         `infer` without a fault.
+      load: the state on the host that a checkpoint of the user's own has; None where nothing but files of ours, by the
+        names of the leaves, is read.
       trains_without_statistics: whether it is known that no step reads a running statistic of a norm.
     """
 
@@ -56,6 +59,7 @@ class Extras:
     undo: Callable[[State, StepReport], State] | None = None
     own_step: Callable[[], Mapping[str, Any]] = dict
     lower: Mapping[str, Callable[[], Any]] = dataclasses.field(default_factory=dict)
+    load: Callable[[pathlib.Path], State] | None = None
     trains_without_statistics: bool = False
 
 

@@ -65,6 +65,8 @@ class OwnTraining(Workload):
         with _told_of(self.name):
             made = training_program(dataclasses.replace(self.started, program=program), reductions)
         users = {name: _told_of(self.name)(getattr(made, name)) for name in ("data", "batch", "evaluate")}
+        if (load := made.extras.load) is not None:
+            made = dataclasses.replace(made, extras=dataclasses.replace(made.extras, load=_told_of(self.name)(load)))
         return dataclasses.replace(made, **users)
 
     def logits(self) -> int | None:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...campaign.plan_reader import LONGEST, Reader, shown_value
-from ...checkpoints.flips import AlteredBits, flips_between, flips_of_log, loader_counts, restart_site
-from ...checkpoints.formats import open_checkpoint
+from ...checkpoints.flips import AlteredBits, flips_between, flips_of_log, loader_counts, restart_site, saved_arrays
+from ...checkpoints.loaded import restart_checkpoint
 from ...checkpoints.log import read_mapping
 from ...machine.errors import InputError
 from ...models.bits import NewBits
@@ -59,9 +59,9 @@ def _of_logs(start: Mapping[str, Any], program: Program, read: Reader) -> Callab
 def _of_checkpoints(start: Mapping[str, Any], program: Program, read: Reader) -> Callable[[pathlib.Path], AlteredBits]:
     if "saved" not in start:
         raise read.wrong("start", "checkpoints need saved = 'FILE', from which they were altered")
-    before = open_checkpoint(_file(start, "start.saved", read))
-    arrays = {name: before.array(name) for name in before.arrays}
-    return lambda path: flips_between(program, arrays, open_checkpoint(path), str(before.path))
+    before = restart_checkpoint(program, _file(start, "start.saved", read))
+    arrays = saved_arrays(before)
+    return lambda path: flips_between(program, arrays, restart_checkpoint(program, path), str(before.path))
 
 
 def _folder(read: Reader) -> pathlib.Path:
