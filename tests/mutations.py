@@ -13,6 +13,7 @@ import h5py
 import msgpack
 import numpy as np
 from checkpoints import WRITERS, some_arrays, written
+from tensorflow_files import write_tensorflow
 from torch_files import Call, Global, Persistent, archive_of, pickled
 
 # What stands in JSON, or in a header, where something else was.
@@ -225,6 +226,12 @@ def npy(folder: pathlib.Path) -> pathlib.Path:
     return folder / "a.npy"
 
 
+def tensorflow(folder: pathlib.Path) -> pathlib.Path:
+    (folder / "TensorFlow").mkdir()
+    write_tensorflow(folder / "TensorFlow" / "model", some_arrays(), shards=2)
+    return folder / "TensorFlow"
+
+
 def torch_of(content: bytes, rng: random.Random) -> bytes:
     """A file of PyTorch whose pickle lies, with or without what it names; perhaps damaged besides."""
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
@@ -269,12 +276,12 @@ STRUCTURES = {
     "PyTorch": torch_of,
     "npy": npy_of,
 }
-KINDS = (*STRUCTURES, "sharded", "sharded PyTorch", "Orbax OCDBT", "Orbax plain", "Orbax Zarr 3")
+KINDS = (*STRUCTURES, "sharded", "sharded PyTorch", "TensorFlow", "Orbax OCDBT", "Orbax plain", "Orbax Zarr 3")
 
 
 def source(folder: pathlib.Path, kind: str) -> pathlib.Path:
     """A sound checkpoint of a kind."""
-    made = {"Keras": keras, "npy": npy, "sharded": sharded}
+    made = {"Keras": keras, "npy": npy, "sharded": sharded, "TensorFlow": tensorflow}
     made["sharded PyTorch"] = lambda folder: sharded(folder, "PyTorch", "bin")
     return made.get(kind, lambda folder: written(folder, kind))(folder)
 

@@ -77,14 +77,15 @@ def test_of_two_indexes_one_is_named(tmp_path):
     [
         ("a.gguf", b"GGUF" + bytes(20), "a checkpoint in GGUF, which is not read here"),
         ("__0_0.distcp", b"PK", "distributed form, which is not read here; what to do: python -m torch.distributed"),
-        ("m.index", bytes(40) + bytes.fromhex("57fb808b247547db"), "TensorFlow's form, which is not read here"),
+        ("m.index", bytes(40) + bytes.fromhex("57fb808b247547db"), "no sound TensorFlow checkpoint: "),
+        ("m.data-00000-of-00001", b"abcdefgh", "name its index, m.index"),
     ],
 )
 def test_what_is_not_read_is_named_with_what_to_do(tmp_path, name, content, why):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(InputError, match=why):
         open_checkpoint(tmp_path / name)
-    if not name.endswith("gguf"):
+    if name.endswith(("index", "distcp")):
         (tmp_path / ".metadata").touch()
         with pytest.raises(InputError, match=why):
             open_checkpoint(tmp_path)

@@ -16,6 +16,8 @@ import pytest
 from conftest import HERE
 from write_tensorflow import slot_key, value
 
+from fault_injection.checkpoints.formats import open_checkpoint
+from fault_injection.commands.main import main
 from fault_injection.published import checkpoints as upstream
 from fault_injection.published import google_drive as drive
 from fault_injection.published.tensorflow_format import state_name
@@ -107,6 +109,30 @@ def test_a_damaged_or_partial_checkpoint_is_named(python, written, repository, t
     named = [line for line in done.stderr.splitlines() if ": not a whole TensorFlow checkpoint (" in line]
     assert [line.partition(": ")[0] for line in named] == [str(folder / "resnet18_sgd") for folder in folders]
     assert not list(tmp_path.glob("*/cache/upstream"))
+
+
+READ = """
+import sys, numpy, tensorflow
+reader = tensorflow.train.load_checkpoint(sys.argv[1])
+names = reader.get_variable_to_shape_map()
+arrays = {name: numpy.asarray(reader.get_tensor(name)) for name in names if not name.startswith("_")}
+numpy.savez(sys.argv[2], **{name.replace("/", "|"): array for name, array in arrays.items()})
+"""
+
+
+@pytest.mark.slow
+def test_what_tensorflow_wrote_is_altered_so_that_tensorflow_reads_it(python, written, tmp_path):
+    """TensorFlow compares each checksum, and gives what the altered copy has: the same but for what was altered."""
+    saved, altered = written / "resnet18_sgd.index", tmp_path / "altered"
+    assert main(["alter", str(saved), "--out", str(altered), "--count", "9"]) == 0
+    subprocess.run([python, "-c", READ, altered / "resnet18_sgd", tmp_path / "read.npz"], check=True)
+    one, other = open_checkpoint(saved), open_checkpoint(altered / "resnet18_sgd.index")
+    with np.load(tmp_path / "read.npz") as read:
+        assert {name.replace("|", "/") for name in read} == set(one.arrays)
+        for name in one.arrays:
+            assert read[name.replace("/", "|")].tobytes() == other.array(name).tobytes()
+    pairs = ((one.array(name), other.array(name)) for name in one.arrays)
+    assert sum(int(np.sum(a.view(f"u{a.itemsize}") != b.view(f"u{b.itemsize}"))) for a, b in pairs) == 9
 
 
 class GoogleDrive(http.server.ThreadingHTTPServer):

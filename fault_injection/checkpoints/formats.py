@@ -13,17 +13,17 @@ from .orbax import is_orbax, open_orbax
 from .pytorch import LEGACY, is_pytorch, open_pytorch
 from .safetensors import open_safetensors
 from .sharded import index_of, is_index, open_sharded
+from .tensor_table import MAGIC
+from .tensorflow import DATA, open_tensorflow
 
 ZIP, HDF5, PICKLE = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x80"
 NPY, GGUF = b"\x93NUMPY", b"GGUF"
-TABLE = bytes.fromhex("57fb808b247547db")  # ends the index of a checkpoint of TensorFlow
 FORMATS = (
-    "npz, npy, safetensors, HDF5, Keras, PyTorch, Orbax, Flax msgpack; safetensors and PyTorch also in several "
-    "files (their index, or its folder)"
+    "npz, npy, safetensors, HDF5, Keras, PyTorch, Orbax, Flax msgpack, TensorFlow; safetensors, PyTorch and TensorFlow "
+    "in several files are named by their index, or its folder"
 )
 NOT_READ = {
     "PyTorch's distributed form": "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER NEW.pt",
-    "TensorFlow's form": "tf.train.load_checkpoint reads it: save its arrays with numpy.savez",
     "GGUF": "the package gguf reads it: save its arrays with numpy.savez",
 }
 
@@ -37,7 +37,9 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
       InputError: there is none, it is damaged or of no known format, or what reads it is not installed.
     """
     if not path.exists():
-        raise InputError("no such file or folder", path)
+        named = path.with_name(f"{path.name}.index") if path.name else path
+        hint = f"; did you mean {named}?" if named.is_file() else ""
+        raise InputError(f"no such file or folder{hint}", path)
     if path.is_dir():
         if is_orbax(path):
             return open_orbax(path)
@@ -45,8 +47,11 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
             return open_sharded(path, index)
         if (path / ".metadata").is_file() and any(path.glob("*.distcp")):
             raise _not_read("PyTorch's distributed form", path)
-        if any(map(_of_tensorflow, path.glob("*.index"))):
-            raise _not_read("TensorFlow's form", path)
+        if tables := [one for one in sorted(path.glob("*.index")) if _of_tensorflow(one)]:
+            if len(tables) > 1:
+                several = ", ".join(one.name for one in tables[-5:])
+                raise InputError(f"has several indexes ({several}); expected one: name the one that you mean", path)
+            return open_tensorflow(tables[0])
         raise InputError(
             f"is a folder, and no checkpoint of Orbax, or of safetensors or PyTorch with an index{_hint(path)}", path
         )
@@ -71,7 +76,9 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     if begin[:1] and (0x80 <= begin[0] <= 0x8F or begin[0] in (0xDE, 0xDF)) and not _pickled(begin):
         return open_msgpack(path)
     if _of_tensorflow(path):
-        raise _not_read("TensorFlow's form", path)
+        return open_tensorflow(path)
+    if (data := DATA.fullmatch(path.name)) is not None:
+        raise InputError(f"is data of TensorFlow's; name its index, {data['prefix']}.index", path)
     if begin == LEGACY:
         how = "torch.save(torch.load(FILE), NEW) with PyTorch 1.6 or later"
         raise InputError(f"is in PyTorch's legacy form, which is one pickle; write it anew: {how}", path)
@@ -87,11 +94,11 @@ def _not_read(form: str, path: pathlib.Path) -> InputError:
 
 def _of_tensorflow(path: pathlib.Path) -> bool:
     """Whether a file ends as the index of a checkpoint of TensorFlow does."""
-    if not path.is_file() or path.stat().st_size < len(TABLE):
+    if not path.is_file() or path.stat().st_size < len(MAGIC):
         return False
     with path.open("rb") as file:
-        file.seek(-len(TABLE), os.SEEK_END)
-        return file.read() == TABLE
+        file.seek(-len(MAGIC), os.SEEK_END)
+        return file.read() == MAGIC
 
 
 def _hint(path: pathlib.Path) -> str:

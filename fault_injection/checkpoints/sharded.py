@@ -28,7 +28,7 @@ class Sharded(Checkpoint):
 
     def __init__(self, path: pathlib.Path, files: Mapping[str, InPlace]) -> None:
         self.path, self.files = path, files
-        self.format = f"{next(iter(files.values())).format} in several files"
+        self.format = f"{next(iter(files.values())).format} in several files" if files else FORMAT
         self.arrays = {name: file.arrays[name] for name, file in files.items() if name in file.arrays}
         self.raw = {name: file.raw[name] for name, file in files.items() if name in file.raw}
 
@@ -65,19 +65,19 @@ class Sharded(Checkpoint):
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
         """As `Checkpoint.write`; what else is in the folder is copied, and what links lead to."""
+        whole_folder(out, lambda folder: self.fill(folder, changes))
 
-        def fill(folder: pathlib.Path) -> None:
-            altered = {self.files[name].path for name in changes}
-            for path in sorted(self.path.iterdir()):
-                if path in altered:
-                    of_file = {name: one for name, one in changes.items() if self.files[name].path == path}
-                    next(self.files[name] for name in of_file).write(folder / path.name, of_file)
-                elif path.is_dir():
-                    shutil.copytree(path, folder / path.name)
-                else:
-                    shutil.copyfile(path, folder / path.name)
-
-        whole_folder(out, fill)
+    def fill(self, folder: pathlib.Path, changes: Changes) -> None:
+        """Write the altered copies, and what else there is, into an empty folder."""
+        altered = {self.files[name].path for name in changes}
+        for path in sorted(self.path.iterdir()):
+            if path in altered:
+                of_file = {name: one for name, one in changes.items() if self.files[name].path == path}
+                next(self.files[name] for name in of_file).write(folder / path.name, of_file)
+            elif path.is_dir():
+                shutil.copytree(path, folder / path.name)
+            else:
+                shutil.copyfile(path, folder / path.name)
 
 
 def index_of(path: pathlib.Path) -> pathlib.Path | None:
