@@ -4,11 +4,14 @@ import hashlib
 import json
 import pathlib
 import random
+import shlex
+import sys
 
 import mutations
 import numpy as np
 import pytest
 from checkpoints import WRITERS, some_arrays, written
+from command_line import answer, said
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,3 +125,36 @@ def test_a_damaged_checkpoint_is_refused_or_named(tmp_path, capsys, kind):
         _, err = capsys.readouterr()
         assert code in (0, 2, 3) and len(err.splitlines()) == (code == 2) and path.read_bytes() == before
     assert {2, 3} <= codes
+
+
+# Says no where a checkpoint is not, byte for byte, the one that it was told of.
+SAME = """
+import pathlib, sys
+def files(path):
+    path = pathlib.Path(path)
+    return {one.name: one.read_bytes() for one in path.iterdir()} if path.is_dir() else {"": path.read_bytes()}
+sys.exit(0 if files(sys.argv[1]) == files(sys.argv[2]) else 5)
+"""
+
+
+@pytest.mark.parametrize("kind", ["npy", "PyTorch", "sharded", "sharded PyTorch", "TensorFlow"])
+def test_each_form_is_scanned_verified_and_challenged(tmp_path, capsys, kind):
+    (tmp_path / "sound").mkdir()
+    sound, manifest, altered = mutations.source(tmp_path / "sound", kind), tmp_path / "m.json", tmp_path / "altered"
+    altered = altered.with_suffix(sound.suffix)
+    scanned = answer(capsys, "scan", sound)
+    assert scanned["arrays"] and not scanned["findings"]
+    assert said(capsys, "manifest", sound, "--out", manifest)[0] == 0
+    assert said(capsys, "verify", sound, manifest)[0] == 0
+    huge = ("alter", sound, "--out", altered, "--names", "arr_0" if kind == "npy" else "*kernel*")
+    log = tmp_path / "log.json"
+    assert said(capsys, *huge, "--value", "3e30", "--log", log)[0] == 0
+    (struck,) = json.loads(log.read_text())["alterations"]
+    code, out, _ = said(capsys, "verify", altered, manifest, "--json")
+    assert code == 3 and json.loads(out)["changed"] == [struck["name"]]
+    code, out, _ = said(capsys, "scan", altered, "--fail", "--json")
+    assert code == 3 and {one["array"] for one in json.loads(out)["findings"]} == {struck["name"]}
+    (tmp_path / "same.py").write_text(SAME)
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(tmp_path / 'same.py'))} {{}} {shlex.quote(str(sound))}"
+    found = answer(capsys, "challenge", sound, "--command", command, "--count", 3, "--out", tmp_path / "c")
+    assert found["noticed"]["found"] == found["noticed"]["total"] == 3
