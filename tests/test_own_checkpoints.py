@@ -15,7 +15,7 @@ from command_line import said
 from flax import nnx
 
 from fault_injection import Measure, Training
-from fault_injection.any_step.training_program import traced_training
+from fault_injection.any_step.traced_training import traced_training
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.loaded import restart_checkpoint
 from fault_injection.faults.injection_file import read_injection
