@@ -22,6 +22,7 @@ from fault_injection.checkpoints.checkpoint import Altered, Changes, Checkpoint,
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.scan import BUDGET, judge, scan
 from fault_injection.checkpoints.summary import summarised
+from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import write_json, write_text
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
@@ -80,7 +81,7 @@ class Flipped(Checkpoint):
         return self.under.content(name)
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
-        raise NotImplementedError
+        raise InputError("this checkpoint is in memory alone", self.path)
 
 
 def main() -> None:

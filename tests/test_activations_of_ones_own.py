@@ -163,7 +163,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.parametrize("name", [*FORWARD, *OTHERS])
+@pytest.mark.parametrize("name", [*FORWARD, *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)])
 def test_no_bit_of_a_step_depends_on_watching(name):
     """Neither does an inactive fault change one, which each executable is tried for before its first fault."""
     make = FORWARD[name][0] if name in FORWARD else OTHERS[name]

@@ -94,7 +94,10 @@ def test_columns_in_any_order_and_a_table_for_people(capsys, tmp_path):
     [
         ("", "empty; expected a log: TensorBoard event files, MLflow metrics, Hugging Face trainer_state.json"),
         ("step,tensor,value\n", "no values: there is nothing but the header"),
-        ("step,tensor\n1,a\n", "read as CSV with one column per tensor: no values in the columns tensor"),
+        (
+            "step,tensor\n1,a\n",
+            "read as CSV with one column per tensor: no values: tensor has 'a' in line 2, which is no number",
+        ),
         ("step,tensor,value\n1,a\n", ":2: 2 cells; expected 3: step,tensor,value"),
         ("step,tensor,value\nx,a,1\n", ":2: step 'x'; expected a whole number from 0"),
         ("step,tensor,value\n-1,a,1\n", ":2: step '-1'; expected a whole number from 0"),

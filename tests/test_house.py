@@ -23,7 +23,8 @@ FLOORS = (
     ("commands",),
     ("questions",),
     ("campaign",),
-    ("detection", "checkpoints", "published"),
+    ("published",),
+    ("detection", "checkpoints"),
     ("logs",),
     ("runs",),
     ("faults",),
@@ -40,7 +41,7 @@ LONG_FILE = f"# Above {FILE_LINES} lines: "  # a comment of a file that has a re
 
 # Slow to import, or missing where an extra was not installed: what an import inside a function may spare.
 HEAVY = {
-    *("jax", "jaxlib", "flax", "optax", "orbax", "tensorstore", "tensorflow", "distributed", "pyarrow"),
+    *("jax", "jaxlib", "flax", "optax", "orbax", "tensorstore", "distributed", "pyarrow"),
     *("matplotlib", "scipy", "sklearn", "h5py", "PIL", "google_crc32c", "gdown"),
 }
 # Files that import by a name which they compute, and why.

@@ -252,12 +252,12 @@ def test_a_file_that_differs_from_its_recorded_checksum_is_named(saved, tmp_path
     assert "SHA256SUMS:1: expected a SHA-256" in capsys.readouterr().err
 
 
-def test_without_tensorflow_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
+def test_without_checksums_one_line_names_the_extra(tmp_path, monkeypatch, capsys):
     (tmp_path / "one.index").touch()
-    monkeypatch.setitem(sys.modules, "tensorflow", None)
+    monkeypatch.setitem(sys.modules, "google_crc32c", None)
     assert fetch(tmp_path, tmp_path) == 2
     err = capsys.readouterr().err
-    assert err.count("\n") == 1 and "pip install -e '.[upstream]'" in err
+    assert err.count("\n") == 1 and "pip install -e '.[checkpoints]'" in err
 
 
 # ---- Replay -------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from ..models.fault import Operand, as_one
 from ..models.isolation import fence
 from ..models.observe.dr_dna import FEWEST, SAMPLES, Profile
 from ..models.observe.dr_dna import NAME as SCORES
-from ..models.observe.reductions import CHOICES
 from ..models.overwrite import struck_of
 from ..seam.leaves import Batch, Role, State
 from ..seam.measure import Evaluation, Measure
@@ -202,26 +201,25 @@ class TracedTraining:
         struck = as_one(tuple(map(struck_of, told.words))) if told.words else None
         return new, report(loss, value, added, new, struck, returned(profile, tensors), found)
 
-    def unreported(self, followed: Callable[[], list[Recovered]]) -> dict[str, str]:
-        """Why steps cannot report a reduction, by the reduction.
+    def unreported(self, followed: Callable[[], list[Recovered]], reduction: str) -> str:
+        """Why steps cannot report a reduction; empty where they can.
 
         Args:
           followed: by which rules gradients are recovered.
         """
-        missing = dict.fromkeys({*CHOICES} - step_looks.REPORTED, "its step is not written layer by layer")
-        if not any(map(step_looks.is_activation, self.program.all_sites.values())):
-            missing[step_looks.ACTIVATIONS] = "its forward pass has no product of floating-point numbers"
         try:
-            seen = self.layers.examples * self.training.steps_per_epoch
-            few = f"an epoch has {seen} example(s), and a profile of activations is made of {FEWEST} at least"
-            missing[SCORES] = few if seen < FEWEST else ""
+            if reduction in recovered_gradient.REPORTED:
+                return "" if followed() else NO_MOMENT
+            if reduction == SCORES:
+                seen = self.layers.examples * self.training.steps_per_epoch
+                few = f"an epoch has {seen} example(s), and a profile of activations is made of {FEWEST} at least"
+                return few if seen < FEWEST else ""
         except InputError as error:
-            missing[SCORES] = str(error)
-        try:
-            missing |= dict.fromkeys(recovered_gradient.REPORTED, "" if followed() else NO_MOMENT)
-        except InputError as error:
-            missing |= dict.fromkeys(recovered_gradient.REPORTED, str(error))
-        return {reduction: why for reduction, why in missing.items() if why}
+            return str(error)
+        products = map(step_looks.is_activation, self.program.all_sites.values())
+        if reduction == step_looks.ACTIVATIONS and not any(products):
+            return "its forward pass has no product of floating-point numbers"
+        return "" if reduction in step_looks.REPORTED else "its step is not written layer by layer"
 
     def distance(self, reference: Any) -> dict[str, Any]:
         """How far the reference is from the user's own step, see `own_distance.distance`."""

@@ -38,6 +38,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
     def plainly(*arrays: Any) -> list[Any]:
         return list(program.flat(None, *arrays, *made.batch(0, 0))[0][: len(arrays)])
 
+    @functools.cache
     def followed() -> list[Recovered]:
         return recovered(state.leaves, jax.tree.leaves(made.place(made.init())), plainly)
 
@@ -47,7 +48,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
     struck = _compared(program.traced.names, reference, jax.jit(stepped))
 
     # Once for all: twins begin alike, whatever is watched.
-    data, reasons = functools.cache(made.data), functools.cache(lambda: made.unreported(followed))
+    data, reasons = functools.cache(made.data), functools.cache(functools.partial(made.unreported, followed))
     own = functools.cache(lambda: made.distance(reference))
 
     def watching(profile: Profile | None) -> Program:

@@ -85,14 +85,26 @@ class TensorFlow(Sharded):
         super().fill(folder, changes)
         crc, content = crc32c(self.index), bytearray(read_bounded(self.index, LARGEST_INDEX))
         for name in changes:
-            tensor, file = self._tensors[name], self.files[name]
-            at = tensor.checksum
-            if at is None or masked(_crc(file.path, tensor.region, crc)) != content[at : at + 4]:
-                raise InputError(f"the checksum of {name} in {self.index.name} is not that of its data", file.path)
-            content[at : at + 4] = masked(_crc(folder / file.path.name, tensor.region, crc))
+            tensor, at = self._tensors[name], self._checked(name, content, crc)
+            content[at : at + 4] = masked(_crc(folder / self.files[name].path.name, tensor.region, crc))
         for block in {self._tensors[name].entry.block for name in changes}:
             renew_block(content, block, crc)
         (folder / self.index.name).write_bytes(content)
+
+    def _checked(self, name: str, content: bytes | bytearray, crc: Crc) -> int:
+        """Where in the index a tensor's checksum stands; raises InputError where it is not that of the data."""
+        tensor, file = self._tensors[name], self.files[name]
+        at = tensor.checksum
+        if at is None or masked(_crc(file.path, tensor.region, crc)) != content[at : at + 4]:
+            raise InputError(f"the checksum of {name} in {self.index.name} is not that of its data", file.path)
+        return at
+
+    def whole(self) -> dict[str, np.ndarray]:
+        """All arrays by name; raises InputError where one is not what was saved, by its checksum."""
+        crc, content = crc32c(self.index), read_bounded(self.index, LARGEST_INDEX)
+        for name in self.arrays:
+            self._checked(name, content, crc)
+        return {name: self.array(name) for name in self.arrays}
 
 
 def _crc(path: pathlib.Path, region: Region, crc: Crc) -> int:

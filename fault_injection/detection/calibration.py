@@ -17,7 +17,7 @@ from .asd import Asd
 from .asd_v1 import AsdV1
 from .asd_v3 import AsdV3
 from .examination import Material
-from .log import look
+from .log_reading import look
 from .spike import Spike
 
 CONFIDENCE = 0.95

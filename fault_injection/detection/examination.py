@@ -13,7 +13,7 @@ from ..logs.skips import skipped
 from ..logs.table import Columns
 from ..machine.errors import InputError
 from .detector import Alarm, Detector
-from .log import Reading, alarms_of, look, raised
+from .log_reading import Reading, alarms_of, look, raised
 from .standstill import Symptom, symptoms
 from .value_based import Chosen
 

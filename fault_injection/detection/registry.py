@@ -54,10 +54,10 @@ def beside_a_run(
 
 def _unreported(chosen: Chosen, program: Program) -> str:
     """Which signal that a detector watches the steps of a program cannot report, and why; empty where they can."""
-    missing = program.extras.unreported() if chosen.detector else {}
-    for kind in chosen.detector.signals if missing else ():
-        for reduction in sorted(reductions_of([kind]) & missing.keys()):
-            return f"{kind}, which the steps of this workload do not report: {missing[reduction]}"
+    for kind in chosen.detector.signals if chosen.detector else ():
+        for reduction in sorted(reductions_of([kind])):
+            if why := program.extras.unreported(reduction):
+                return f"{kind}, which the steps of this workload do not report: {why}"
     return ""
 
 

@@ -56,7 +56,7 @@ class Schedule:
         return self.every > 0 and after % self.every == 0
 
     def times(self, steps: int, seed: int) -> Iterator[int]:
-        """After how many steps it strikes, of so many steps from its first on.
+        """The steps at which it strikes, counted from its first; `steps` are left in the training, the first included.
 
         >>> list(Schedule(every=10).times(25, seed=0)), list(Schedule().times(25, seed=0))
         ([0, 10, 20], [0])

@@ -52,7 +52,9 @@ def log_of(table: LogTable, columns: Columns, path: pathlib.Path) -> Log:
 def _without(table: LogTable, wrong: dict[str, tuple[int, str]]) -> str:
     if not table.rows:
         return ": there is nothing but the header"
-    return f" in the columns {', '.join(wrong)[:200]}" if wrong else ""
+    for name, (line, cell) in wrong.items():
+        return f": {name[:SHOWN]} has {cell!r} in line {line}, which is no number"
+    return ""
 
 
 def _named(table: LogTable, columns: Columns, path: pathlib.Path) -> LogTable:

@@ -8,7 +8,7 @@ from ..machine.errors import InputError
 from . import (
     event_files,
     json_lines,
-    keras,
+    keras_csv,
     lightning,
     long_csv,
     megatron,
@@ -40,7 +40,7 @@ class Family(NamedTuple):
 
 
 MODULES = (
-    *(event_files, mlflow, trainer_state, json_lines, tensorboard_csv, long_csv, wandb, lightning, keras),
+    *(event_files, mlflow, trainer_state, json_lines, tensorboard_csv, long_csv, wandb, lightning, keras_csv),
     *(megatron, torchtitan, wide_csv),
 )
 FAMILIES = tuple(Family(module.NAME, module.fits, module.read) for module in MODULES)

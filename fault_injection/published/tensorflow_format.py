@@ -5,7 +5,6 @@ The keys of five workloads are known (`tests/fixtures/published_checkpoint_layou
 nfnet's are not.
 """
 
-import os
 import pathlib
 import re
 from typing import NamedTuple
@@ -13,8 +12,9 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
+from ..checkpoints.tensor_table import crc32c
+from ..checkpoints.tensorflow import open_tensorflow
 from ..machine.errors import InputError
-from ..machine.extras import import_extra
 from ..seam.leaves import State
 from ..seam.trees import leaf_names
 
@@ -86,22 +86,21 @@ class Named(NamedTuple):
 
 
 def read_tensorflow(prefix: pathlib.Path) -> dict[str, np.ndarray]:
-    """Read the arrays of a TensorFlow checkpoint, by key.
+    """Read the arrays of a TensorFlow checkpoint, by key; of what is no array of numbers, a text that says what it is.
 
     Args:
       prefix: path of the checkpoint without `.index`.
 
     Raises:
-      InputError: TensorFlow is missing, or the checkpoint is damaged or not whole.
+      InputError: google-crc32c is missing, or the checkpoint is damaged or not whole.
     """
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow is talkative, and only reads here
-    os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "0")
-    train = import_extra("tensorflow", "upstream", "published checkpoints").train
+    index = prefix.with_name(f"{prefix.name}.index")
+    crc32c(index)  # whose package may be missing, which is no damage
     try:
-        reader = train.load_checkpoint(str(prefix))
-        return {key: np.asarray(reader.get_tensor(key)) for key in sorted(reader.get_variable_to_shape_map())}
-    except Exception as error:  # damage shows as errors of several kinds
-        raise InputError(f"not a whole TensorFlow checkpoint ({' '.join(str(error).split())[:200]})", prefix) from None
+        found = open_tensorflow(index)
+        return {**found.whole(), **{key: np.array(raw.text) for key, raw in found.raw.items()}}
+    except (InputError, OSError) as error:
+        raise InputError(f"not a whole TensorFlow checkpoint ({str(error)[-200:]})", prefix) from None
 
 
 def name_variables(variables: dict[str, np.ndarray]) -> Named:

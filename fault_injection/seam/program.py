@@ -38,7 +38,7 @@ class Extras:
     """What some programs can do or say besides.
 
     Attributes:
-      unreported: why steps cannot report a reduction, by the reduction; it may take a step to find out.
+      unreported: why steps cannot report a reduction, empty where they can; it may take steps to find out.
       gradient_scale: √(n / B²) of parameters by name, with n the number of partial sums in one of a parameter's
         gradients and B the examples of the global batch; empty where that is not known.
       undo: the state before a step, from the one after it and the step's report of whole gradients (the reduction
@@ -54,7 +54,7 @@ class Extras:
       trains_without_statistics: whether it is known that no step reads a running statistic of a norm.
     """
 
-    unreported: Callable[[], Mapping[str, str]] = dict
+    unreported: Callable[[str], str] = lambda reduction: ""
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     undo: Callable[[State, StepReport], State] | None = None
     own_step: Callable[[], Mapping[str, Any]] = dict
