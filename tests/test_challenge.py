@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 
+import log_files
 import mutations
 import numpy as np
 import pytest
@@ -15,7 +16,9 @@ from checkpoints import WRITERS, written
 from fault_injection.checkpoints.alteration import Selection, draw_alteration
 from fault_injection.checkpoints.challenge import STORE
 from fault_injection.checkpoints.formats import open_checkpoint
+from fault_injection.checkpoints.log_numbers import LogNumbers
 from fault_injection.commands.main import main
+from fault_injection.logs.families import read_log
 
 # A safeguard that says no where an element is beyond 10, is NaN, or the exponent's highest bit is set.
 SAFEGUARD = """
@@ -174,3 +177,60 @@ def test_a_damaged_store_is_refused_or_read_as_it_was(path, tmp_path, capsys):
         assert codes[-1] in (0, 2) and len(err.splitlines()) == (codes[-1] == 2)
         assert ("of 3 flips noticed" in out) == (codes[-1] == 0)
     assert {0, 2} == set(codes)
+
+
+# ---- Logs -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", log_files.written())
+def test_of_a_log_one_number_is_another_and_nothing_else(tmp_path, family):
+    """The copy is read as the family, and its text differs in one place, of which the other side is the flipped bit."""
+    path = log_files.write(tmp_path, family)
+    opened, bits = LogNumbers(path), set()
+    assert not opened.raw or (family, [*opened.raw]) == ("torchtitan", ["tps"])  # which has commas of thousands
+    for seed in range(16):
+        ((name, change),) = draw_alteration(opened, Selection(count=1, seed=seed)).items()
+        out = tmp_path / str(seed) / path.name
+        out.parent.mkdir()
+        opened.write(out, {name: change})
+        before, after = read_log(path), read_log(out)
+        at = np.flatnonzero(before.tensor == before.tensors.index(name))[change.places[0]]
+        one, other = np.float32(before.values[at]), np.float32(after.values[at])
+        flipped = np.uint32(one.view(np.uint32) ^ change.before[0] ^ change.after[0])
+        assert other.view(np.uint32) == flipped or (np.isnan(other) and np.isnan(flipped.view(np.float32)))
+        bits.add(int(change.before[0] ^ change.after[0]).bit_length() - 1)
+        rest = np.arange(len(before.values)) != at
+        assert before.values[rest].tobytes() == after.values[rest].tobytes()
+        assert after.family == before.family
+        pairs = [(path, out)] if path.is_file() else [(one, out / one.relative_to(path)) for one in path.rglob("*")]
+        texts = [(a.read_bytes(), b.read_bytes()) for a, b in pairs if a.is_file()]
+        ((old, new),) = [(a, b) for a, b in texts if a != b]
+        start = next(k for k, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
+        end = next(k for k, (a, b) in enumerate(zip(old[::-1], new[::-1], strict=False)) if a != b)
+        assert len(old) - start - end < 30 and len(new) - start - end < 30
+    assert len(bits) > 8
+
+
+def test_a_detector_of_a_log_notices_a_spike_and_not_the_last_bit(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    path = tmp_path / "run.csv"
+    path.write_text("step,loss\n" + "".join(f"{k},{2.3 + 0.02 * rng.normal():.4f}\n" for k in range(60)))
+    detect = f"{shlex.quote(sys.executable)} -m fault_injection detect {{}} --detector loss_spike --fail"
+    for bit, noticed in ((29, 2), (0, 0)):  # 2.3 times 2^64, and one unit in the last place
+        out = f"of bit {bit}"
+        assert challenge(path, detect, "--log", "--count", 2, "--bits", bit, "--json", out=out) == 0
+        answer = json.loads(capsys.readouterr().out)
+        assert answer["noticed"]["found"] == noticed and {one["array"] for one in answer["attempts"]} == {"loss"}
+    assert path.read_text().count("\n") == 61
+
+
+def test_a_log_that_is_no_text_is_refused_and_what_is_left_out_is_named(tmp_path, capsys):
+    pytest.importorskip("tensorboard", reason="the extra logs")
+    events = tmp_path / "events.out.tfevents.1700000000.host"
+    events.write_bytes(log_files.event_file([(k, "loss", 2.0) for k in range(9)]))
+    assert challenge(events, "true {}", "--log") == 2
+    err = capsys.readouterr().err
+    assert "only logs that are text can be altered" in err and err.count("\n") == 1 and not (tmp_path / "out").exists()
+    titan = log_files.write(tmp_path, "torchtitan")
+    assert challenge(titan, "true {}", "--log", "--count", 2) == 0
+    assert "left out: tps" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""A mutation test of a safeguard: does a command notice a checkpoint in which one bit was flipped?
+"""A mutation test of a safeguard: does a command notice a checkpoint, or a log, in which one bit was flipped?
 
 An attempt alters a copy as `alter --count 1 --seed S` does, with a seed of its own, and runs the command on it.  What
 came of it is written to a file before the next attempt begins, so that a challenge that was stopped goes on.
@@ -191,7 +191,7 @@ def _check(checkpoint: Checkpoint, asked: Challenge, words: list[str], path: pat
     if answer.verdict != UNNOTICED:
         what = f"{answer.verdict}: {answer.why}" if answer.why else answer.verdict
         remedy = f"see {path.with_name(OUTPUT)}"
-        raise InputError(f"--command: the checkpoint that is not altered is {what}; expected exit code 0; {remedy}")
+        raise InputError(f"--command: the copy that is not altered is {what}; expected exit code 0; {remedy}")
 
 
 def _place(checkpoint: Checkpoint, path: pathlib.Path, altered: Changes) -> None:

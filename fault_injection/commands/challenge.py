@@ -1,8 +1,9 @@
-"""`challenge`: does a command notice an altered checkpoint."""
+"""`challenge`: does a command notice an altered checkpoint, or an altered log."""
 
 import argparse
 import pathlib
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable
 
@@ -10,9 +11,10 @@ from ..campaign.rates import Rate, wilson
 from ..checkpoints.alteration import PARTS, Selection, chosen
 from ..checkpoints.challenge import NOTICED, TIMED_OUT, Attempt, Challenge, attempts
 from ..checkpoints.formats import FORMATS, open_checkpoint
-from ..machine.errors import InputError
+from ..checkpoints.log_numbers import LogNumbers
+from ..machine.errors import InputError, printable
 from .alter import bit_range
-from .arguments import aligned, json_option, natural, positive, tell, tell_json
+from .arguments import aligned, json_option, listed, natural, positive, tell, tell_json
 from .out_folder import OUT
 
 SHOWN = 20  # arrays in the table, those of which most went unnoticed
@@ -20,6 +22,11 @@ SHOWN = 20  # arrays in the table, those of which most went unnoticed
 
 def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("checkpoint", type=pathlib.Path, metavar="CHECKPOINT", help=FORMATS)
+    sub.add_argument(
+        "--log",
+        action="store_true",
+        help="it is the log of a training, as detect reads it: a number in its text is flipped, taken as float32",
+    )
     sub.add_argument(
         "--command",
         required=True,
@@ -40,7 +47,9 @@ def add(sub: argparse.ArgumentParser) -> None:
         "--out", type=pathlib.Path, metavar="DIR", help=f"of attempts and copies (default: {OUT}/NAME_challenge)"
     )
     which = sub.add_argument_group("which bits are flipped (default: any bit of any floating-point number)")
-    which.add_argument("--names", action="append", default=[], metavar="PATTERN", help="arrays, as in alter")
+    which.add_argument(
+        "--names", action="append", default=[], metavar="PATTERN", help="arrays, as in alter; of a log, tensors"
+    )
     which.add_argument("--part", choices=PARTS, help="arrays of the model, or of the optimizer (by their names)")
     which.add_argument("--by-tensor", action="store_true", help="draw an array first, each alike; not by its size")
     which.add_argument(
@@ -59,8 +68,10 @@ def add(sub: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    checkpoint = open_checkpoint(options.checkpoint)
+    checkpoint = LogNumbers(options.checkpoint) if options.log else open_checkpoint(options.checkpoint)
     drawing = {name: getattr(options, name) for name in ("part", "by_tensor", "seed", "bits", "critical")}
+    if options.log and checkpoint.raw:
+        print(printable(f"left out: {listed([*checkpoint.raw])}: numbers not found in the text"), file=sys.stderr)
     wanted = Selection(count=1, names=tuple(options.names), **drawing)
     chosen(dict(checkpoint.arrays), wanted, checkpoint.path)  # what is wrong is said before anything is written
     out = options.out or OUT / f"{checkpoint.path.stem}_challenge"
