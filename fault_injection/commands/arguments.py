@@ -30,7 +30,7 @@ COMMANDS = {  # each in a module of its name, in the order of the help
     "scan": "is a checkpoint sound: what no training writes, and outliers; needs no clean copy",
     "manifest": "write digests of a checkpoint's arrays, for verify",
     "verify": "say which arrays of a checkpoint changed since its manifest was written",
-    "challenge": "test a safeguard: does a command notice a flipped bit of a checkpoint or log; goes on where it stopped",
+    "challenge": "test a safeguard: does a command notice a flipped bit in a checkpoint or log; goes on",
     "continue": "restart a training from an altered checkpoint of its golden run",
     "status": "say how far a campaign is: done, left, rates so far, whether it can go on",
     "report": "write the report of a campaign, or compare several",
