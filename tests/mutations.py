@@ -13,6 +13,7 @@ import h5py
 import msgpack
 import numpy as np
 from checkpoints import WRITERS, some_arrays, written
+from gguf_files import of_models, write_gguf
 from tensorflow_files import write_tensorflow
 from torch_files import Call, Global, Persistent, archive_of, pickled
 
@@ -226,6 +227,11 @@ def npy(folder: pathlib.Path) -> pathlib.Path:
     return folder / "a.npy"
 
 
+def gguf(folder: pathlib.Path) -> pathlib.Path:
+    write_gguf(folder / "a.gguf", of_models())
+    return folder / "a.gguf"
+
+
 def tensorflow(folder: pathlib.Path) -> pathlib.Path:
     (folder / "TensorFlow").mkdir()
     write_tensorflow(folder / "TensorFlow" / "model", some_arrays(), shards=2)
@@ -264,6 +270,17 @@ def torch_of(content: bytes, rng: random.Random) -> bytes:
     return archive if rng.random() < 0.8 else bytes_of(archive, rng)
 
 
+def gguf_of(content: bytes, rng: random.Random) -> bytes:
+    """A file of GGUF whose header has other counts, lengths, types and offsets."""
+    found = bytearray(content)
+    for _ in range(rng.randrange(1, 4)):
+        width = rng.choice([4, 8])
+        where = rng.randrange(4, 520)
+        odd = rng.choice([0, 1, 3, 8, 9, 33, 2**16, 2**31, 2**32 - 1, 2**40, 2**63, 2**64 - 1])
+        found[where : where + width] = (odd % 2 ** (8 * width)).to_bytes(width, "little")
+    return bytes(found)
+
+
 STRUCTURES = {
     "npz": npz_of,
     "npz compressed": npz_of,
@@ -275,13 +292,14 @@ STRUCTURES = {
     "Keras": keras_of,
     "PyTorch": torch_of,
     "npy": npy_of,
+    "GGUF": gguf_of,
 }
 KINDS = (*STRUCTURES, "sharded", "sharded PyTorch", "TensorFlow", "Orbax OCDBT", "Orbax plain", "Orbax Zarr 3")
 
 
 def source(folder: pathlib.Path, kind: str) -> pathlib.Path:
     """A sound checkpoint of a kind."""
-    made = {"Keras": keras, "npy": npy, "sharded": sharded, "TensorFlow": tensorflow}
+    made = {"Keras": keras, "npy": npy, "GGUF": gguf, "sharded": sharded, "TensorFlow": tensorflow}
     made["sharded PyTorch"] = lambda folder: sharded(folder, "PyTorch", "bin")
     return made.get(kind, lambda folder: written(folder, kind))(folder)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from checkpoints import some_arrays
 from command_line import said
+from gguf_files import of_models, write_gguf
 from mutations import npy, sharded
 
 from fault_injection.checkpoints import hdf5
@@ -75,7 +76,7 @@ def test_of_two_indexes_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     "name, content, why",
     [
-        ("a.gguf", b"GGUF" + bytes(20), "a checkpoint in GGUF, which is not read here"),
+        ("a.gguf", b"GGUF" + bytes(20), "no sound GGUF checkpoint: version 0, expected one of"),
         ("__0_0.distcp", b"PK", "distributed form, which is not read here; what to do: python -m torch.distributed"),
         ("m.index", bytes(40) + bytes.fromhex("57fb808b247547db"), "no sound TensorFlow checkpoint: "),
         ("m.data-00000-of-00001", b"abcdefgh", "name its index, m.index"),
@@ -103,3 +104,61 @@ def test_the_chunks_that_are_passed_again_and_again_stay_decompressed(tmp_path, 
         room = file.id.get_access_plist().get_cache()[2]
     assert room == 4 * chunks[0] * 1024
     assert np.array_equal(checkpoint.array("w"), array)
+
+
+@pytest.mark.parametrize("order, alignment", [("<", 32), ("<", 128), (">", 32)])
+def test_gguf_is_altered_bit_by_bit_and_its_blocks_are_left(tmp_path, capsys, monkeypatch, order, alignment):
+    monkeypatch.chdir(tmp_path)
+    arrays, path = of_models(), tmp_path / "a.gguf"
+    write_gguf(path, arrays, order, alignment)
+    opened = open_checkpoint(path)
+    assert list(opened.arrays) == list(arrays) and [*opened.raw] == ["GGUF metadata", "blocks"]
+    for name, array in arrays.items():
+        assert opened.array(name).dtype == array.dtype and opened.array(name).tobytes() == array.tobytes(), name
+    code, out, err = said(capsys, "alter", path, "--out", "b.gguf", "--count", 9, "--log", "log.json")
+    assert code == 0 and "blocks" in out + err  # it is named
+    new, found = open_checkpoint(tmp_path / "b.gguf"), 0
+    for name in arrays:
+        one, other = (each.array(name).view(opened.arrays[name].word) for each in (opened, new))
+        found += sum(int(word).bit_count() for word in (one ^ other).ravel())
+    assert found == 9
+    assert "9 elements differ, in 9 bits" in said(capsys, "diff", path, "b.gguf")[1]
+    assert said(capsys, "alter", "b.gguf", "--in-place", "--replay", "log.json")[0] == 0
+    assert pathlib.Path("b.gguf").read_bytes() == path.read_bytes()
+
+
+def test_gguf_is_what_the_formats_own_package_says(tmp_path, capsys, monkeypatch):
+    gguf = pytest.importorskip("gguf")
+    monkeypatch.chdir(tmp_path)
+    arrays = of_models()
+    writer = gguf.GGUFWriter("a.gguf", "llama")
+    writer.add_array("tokens", ["a", "b"])
+    for name, array in arrays.items():
+        if array.dtype == "bfloat16":
+            writer.add_tensor(name, array.view(np.uint8), raw_dtype=gguf.GGMLQuantizationType.BF16)
+        else:
+            writer.add_tensor(name, array)
+    rows = np.arange(256, dtype=np.float32).reshape(4, 64)
+    kinds = [gguf.GGMLQuantizationType.Q8_0, gguf.GGMLQuantizationType.Q4_0]
+    for kind in kinds:
+        writer.add_tensor(kind.name, gguf.quantize(rows, kind), raw_dtype=kind)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    assert said(capsys, "alter", "a.gguf", "--out", "b.gguf", "--count", 20, "--seed", 3)[0] == 0
+    opened, read = open_checkpoint(pathlib.Path("b.gguf")), gguf.GGUFReader("b.gguf")
+    assert [one.name for one in read.tensors] == [*arrays, *(kind.name for kind in kinds)]
+    changed = 0
+    for tensor in read.tensors:
+        if tensor.name not in arrays:
+            assert opened.raw[tensor.name].text == f"{tensor.name} [4, 64]"
+            continue
+        array = arrays[tensor.name]
+        theirs = np.ascontiguousarray(tensor.data).view(np.uint8)
+        assert opened.array(tensor.name).tobytes() == theirs.tobytes(), tensor.name
+        changed += int(np.unpackbits(theirs.ravel() ^ array.view(np.uint8).ravel()).sum())
+    assert changed == 20

@@ -5,6 +5,8 @@ import pathlib
 
 from ..machine.errors import InputError
 from .checkpoint import Checkpoint
+from .gguf import MAGIC as GGUF
+from .gguf import open_gguf
 from .hdf5 import open_hdf5
 from .keras import is_keras, open_keras
 from .msgpack import open_msgpack
@@ -17,14 +19,13 @@ from .tensor_table import MAGIC
 from .tensorflow import DATA, open_tensorflow
 
 ZIP, HDF5, PICKLE = b"PK\x03\x04", b"\x89HDF\r\n\x1a\n", b"\x80"
-NPY, GGUF = b"\x93NUMPY", b"GGUF"
+NPY = b"\x93NUMPY"
 FORMATS = (
-    "npz, npy, safetensors, HDF5, Keras, PyTorch, Orbax, Flax msgpack, TensorFlow; safetensors, PyTorch and TensorFlow "
-    "in several files are named by their index, or its folder"
+    "npz, npy, safetensors, HDF5, Keras, PyTorch, Orbax, Flax msgpack, TensorFlow, GGUF; safetensors, PyTorch and "
+    "TensorFlow in several files are named by their index, or its folder"
 )
 NOT_READ = {
     "PyTorch's distributed form": "python -m torch.distributed.checkpoint.format_utils dcp_to_torch FOLDER NEW.pt",
-    "GGUF": "the package gguf reads it: save its arrays with numpy.savez",
 }
 
 
@@ -68,7 +69,7 @@ def open_checkpoint(path: pathlib.Path) -> Checkpoint:
     if begin.startswith(NPY):
         return open_npy(path)
     if begin.startswith(GGUF):
-        raise _not_read("GGUF", path)
+        return open_gguf(path)
     if begin.startswith(HDF5):
         return open_hdf5(path)
     if begin[8:9] == b"{":  # behind the length of the header
