@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import numpy as np
+import sources
 
 from fault_injection.faults.number_formats import Format, format_of
 from fault_injection.runs.outcome import MASKED
@@ -73,6 +74,16 @@ class TrainingFlips:
         """How many elements the state has."""
         return sum(leaf.outcome.shape[1] for leaf in self.leaves.values())
 
+    @functools.cached_property
+    def epochs(self) -> list[int]:
+        """The epochs that are struck."""
+        return sorted(set(self.times[:, 0].tolist()))
+
+    @property
+    def processor(self) -> str:
+        """The processor that followed them."""
+        return sources.named(self.told["determined_by"]["arithmetic"]["processor"])
+
     def kinds(self) -> list[str]:
         """What the leaves are: parameters, Adam's moments, its count."""
         here = set(map(kind, self.leaves))
@@ -96,10 +107,16 @@ class TrainingFlips:
         return Flips(len(outcome), dict(zip(self.outcomes, counts.tolist(), strict=True)), proved)
 
     def bits(self, leaves: str = "") -> dict[str, list[int]]:
-        """The bits of a kind of leaves by their roles: the sign, each of the exponent, the mantissa in three parts."""
+        """The bits of a kind of leaves by their roles: the sign, each of the exponent, the mantissa in three parts.
+
+        Those of an integer come by its bytes, the highest bit by itself.
+        """
         format = self._format(leaves)
         if not format.exponent:
-            return {format.role(bit): [bit] for bit in reversed(range(format.width))}
+            parts = [(31, 31), (24, 30), (16, 23), (8, 15), (0, 7)]
+            return {
+                f"bits {low} to {high}" if low < high else f"bit {low}": [*range(low, high + 1)] for low, high in parts
+            }
         top = list(reversed(range(format.mantissa, format.width)))
         m, thirds = format.mantissa, [0, format.mantissa // 3, 2 * format.mantissa // 3, format.mantissa]
         parts = itertools.pairwise(thirds)

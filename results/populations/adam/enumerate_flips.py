@@ -428,7 +428,7 @@ def main() -> int:
     parser.add_argument("--cache", type=pathlib.Path, help="folder of golden runs and pieces")
     options = parser.parse_args()
     prepare(1)
-    cache = options.cache or cache_folder()
+    cache, environment = options.cache or cache_folder(), describe()
     e = Enumeration(made_golden(cache, TWINS))
     own = content_hash([e.golden.key, pathlib.Path(__file__).read_text(), source_of_verdicts(REPLAY)])
     store, seconds = enumerated(e, cache / "populations" / own, struck_steps(e.golden), e.names)
@@ -448,7 +448,7 @@ def main() -> int:
         "seconds": round(seconds),
         "check": {"replayed": len(flips), "differ": apart, "seconds": round(time.monotonic() - begun)},
         "determined_by": e.golden.determined_by,
-        "environment": describe(),
+        "environment": environment,
     }
     write_atomically(options.out / "flips.npz", functools.partial(np.savez_compressed, **store))
     write_json(options.out / "flips.json", told)
