@@ -1,9 +1,9 @@
 """Write `results/README.md` from the results beside it: `python results/write.py`; `--check` writes nothing.
 
-The prose is in `template/`, in Jinja2's language.  A number is `{{ an expression }}` over what `sources.py` reads and
-`wording.py` says.  A sentence that says that rates differ, or that no difference is shown, stands within
-`{% call differ(TEST) %}` or `{% call alike(TEST) %}`; what else the numbers have to bear out stands within
-`{% call claim(CONDITION) %}`.  Where they do not, nothing is written, and the sentence is named.
+The prose is in `template/`, in Jinja2's language.  A number is `{{ an expression }}` over what `sources.py` and
+`training_flips.py` read and `wording.py` says.  A sentence that says that rates differ, or that no difference is shown,
+stands within `{% call differ(TEST) %}` or `{% call alike(TEST) %}`; what else the numbers have to bear out stands
+within `{% call claim(CONDITION) %}`.  Where they do not, nothing is written, and the sentence is named.
 
 Rates are those of the program's own reports: two-phase estimates where verdicts are early ones (docs/campaign.md).
 Tests take verdicts as they are best known.
@@ -17,6 +17,7 @@ from types import ModuleType
 import jinja2
 import numpy as np
 import sources
+import training_flips
 import wording
 
 from fault_injection.campaign.rates import at_most, wilson
@@ -43,7 +44,8 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do"],
     )
-    made.globals |= _own(sources) | _own(wording) | {name: getattr(builtins, name) for name in BUILT_IN}
+    made.globals |= _own(sources) | _own(training_flips) | _own(wording)
+    made.globals |= {name: getattr(builtins, name) for name in BUILT_IN}
     made.globals |= {"at_most": at_most, "wilson": wilson, "LATENT": LATENT, "NONFINITE": NONFINITE, "np": np}
     made.filters |= {"campaign": sources.campaign, "counted": wording.counted, "load": sources.load}
     made.filters |= {"prefixed": lambda name, prefix: prefix + name, "whole": "{:,.0f}".format}

@@ -1,6 +1,6 @@
 """Follow every single bit flip of a training's state to the end: writes `flips.npz` and `flips.json`.
 
-    python results/populations/adam/enumerate_flips.py --check 400      # ten minutes on one core
+    python results/populations/adam/enumerate_flips.py --check 400      # 15 to 30 minutes on one core
 
 The training is `my_run.py` beside this file.  Struck is each bit of each element of its state, before each step of
 three epochs: the flips from which `plan.toml`, a plan of a campaign, draws.  `results/training_flips.py` says what the
