@@ -8,6 +8,7 @@ import collections
 import importlib
 import itertools
 import os
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +27,13 @@ from fault_injection.runs.steps import Address
 APART = 0.02
 
 
+class Programs(NamedTuple):
+    enumerate: Any
+    follow: Any
+    compare: Any
+    read: Any
+
+
 @pytest.fixture(autouse=True)
 def as_users_have_it():
     """Optax mixes types, which the other tests forbid."""
@@ -40,16 +48,17 @@ def folder(results):
 
 @pytest.fixture(scope="module")
 def programs(results, folder):
-    """The program that follows flips, and the one that reads its store."""
+    """The programs that follow flips and compare them, and the one that reads the store."""
     with pytest.MonkeyPatch.context() as patch:
         for path in (results, folder):
             patch.syspath_prepend(path)
-        yield importlib.import_module("enumerate_flips"), importlib.import_module("training_flips")
+        names = ("enumerate_flips", "follow_flips", "compare_flips", "training_flips")
+        yield Programs(*map(importlib.import_module, names))
 
 
 @pytest.fixture(scope="module")
 def known(programs, folder):
-    return programs[1].TrainingFlips(folder)
+    return programs.read.TrainingFlips(folder)
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +70,7 @@ def store(folder):
 @pytest.fixture(scope="module")
 def enumeration(programs, cache):
     with jax.numpy_dtype_promotion("standard"):
-        return programs[0].Enumeration(programs[0].made_golden(cache))
+        return programs.follow.Enumeration(programs.enumerate.made_golden(cache))
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +131,7 @@ def test_the_parts_of_the_population_add_up(known):
 
 def apart(programs, enumeration, flip):
     """Where a flip followed here and its replay disagree."""
-    return programs[0].differences(enumeration, flip, None)
+    return programs.compare.differences(enumeration, flip, None)
 
 
 def other_rows(programs, enumeration, store, flips):
@@ -130,8 +139,8 @@ def other_rows(programs, enumeration, store, flips):
     found = []
     for flip in flips:
         told = enumeration.follow(flip.at, enumeration.position(flip.leaf, flip.element))
-        here = programs[0].stored(enumeration.verdict(flip.at, programs[0].nth(told, flip.bit)))
-        row = programs[0].row_of(store, flip)
+        here = programs.follow.stored(enumeration.verdict(flip.at, programs.follow.nth(told, flip.bit)))
+        row = programs.compare.row_of(store, flip)
         found += [(flip, name) for name in here if here[name].tobytes() != row[name]]
     return found
 
@@ -139,8 +148,8 @@ def other_rows(programs, enumeration, store, flips):
 def test_flips_followed_anew_are_those_of_their_replays_and_of_the_store(programs, enumeration, store, known):
     """One of each outcome."""
     flips = {}
-    for flip in programs[0].sample(store, 100, 7):
-        row = programs[0].row_of(store, flip)
+    for flip in programs.compare.sample(store, 100, 7):
+        row = programs.compare.row_of(store, flip)
         flips.setdefault((row["outcome"], np.frombuffer(row["ended"], np.int8)[0] >= 0), flip)
     assert len(flips) >= 5
     assert {flip: found for flip in flips.values() if (found := apart(programs, enumeration, flip))} == {}
@@ -149,13 +158,13 @@ def test_flips_followed_anew_are_those_of_their_replays_and_of_the_store(program
 
 
 def test_a_row_that_says_something_else_is_found(programs, enumeration):
-    flip = programs[0].Flip(Address(20, 3), "params/head/bias", 3, 30)
-    told = programs[0].nth(enumeration.follow(flip.at, enumeration.position(flip.leaf, flip.element)), flip.bit)
+    flip = programs.compare.Flip(Address(20, 3), "params/head/bias", 3, 30)
+    told = programs.follow.nth(enumeration.follow(flip.at, enumeration.position(flip.leaf, flip.element)), flip.bit)
     judged = enumeration.verdict(flip.at, told)
-    row = {name: value.tobytes() for name, value in programs[0].stored(judged).items()}
-    assert programs[0].differences(enumeration, flip, row) == []
+    row = {name: value.tobytes() for name, value in programs.follow.stored(judged).items()}
+    assert programs.compare.differences(enumeration, flip, row) == []
     wrong = row | {"outcome": b"\x07", "gap": b"\x00\x00"}
-    assert programs[0].differences(enumeration, flip, wrong) == [
+    assert programs.compare.differences(enumeration, flip, wrong) == [
         "outcome differs from the store",
         "gap differs from the store",
     ]
@@ -163,11 +172,11 @@ def test_a_row_that_says_something_else_is_found(programs, enumeration):
 
 def test_pieces_that_are_done_are_not_made_again_and_damaged_ones_are(programs, enumeration, tmp_path, capsys):
     times, leaves = [Address(24, 3), Address(24, 2)], ["opt/0/count", "params/hidden/bias"]
-    first, seconds = programs[0].enumerated(enumeration, tmp_path, times, leaves)
+    first, seconds = programs.enumerate.enumerated(enumeration, tmp_path, times, leaves)
     assert len(capsys.readouterr().out.splitlines()) == len(times) * len(leaves) == len(list(tmp_path.iterdir()))
     damaged = sorted(tmp_path.iterdir())[0]
     damaged.write_bytes(damaged.read_bytes()[:-50])
-    again, _ = programs[0].enumerated(enumeration, tmp_path, times, leaves)
+    again, _ = programs.enumerate.enumerated(enumeration, tmp_path, times, leaves)
     assert len(capsys.readouterr().out.splitlines()) == 1 and seconds > 0
     assert {name: array.tobytes() for name, array in first.items()} == {n: a.tobytes() for n, a in again.items()}
     assert first["outcome/params/hidden/bias"].shape == (2, 4, 32)
@@ -190,9 +199,9 @@ def test_a_campaign_of_a_hundred_flips_says_what_the_store_says(
     lab, others, flips = Laboratory(plan, enumeration.golden, Conditions(), tmp_path), [], []
     for number in range(100):
         found, drawn = run_experiment(lab, number), draw_experiment(plan, number)
-        flip = programs[0].Flip(Address(drawn.epoch, drawn.step), found.site, found.first_position, found.bit)
+        flip = programs.compare.Flip(Address(drawn.epoch, drawn.step), found.site, found.first_position, found.bit)
         told = enumeration.follow(flip.at, enumeration.position(flip.leaf, flip.element))
-        here = enumeration.verdict(flip.at, programs[0].nth(told, flip.bit)).outcome
+        here = enumeration.verdict(flip.at, programs.follow.nth(told, flip.bit)).outcome
         assert (here.outcome, here.exactly_masked_after) == (found.outcome, found.exactly_masked_after)
         assert (here.worse or {}).get("test") == found.worse_test
         flips.append(flip)
