@@ -66,7 +66,7 @@ class Gguf(InPlace):
     format = "GGUF"
 
 
-class _Header:
+class _GgufHeader:
     """The header's values, one after the other."""
 
     def __init__(self, file: BinaryIO) -> None:
@@ -111,7 +111,7 @@ def open_gguf(path: pathlib.Path) -> Gguf:
       InputError: its header is not sound, or tensors overlap or lie beyond the file.
     """
     with reading(path, Gguf.format), path.open("rb") as file:
-        header = _Header(file)
+        header = _GgufHeader(file)
         header.take(len(MAGIC))
         version = header.whole(4)
         if not version & 0xFFFF:  # which no version is
@@ -133,7 +133,7 @@ def open_gguf(path: pathlib.Path) -> Gguf:
         return _opened(path, found, end, begin, header)
 
 
-def _tensor(header: _Header) -> tuple[int, str, tuple[int, ...], int]:
+def _tensor(header: _GgufHeader) -> tuple[int, str, tuple[int, ...], int]:
     """Offset behind the header, name, shape in row-major order and type of a tensor."""
     name, count = header.text(), header.whole(4)
     if count > DIMENSIONS:
@@ -144,7 +144,7 @@ def _tensor(header: _Header) -> tuple[int, str, tuple[int, ...], int]:
 
 
 def _opened(
-    path: pathlib.Path, tensors: list[tuple[int, str, tuple[int, ...], int]], end: int, begin: int, header: _Header
+    path: pathlib.Path, tensors: list[tuple[int, str, tuple[int, ...], int]], end: int, begin: int, header: _GgufHeader
 ) -> Gguf:
     """The checkpoint: tensors of numbers as arrays; blocks, which end where the next tensor begins, as they are."""
     regions, raw = {METADATA: Region(0, (end,), BYTES)}, {METADATA: Raw(f"{end:,} bytes")}
