@@ -38,8 +38,8 @@ RBFLIP = 1
 """
 
 
-KILLS = 4
-LONGER, SHORTER = 48, 24  # experiments; of the longer plan so many that all kills fall into them
+KILLS = 3
+LONGER, SHORTER = 36, 16  # experiments; of the longer plan so many that all kills fall into them
 
 
 def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):
@@ -90,12 +90,12 @@ def undisturbed(longer):
 
 
 def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
-    """One while it sets up, then one in each fourth of the experiments, at any moment; every third hits the driver."""
+    """One while it sets up, then one in each third of the experiments, at any moment; every third hits the driver."""
     rng = random.Random(1)
     process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     for kill in range(KILLS):
         if kill:
-            wait_for(tmp_path, process, kill * LONGER // KILLS - 13)
+            wait_for(tmp_path, process, kill * LONGER // KILLS - 9)
         time.sleep(rng.uniform(0, 1) if kill else rng.uniform(1, 9))
         assert process.poll() is None, (tmp_path / "log").read_text()
         if killed.kill(process, rng, driver=kill % 3 == 0):

@@ -113,8 +113,8 @@ def finished(started, out):
 
 
 NAMES_FOR = {
-    2: [name for name in NAMES if name != "pipeline 4"],
-    4: ["replicated", "ddp", "horovod", "zero parameters", "pipeline 4"],  # one of each kind
+    2: [name for name in NAMES if name not in ("pipeline 4", "local 1")],
+    4: ["replicated", "ddp", "pipeline 4"],  # those that load once, by every worker, and by every stage
 }
 
 
@@ -142,8 +142,8 @@ def test_processes_that_load_their_own_checkpoints_compute_what_one_process_comp
                 if not re.search("conv./bias", leaf):
                     assert value == pytest.approx(expected["told"][leaf], rel=1e-2, abs=1e-6), (name, leaf)
             assert found["told"] == all_of[0][name]["told"]
-    told = [alone[name]["told"]["loss"] for name in ("replicated", "horovod", "zero parameters")]
-    assert len({*told}) == 3  # else the starts would tell nothing apart
+    told = [alone[name]["told"]["loss"] for name in ("replicated", "horovod", "zero parameters") if name in names]
+    assert len({*told}) == len(told)  # else the starts would tell nothing apart
     assert alone["replicated"]["loaders"] == 1 and alone["ddp"]["loaders"] == WORKERS
 
 
