@@ -33,14 +33,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n\n")[0])
     parser.add_argument("--gigabytes", type=float, default=4.0, help="size of a file (default %(default)s)")
     parser.add_argument("--pairs", type=int, default=7, help="rounds of alternation (default %(default)s)")
+    parser.add_argument("--formats", nargs="+", choices=FORMATS, default=[*FORMATS], help="default: all")
     options = parser.parse_args()
     size = int(options.gigabytes * 2**30 / 4 / ARRAYS)
     print(f"{os.cpu_count()} cores, load average {os.getloadavg()[0]:.2f}; files of {options.gigabytes:g} GiB")
     with tempfile.TemporaryDirectory() as folder:
-        for name, write in {"safetensors": _safetensors, "HDF5": _hdf5, "npz": _npz, "PyTorch": _torch}.items():
+        for name in options.formats:
             source = pathlib.Path(folder) / "source"
             # In a process of its own: what a process has in memory counts for those that it starts, too.
-            writing = multiprocessing.get_context("spawn").Process(target=write, args=(source, size))
+            writing = multiprocessing.get_context("spawn").Process(target=FORMATS[name], args=(source, size))
             writing.start()
             writing.join()
             ratios, memory = [], 0
@@ -125,6 +126,8 @@ def _torch(path: pathlib.Path, size: int) -> None:
             with archive.open(zipfile.ZipInfo(f"archive/data/{k}"), "w", force_zip64=True) as member:
                 member.write(array.data)
 
+
+FORMATS = {"safetensors": _safetensors, "HDF5": _hdf5, "npz": _npz, "PyTorch": _torch}
 
 if __name__ == "__main__":
     main()
