@@ -15,6 +15,7 @@ from small import small as small_resnet
 from test_damage import INJECTION as TOY_INJECTION
 from test_transformer import injection_file
 from test_transformer import small as small_transformer
+from whole import some
 
 from fault_injection.commands.main import main
 from fault_injection.explicit.passes import forward_and_backward
@@ -39,11 +40,10 @@ FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float
 STRUCK = "layers_0_mlp_up_proj_grad_in"
 NARROW = [name for name in PRECISIONS if name != "float32"]
 # Those of the image network compile longest: of them one, in the format that is furthest from the others.
+OTHERS = [("transformer", "float16"), ("transformer", "float8"), ("resnet18", "float8")]
 CASES = [
     ("transformer", "bfloat16"),
-    pytest.param("transformer", "float16", marks=pytest.mark.slow),
-    pytest.param("transformer", "float8", marks=pytest.mark.slow),
-    pytest.param("resnet18", "float8", marks=pytest.mark.slow),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in some(OTHERS, OTHERS[2:])),
 ]
 SMALL = {"transformer": (small_transformer, STRUCK), "resnet18": (small_resnet, SITE)}
 

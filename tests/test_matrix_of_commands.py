@@ -4,6 +4,7 @@ import json
 
 import pytest
 from test_matrix import as_users_have_it, plan_of  # noqa: F401  a fixture
+from whole import some
 
 from fault_injection.commands.main import main
 from fault_injection.detection.registry import DETECTORS
@@ -60,6 +61,7 @@ def asked(capsys, *words):
 
 # Explicit networks have these commands in the tests of each command.
 EACH = [pytest.param(name, marks=[] if name == "momentum" else pytest.mark.slow) for name in OWN]
+WATCHED = [pytest.param(name, marks=pytest.mark.slow) for name in some(OWN[1:], ("averaged", "equinox"))]
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
@@ -77,7 +79,7 @@ def test_pvf(training, tmp_path, cache, capsys):
     assert found["cells"] and all(0 <= cell["pvf"] <= 1 for cell in found["cells"].values())
 
 
-@pytest.mark.parametrize("training", EACH)
+@pytest.mark.parametrize("training", [OWN[0], *WATCHED])
 def test_score_with_all_detectors_that_can_watch(training, tmp_path, cache, capsys, monkeypatch):
     monkeypatch.setattr(driver, "PAIRS", 1)  # what detectors cost is another test's
     (tmp_path / "plan.toml").write_text(plan_text(training, SCORE))

@@ -16,6 +16,7 @@ import pytest
 import test_dlrm
 import test_transformer
 from command_line import answer
+from whole import some
 
 from fault_injection.machine.environment import available_processors
 from fault_injection.models.bits import ALL_ONES
@@ -54,7 +55,7 @@ def trained(name):
     return workload, workload.program(frozenset(sites)), tuple(sites)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in LARGE]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in some(LARGE, LARGE[:2])]
 
 
 @pytest.fixture(params=["resnet18", *OTHERS, *SLOW])

@@ -18,6 +18,7 @@ import own_training
 import pytest
 from command_line import answer
 from conftest import HERE
+from whole import some
 
 from fault_injection import Measure, Training, instrument
 from fault_injection.any_step.traced_training import TracedTraining
@@ -436,12 +437,12 @@ print(len(sites), struck, check(program, sites, sys.argv[2]))
 """
 
 
-# Struck as commands compile; the others take minutes of that, and compile quickly.
+# Struck as commands compile them; the others take minutes of that, and compile quickly.
 AS_COMMANDS = ("flax_linen", "shard_map")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize("example", some(EXAMPLES, (*AS_COMMANDS, "llama")))
 def test_every_site_and_operand_of_an_example_is_struck(example, cache):
     """In a process of its own: one of them needs eight devices."""
     if example in ("equinox", "easydel"):
