@@ -12,6 +12,7 @@ import numpy as np
 import own_training
 import pytest
 from momentum_training import examples, training
+from whole import some
 
 from fault_injection.any_step.traced_training import traced_training
 from fault_injection.any_step.training_program import training_program
@@ -154,8 +155,8 @@ def accumulating():
     return dataclasses.replace(training(), step=step)
 
 
-# Each takes eight programs: forms of layers that the samples' test has are not all here.
-WATCHED = {name: FORWARD[name][0] for name in ("momentum", "sequence", "twice")}
+# Each takes eight programs: of the forms of layers that the samples' test has, some.
+WATCHED = {name: FORWARD[name][0] for name in some([*FORWARD], ("momentum", "sequence", "twice"))}
 LOOPS = {"accumulating": accumulating, "branching": own_training.branching}
 
 

@@ -12,6 +12,7 @@ import time
 
 import killed
 import pytest
+from whole import WHOLE
 
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
@@ -38,8 +39,8 @@ RBFLIP = 1
 """
 
 
-KILLS = 3
-LONGER, SHORTER = 36, 16  # experiments; of the longer plan so many that all kills fall into them
+KILLS = 4 if WHOLE else 3
+LONGER, SHORTER = 12 * KILLS, 16  # experiments; of the longer plan so many that all kills fall into them
 
 
 def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER):
@@ -90,7 +91,7 @@ def undisturbed(longer):
 
 
 def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, longer):
-    """One while it sets up, then one in each third of the experiments, at any moment; every third hits the driver."""
+    """One while it sets up, then one in each part of the experiments, at any moment; every third hits the driver."""
     rng = random.Random(1)
     process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)
     for kill in range(KILLS):

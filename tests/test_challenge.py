@@ -184,7 +184,7 @@ def test_a_damaged_store_is_refused_or_read_as_it_was(path, tmp_path, capsys):
 
 @pytest.mark.parametrize("family", log_files.written())
 def test_of_a_log_one_number_is_another_and_nothing_else(tmp_path, family):
-    """The copy is read as the family, and its text differs in one place, of which the other side is the flipped bit."""
+    """A copy is read as the same family, with one bit of one number inverted, and its text differs in one place."""
     path = log_files.write(tmp_path, family)
     opened, bits = LogNumbers(path), set()
     assert not opened.raw or (family, [*opened.raw]) == ("torchtitan", ["tps"])  # which has commas of thousands

@@ -264,12 +264,13 @@ def test_a_fault_that_keeps_the_sum_of_a_row_is_not_seen():
     assert struck.operand_changed == 2 and list(alarmed(found)) == [set(), set()]
 
 
-@compiles  # test_formats.py has the same of steps without a fault, in every format
-def test_no_bit_of_a_training_depends_on_checksums():
+@compiles  # test_formats.py has the same of steps without a fault
+@pytest.mark.parametrize("precision", some(["float32", "float8"], ["float32"]))
+def test_no_bit_of_a_training_depends_on_checksums(precision):
     """Neither of one that a fault strikes."""
-    workload, trained, state = program("transformer", "float32")
+    workload, trained, state = program("transformer", precision)
     plain = workload.program(frozenset(STRUCK["transformer"]))
-    fault = flipped(UP, "float32", Operand.OUTPUT)
+    fault = flipped(UP, precision, Operand.OUTPUT)
     for each in (inactive_fault(ELEMENTS), fault):
         one, other = (p.faulty_step(state, p.batch(0, 0), 0, 0, each)[1] for p in (plain, trained))
         np.testing.assert_array_equal(one.digest, other.digest)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from campaign_stores import TOY, fill, toy_plan
+from whole import WHOLE
 
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
@@ -199,13 +200,12 @@ def test_a_write_ahead_log_is_refused_and_left_alone(request, tmp_path, name, mo
     subject.read()
 
 
+MORE = [("status", 60), ("report", 60 if WHOLE else 20)]
+
+
 @pytest.mark.parametrize(
     ("command", "count"),
-    [
-        ("status", 15),
-        ("report", 3),
-        *[pytest.param(name, n, marks=pytest.mark.slow) for name, n in (("status", 60), ("report", 20))],
-    ],
+    [("status", 15), ("report", 3), *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE)],
 )
 def test_a_flip_is_one_line_of_a_command_and_nothing_is_written(campaign, capsys, command, count):
     (path,) = campaign.files

@@ -5,6 +5,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import whole
 
 from fault_injection.machine.sources import ROOT
 from fault_injection.models.fault import Operand
@@ -38,7 +39,7 @@ def test_gradients_of_kernels_agree():
 def test_the_same_faults_have_the_same_verdicts():
     import compare
 
-    strikes = compare.draw(0, 12)
+    strikes = compare.draw(0, 18 if whole.WHOLE else 12)
     assert {(one.role, one.operand) for one in strikes} == {
         (role, operand) for role in ("forward", "grad_in", "grad_wt") for operand in Operand
     }
@@ -53,7 +54,7 @@ def test_the_same_faults_have_the_same_verdicts():
     assert "Masked" in (found := {pair[0].outcome for pair in pairs}) and len(found) >= 3
     met = [(strike, [{one.outcome} for one in pair]) for strike, pair in zip(strikes, pairs, strict=True)]
     differing = [(strike, outcomes) for strike, outcomes in met if not set.intersection(*outcomes)]
-    assert len(differing) <= 3
+    assert len(differing) <= len(strikes) // 4
     # Training amplifies rounding: then twins of one network differ among themselves, too.  They are run until one of
     # either network comes to what one of the other has come to.
     for strike, outcomes in differing:

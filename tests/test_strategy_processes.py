@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from small import flags
 from strategy_programs import NAMES, WORKERS, program
+from whole import WHOLE, some
 
 from fault_injection.checkpoints.continuation import named_arrays
 from fault_injection.machine.files import write_arrays
@@ -113,8 +114,9 @@ def finished(started, out):
 
 
 NAMES_FOR = {
-    2: [name for name in NAMES if name not in ("pipeline 4", "local 1")],
-    4: ["replicated", "ddp", "pipeline 4"],  # those that load once, by every worker, and by every stage
+    2: [name for name in NAMES if name != "pipeline 4" and (WHOLE or name != "local 1")],
+    # one of each kind; by default those that load once, by every worker, and by every stage
+    4: some(["replicated", "ddp", "horovod", "zero parameters", "pipeline 4"], ["replicated", "ddp", "pipeline 4"]),
 }
 
 

@@ -306,7 +306,7 @@ TRAINED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["resnet18", "float8"])
+@pytest.mark.parametrize("name", some(["resnet18", "transformer", "float8"], ["resnet18", "float8"]))
 def test_two_processes_compute_the_same_bits(repository, tmp_path, name):
     workload, options, _ = TRAINED[name]
     (one,), (two,) = (in_own_process(repository, tmp_path, workload, options) for _ in range(2))

@@ -74,12 +74,17 @@ class _GgufHeader:
         self.big = False
 
     def take(self, count: int) -> bytes:
-        if count > self.size:  # what is asked for is allocated
-            raise ValueError(f"its header wants {count:,} bytes, the file has {self.size:,}")
-        found = self.file.read(count)
-        if len(found) < count:
+        self._require(count)
+        return self.file.read(count)
+
+    def over(self, count: int) -> None:
+        """Pass so many bytes; none of them is read."""
+        self._require(count)
+        self.file.seek(count, os.SEEK_CUR)
+
+    def _require(self, count: int) -> None:
+        if self.file.tell() + count > self.size:
             raise ValueError("the file ends within its header")
-        return found
 
     def whole(self, width: int = 8) -> int:
         return int.from_bytes(self.take(width), "big" if self.big else "little")
@@ -90,16 +95,16 @@ class _GgufHeader:
     def skip(self, kind: int) -> None:
         """Pass a value of some type."""
         if kind == STRING:
-            self.take(self.whole())
+            self.over(self.whole())
         elif kind == ARRAY:
             kind, count = self.whole(4), self.whole()
             if kind in SIZES:
-                self.take(count * SIZES[kind])
+                self.over(count * SIZES[kind])
             else:
                 for _ in range(min(count, self.size)):  # each takes a byte at least, so a larger count is damage
                     self.skip(kind)
         elif kind in SIZES:
-            self.take(SIZES[kind])
+            self.over(SIZES[kind])
         else:
             raise ValueError(f"a value of its header has the type {kind}")
 
@@ -156,8 +161,10 @@ def _opened(
         else:
             region = Region(begin + offset, (max(room, 0),), BYTES)
             raw[name] = Raw(f"{PACKED.get(kind, f'GGML type {kind}')} {list(shape)}", math.prod(shape))
-        if region.end - region.offset > room or name in regions:
-            raise ValueError(f"{name[:60]} stands in it twice" if name in regions else f"{name[:60]} has no room")
+        if name in regions:
+            raise ValueError(f"{name[:60]} stands in it twice")
+        if region.end - region.offset > room:
+            raise ValueError(f"{name[:60]} reaches beyond the file, or into the next tensor")
         regions[name] = region
     of_file = [name for _, name, _, _ in tensors]  # in the order in which the header names them
     return Gguf(path, {name: regions[name] for name in (METADATA, *of_file)}, raw)

@@ -18,7 +18,7 @@ from ..logs.families import read_log
 from ..logs.log import Log
 from ..machine.errors import InputError
 from ..machine.files import write_atomically
-from .checkpoint import Changes, Checkpoint, Described, Raw
+from .checkpoint import PIECE, Changes, Checkpoint, Described, Raw
 
 TOKEN = re.compile(r"[+-]?(?:(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:e[+-]?[0-9]+)?|nan|inf(?:inity)?)", re.IGNORECASE)
 COMMA = re.compile(r"[+-]?[0-9]+,[0-9]+(?:e[+-]?[0-9]+)?", re.IGNORECASE)  # 2,31, where the point is a comma
@@ -93,7 +93,9 @@ class LogNumbers(Checkpoint):
             return self.log.values[self._rows[name][index]].astype(np.float32).view(np.uint32)
 
     def pieces(self, name: str) -> Iterator[np.ndarray]:
-        yield self.words(name, np.arange(len(self._rows[name])))
+        count, step = len(self._rows[name]), PIECE // 4
+        for start in range(0, count, step):
+            yield self.words(name, np.arange(start, min(start + step, count)))
 
     def content(self, name: str) -> Iterator[bytes]:
         yield self.log.values[self._rows[name]].tobytes()
@@ -184,7 +186,7 @@ def _same_numbers(one: np.ndarray, other: np.ndarray) -> bool:
 
 
 def _key(value: float) -> float | str:
-    """A number as a key: a NaN is another one than itself, and so is a zero with a sign."""
+    """A number as the key of a mapping: all NaNs are one, and a zero with a sign is another than one without."""
     if value != value:
         return "nan"
     return value if value else str(value)
