@@ -232,5 +232,8 @@ def test_a_log_that_is_no_text_is_refused_and_what_is_left_out_is_named(tmp_path
     err = capsys.readouterr().err
     assert "only logs that are text can be altered" in err and err.count("\n") == 1 and not (tmp_path / "out").exists()
     titan = log_files.write(tmp_path, "torchtitan")
+    assert challenge(titan, "true {}", "--log", "--part", "model") == 2
+    assert "--part is for checkpoints" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert challenge(titan, "true {}", "--log", "--count", 2) == 0
-    assert "left out: tps" in capsys.readouterr().err
+    told = capsys.readouterr()
+    assert "left out: tps" in told.err and "alter" not in told.out

@@ -68,6 +68,8 @@ def add(sub: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
+    if options.log and options.part:
+        raise InputError("--part is for checkpoints; expected --names with patterns of the log's tensors")
     checkpoint = LogNumbers(options.checkpoint) if options.log else open_checkpoint(options.checkpoint)
     drawing = {name: getattr(options, name) for name in ("part", "by_tensor", "seed", "bits", "critical")}
     if options.log and checkpoint.raw:
@@ -85,7 +87,8 @@ def run(options: argparse.Namespace) -> None:
             {**known, "by_bit": _by(done, lambda one: str(one.bit)), "by_array": _by(done, lambda one: one.array)}
         )
         return
-    for line in _sentences(done, options.command, out):
+    again = "" if options.log else "; alter --count 1 --seed N draws it again"  # alter reads no logs
+    for line in [*_sentences(done, options.command), f"each attempt is in {out}{again}"]:
         tell(line)
 
 
@@ -98,7 +101,7 @@ def _by(done: list[Attempt], key: Callable[[Attempt], str]) -> dict[str, dict[st
     return {one: _rate([each for each in done if key(each) == one])._asdict() for one in sorted(set(map(key, done)))}
 
 
-def _sentences(done: list[Attempt], command: str, out: pathlib.Path) -> list[str]:
+def _sentences(done: list[Attempt], command: str) -> list[str]:
     """What was noticed, as text: by bit, by array, and of all."""
     bits = sorted({one.bit for one in done}, reverse=True)
     rows = [_row(f"{bit}", [one for one in done if one.bit == bit]) for bit in bits]
@@ -112,8 +115,7 @@ def _sentences(done: list[Attempt], command: str, out: pathlib.Path) -> list[str
         lines.append(f"… and {len(arrays) - SHOWN} more arrays, of which no more went unnoticed")
     rate, late = _rate(done), sum(one.verdict == TIMED_OUT for one in done)
     said = f"{rate.found} of {rate.total} flips noticed: {_percent(rate)}"
-    lines += ["", f"{command}: {said}" + (f"; {late} timed out, which is not counted as noticed" if late else "")]
-    return [*lines, f"each attempt is in {out}; alter --count 1 --seed N draws it again"]
+    return [*lines, "", f"{command}: {said}" + (f"; {late} timed out, which is not counted as noticed" if late else "")]
 
 
 def _row(name: str, found: list[Attempt]) -> tuple[str, ...]:
