@@ -53,9 +53,10 @@ def _devices_of(topology: str) -> list[Any]:
         return list(jax.devices("cpu"))
     if kind != "tpu" or not name:
         raise InputError(f"topology {topology[:60]!r}; expected cpu, or such as {TPU_EXAMPLES}")
-    # Else libtpu asks a server of Google's cloud what machine this is, and says at length that it was not answered.
+    # Else libtpu asks a server of Google's cloud what machine this is, and says at length that it was not answered;
+    # and it lets one process at a time describe devices, as if that process held them.
     unasked = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": name}
-    for variable, value in unasked.items():
+    for variable, value in {**unasked, "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}.items():
         os.environ.setdefault(variable, value)
     jax.config.update("jax_platforms", "cpu")  # whatever this machine has computes nothing here
     try:
