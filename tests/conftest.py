@@ -53,9 +53,10 @@ def pytest_cmdline_main(config):
 
 
 def pytest_ignore_collect(collection_path, config):
-    """`-m law` reads only files that have a law: to import the others takes as long as the laws."""
-    if config.option.markexpr == "law" and collection_path.name.startswith("test_"):
-        return "pytest.mark.law" not in collection_path.read_text() or None
+    """`-m law` and `-m slow` read only files that have such a test: to import the others takes as long as the laws."""
+    wanted = config.option.markexpr
+    if wanted in ("law", "slow") and collection_path.name.startswith("test_"):
+        return f"pytest.mark.{wanted}" not in collection_path.read_text() or None
     return None
 
 

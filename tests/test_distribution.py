@@ -3,6 +3,7 @@
 Nothing is downloaded: the fresh environment reads the dependencies of the one that runs the tests.
 """
 
+import itertools
 import json
 import os
 import pathlib
@@ -14,6 +15,7 @@ import tarfile
 import zipfile
 
 import pytest
+from whole import some
 
 from fault_injection import __version__
 
@@ -169,8 +171,11 @@ def folder(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("module", [False, True], ids=["script", "module"])
-@pytest.mark.parametrize("beside", [True, False], ids=["beside the file", "elsewhere"])
+@pytest.mark.parametrize(
+    ("beside", "module"),
+    some(list(itertools.product([True, False], repeat=2)), [(True, False), (False, True)]),
+    ids=lambda yes: str(yes),
+)
 def test_a_folder_with_modules_of_our_names_is_its_users(command, installed, folder, tmp_path, beside, module):
     here = folder if beside else tmp_path
     file = "my_run.py" if beside else "theirs/my_run.py"

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from injection_files import small_file
+from whole import only_whole
 
 from fault_injection.commands.main import main
 from fault_injection.data import criteo
@@ -393,6 +394,7 @@ def test_a_struck_category_is_named_as_an_integer(tmp_path):
 
 
 @pytest.mark.slow
+@only_whole
 def test_a_million_rows_train(tmp_path, monkeypatch, capsys):
     """Of a generated file; with tables of up to a hundred thousand rows."""
     monkeypatch.setenv("FAULT_INJECTION_CACHE", str(tmp_path / "cache"))

@@ -15,6 +15,7 @@ import time
 
 import pytest
 from small import flags
+from whole import only_whole
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
@@ -154,6 +155,7 @@ def test_a_campaign_on_three_hosts_of_which_one_goes_dark(hosts, tmp_path, repos
     assert verdicts(out) == verdicts(tmp_path / "alone")
 
 
+@only_whole
 def test_a_golden_run_on_three_hosts_of_which_one_goes_dark_and_comes_back(hosts, tmp_path, repository):
     three = flags(workers=3, batch_size=126)
 

@@ -16,6 +16,7 @@ import pytest
 import recipe
 from conftest import FIXTURES
 from library_parity import QUICKLY, TestDlrm, TestTransformer  # noqa: F401
+from whole import only_whole
 
 from fault_injection.explicit.batch_source import OpenData
 from fault_injection.explicit.passes import forward_and_backward
@@ -40,6 +41,7 @@ FLIPPED = {"densenet": LOOSE, "nfnet": 5e-3}
 # There, behind hundreds of narrow layers, one moves this many tensors further, up to so far.
 HANDFUL = {"densenet": (5, 5e-2)}
 QUICK = ("resnet18", "resnet18_sgd")  # share a network; one is enough for every change
+OTHERS = ("densenet",)  # whose kinds of layers other networks have, and whose hundreds of layers compile for minutes
 OBSERVED = frozenset({"operands", "gradients"})  # of the fault-free step
 K = 64  # one executable for all injections
 OPERANDS = {"input": "input", "kernel": "weight", "output": "output"}
@@ -50,7 +52,8 @@ MODELS = {"INPUT": Operand.INPUT, "WT": Operand.WEIGHT}
 
 def marked(workload, *values, id):
     """A parameter, with the slow mark but for QUICK workloads."""
-    return pytest.param(*values, id=id, marks=[] if workload in QUICK else [pytest.mark.slow])
+    marks = [] if workload in QUICK else [pytest.mark.slow, *([only_whole] if workload in OTHERS else [])]
+    return pytest.param(*values, id=id, marks=marks)
 
 
 def pytest_generate_tests(metafunc):

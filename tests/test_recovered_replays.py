@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from small import SITE, flags
+from whole import only_whole
 
 from fault_injection.commands.main import main
 from fault_injection.detection.recovery import RECOVERIES
@@ -39,9 +40,9 @@ def latent(tmp_path_factory):
     ("detector", "recovery"),
     [
         ("history_bound", "rewind"),
-        pytest.param("gradient_norm", "skip", marks=pytest.mark.slow),
+        pytest.param("gradient_norm", "skip", marks=[pytest.mark.slow, only_whole]),
         pytest.param("history_bound", "inverse", marks=pytest.mark.slow),
-        pytest.param("dr_dna", "recompute", marks=pytest.mark.slow),
+        pytest.param("dr_dna", "recompute", marks=[pytest.mark.slow, only_whole]),
         pytest.param("replay", "rewind", marks=pytest.mark.slow),
     ],
 )

@@ -5,18 +5,18 @@ import sys
 import jax
 import numpy as np
 import pytest
-import whole
+from whole import WHOLE, only_whole
 
 from fault_injection.machine.sources import ROOT
 from fault_injection.models.fault import Operand
-from fault_injection.models.observe.reductions import WHOLE
+from fault_injection.models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from fault_injection.workloads.registry import find_workload
 
 sys.path.insert(0, str(ROOT / "examples" / "resnet18_flax"))
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def as_users_have_it():
     with jax.numpy_dtype_promotion("standard"):
         yield
@@ -26,28 +26,42 @@ def test_gradients_of_kernels_agree():
     import my_run
 
     workload = find_workload("resnet18").embedded().changed(workers=1)
-    program = workload.program(frozenset(), reductions=frozenset({WHOLE}))
+    program = workload.program(frozenset(), reductions=frozenset({WHOLE_GRADIENTS}))
     _, report = program.step(program.place(program.init()), program.batch(0, 0), 0, 0)
     told = jax.device_get(report.reductions)
     state = my_run.create_state(workload.seed)
     found, _ = jax.jit(my_run.gradients)(state.params, state.batch_stats, my_run.get_batch(workload.seed, 0, 0))
     for layer in (name for name, leaves in found.items() if "kernel" in leaves):
-        explicit, flax = told[f"{WHOLE}/{layer}/kernel"], np.asarray(found[layer]["kernel"])
+        explicit, flax = told[f"{WHOLE_GRADIENTS}/{layer}/kernel"], np.asarray(found[layer]["kernel"])
         assert np.abs(explicit - flax).max() <= 1e-5 * np.abs(explicit).max(), layer
 
 
-def test_the_same_faults_have_the_same_verdicts():
+@pytest.fixture(scope="module")
+def drawn():
+    """Strikes, and both networks that can be struck by them."""
     import compare
 
-    strikes = compare.draw(0, 18 if whole.WHOLE else 12)
-    assert {(one.role, one.operand) for one in strikes} == {
+    strikes = compare.draw(0, 18 if WHOLE else 9)
+    return strikes, compare.doors(strikes)
+
+
+def test_the_same_faults_strike_the_same_numbers(drawn):
+    """Each role and operand once, at the first step, where both networks are alike."""
+    strikes, two = drawn
+    assert {(one.role, one.operand) for one in strikes[:9]} == {
         (role, operand) for role in ("forward", "grad_in", "grad_wt") for operand in Operand
     }
-    two = compare.doors(strikes)
-    for strike in strikes[:9]:  # each role and operand once, at the first step, where both networks are alike
+    for strike in strikes[:9]:
         (old, loss, _), (other, other_loss, _) = (door.one_step(strike) for door in two)
         assert other == pytest.approx(old, rel=1e-3, abs=1e-6), strike
         assert other_loss == pytest.approx(loss, rel=1e-3, nan_ok=True), strike
+
+
+@only_whole
+def test_the_same_faults_have_the_same_verdicts(drawn):
+    import compare
+
+    strikes, two = drawn
     noise = compare.spread(two)
     pairs = [[door.verdict(strike, noise).outcome for door in two] for strike in strikes]
     # Which other kinds there are depends on the processor.

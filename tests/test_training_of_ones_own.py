@@ -442,7 +442,7 @@ AS_COMMANDS = ("flax_linen", "shard_map")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", some(EXAMPLES, (*AS_COMMANDS, "llama")))
+@pytest.mark.parametrize("example", some(EXAMPLES, AS_COMMANDS))
 def test_every_site_and_operand_of_an_example_is_struck(example, cache):
     """In a process of its own: one of them needs eight devices."""
     if example in ("equinox", "easydel"):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from whole import WHOLE
 
 from fault_injection.campaign.page import percent
 from fault_injection.campaign.rates import Rate, wilson
@@ -266,7 +267,7 @@ CASES = {
 @pytest.mark.parametrize(("case", "experiments"), list(itertools.product(CASES, (60, 2400))))
 def test_nominal_95_percent_covers_at_least_94(case, experiments, stops):
     population = Population(len(case), *CASES[case])
-    campaigns = 600
+    campaigns = 600 if WHOLE else 300
     share = share_to_audit(experiments, 0.95)
     until = None
     if stops:  # at a width that some campaigns have at once, and others only after they have grown
@@ -274,6 +275,6 @@ def test_nominal_95_percent_covers_at_least_94(case, experiments, stops):
             rate.high - rate.low for rate in (estimated(population.sample(experiments, share)) for _ in range(20))
         ]
         until = 0.8 * float(np.median(widths))
-        campaigns = 300
+        campaigns = 300 if WHOLE else 150
     found = coverage(population, campaigns, experiments, share, until)
     assert found >= 0.94

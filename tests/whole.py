@@ -6,7 +6,10 @@
 import os
 from collections.abc import Iterable, Sequence
 
+import pytest
+
 WHOLE = os.environ.get("PROOFS") == "whole"
+only_whole = pytest.mark.skipif(not WHOLE, reason="takes minutes, and others prove it too: PROOFS=whole runs it")
 
 
 def some(cases: Sequence, kept: Iterable) -> list:
