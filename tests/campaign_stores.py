@@ -79,6 +79,7 @@ def result(number: int, **changes: object) -> Result:
         "setup_seconds": 0.0,
         "curve": np.linspace([2.0, 0.1], [1.0 + number, 0.5], steps, dtype="<f4").tobytes(),
         "alterations": (),
+        "comparison": None,
     }
     fields = {field.name for field in dataclasses.fields(Result)}
     assert fields == known.keys()

@@ -64,7 +64,15 @@ def test_an_audit_without_an_end_may_have_had_either():
 
 
 def row(n: int, outcome: str = MASKED, exit: str = "conditions", near: int = 0, ended: str | None = None):
-    return {"exit": exit, "outcome": outcome, "near": near, "early_rule": "at once", "ended": ended, "n": n}
+    return {
+        "exit": exit,
+        "outcome": outcome,
+        "near": near,
+        "early_rule": "at once",
+        "ended": ended,
+        "settled": None,
+        "n": n,
+    }
 
 
 PLAN = parse_plan('workload = "resnet18"\n[faults]\nexperiments = 100\n[faults.models]\nRD = 1\nZERO = 3')
@@ -107,7 +115,7 @@ def test_verdicts_near_a_threshold_are_a_kind_of_their_own_where_audits_tell_the
     assert (apart.audit, apart.audit_near) == (0.1, 1)
     found = tally_of(rows, apart)
     assert found.early.keys() == {GuessKind(False, True), GuessKind(True, True)}
-    assert found.settled().known == {MASKED: 4}
+    assert found.resolved().known == {MASKED: 4}
 
 
 @given(

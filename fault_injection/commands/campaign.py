@@ -49,7 +49,7 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
     drawn = _drawn(plan)
     disk, seconds = jobs.disk_bytes(plan, lab.golden), lab.golden.seconds_per_step() if made else None
     missing = plan.golden_epochs - (min(lab.golden.recorded(), plan.golden_epochs) if made else 0)
-    golden_steps = (missing + plan.twins * plan.golden_epochs) * plan.steps_per_epoch
+    golden_steps = plan.golden_steps - (plan.golden_epochs - missing) * plan.steps_per_epoch
     most = _steps_followed(plan)
     audits, audited = _audits(plan)
     least = most if plan.exit == "full" else 1.0

@@ -5,7 +5,7 @@ import functools
 import pathlib
 import time
 from collections.abc import Callable, Collection
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,15 @@ from ...models.bits import signed
 from ...models.fault import Fault, Struck, inactive_fault
 from ...models.site import Site
 from ...runs.course import Course
+from ...runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
 from ...runs.follow import follow
 from ...runs.golden_run import Golden, Repeats
 from ...runs.noise import noise_floor
-from ...runs.outcome import MASKED, Outcome
+from ...runs.outcome import MASKED, UNDECIDED, Outcome
 from ...runs.records import Recorder, Run, rows_of
-from ...runs.steps import Address, addresses, numbered
+from ...runs.steps import Address, Observer, addresses, numbered
 from ...runs.strikes import Strike
+from ...runs.twin_distance import limits_of, twin_distances
 from ...seam.checkpoint_faults import elements_of
 from ...seam.leaves import State
 from ...seam.stages import BESIDE, CHECKPOINT, UPDATE
@@ -29,8 +31,9 @@ from .conditions import CONDITIONS, Conditions, Rule, Seen
 from .early_verdict import Early, EarlyVerdict, Envelope
 from .plan import Plan
 from .projection import Projection
-from .result import END, HORIZON, Alteration, Result
+from .result import END, HORIZON, SETTLED, Alteration, Result
 from .sampling import Choice, choose, draw_experiment
+from .settled import Settled
 from .walk import Walk
 
 
@@ -42,6 +45,7 @@ class Trail(NamedTuple):
       ended: what ended it.
       early: the early verdict that its first steps allow, whether or not it ended there.
       seen: what its first steps have shown.
+      settled: what has compared it with a twin; None where nothing does.
       seconds: spent in its steps and evaluations.
     """
 
@@ -49,6 +53,7 @@ class Trail(NamedTuple):
     ended: str
     early: Early | None
     seen: Seen
+    settled: Settled | None
     seconds: float
 
 
@@ -73,6 +78,10 @@ class Laboratory:
             lambda epoch, step: Walk(golden, walks, epoch).state_before(step)
         )
         self.noise = functools.cache(lambda window: noise_floor(golden, plan.workload.epochs, window, plan.twins))
+        kept = f"twin_distances_{content_hash([plan.twins, plan.workload.epochs, source_of_verdicts(EXPERIMENT)])}.npz"
+        self.twin_limits = functools.cache(
+            lambda: limits_of(twin_distances(golden, plan.twins, plan.workload.epochs, golden.folder / kept))
+        )
         self._controlled: set[tuple[int, np.dtype, int]] = set()
 
     def control(self, at: Address, fault: Fault) -> float:
@@ -174,16 +183,35 @@ def _follow(lab: Laboratory, choice: Choice, supported: Collection[Rule]) -> Tra
         premises=beyond or _before_update(choice.site),
         unread=golden.program.extras.trains_without_statistics and not beyond,
     )
-    looking = [projection, verdict] if plan.schedule.single else []  # what strikes again is no premise of any rule
+    settled = _settled(lab, choice, course)
+    looking: list[Observer] = [projection, verdict] if plan.schedule.single else []  # what strikes again has no rule
+    looking += [] if settled is None else [settled]
 
     followed = course.take(lab.state_before(at.epoch, at.step), at, last, after=looking)
     seconds = followed.seconds
-    if followed.ended is None and last < end and verdict.given and plan.exit == "conditions":
-        # An audit goes on to the end, whatever the horizon.
+    guessed = (verdict.given and plan.exit == "conditions") or (settled is not None and settled.after is not None)
+    if followed.ended is None and last < end and guessed:
+        # What checks a guess goes on to the end, whatever the horizon.
         followed, last = course.take(followed.state, course.later(since(last) + 1), end, after=looking), end
         seconds += followed.seconds
     ended = followed.ended or (END if last == end else HORIZON)
-    return Trail(course, ended, verdict.given, verdict.seen, seconds)
+    return Trail(course, ended, verdict.given, verdict.seen, settled, seconds)
+
+
+def _settled(lab: Laboratory, choice: Choice, course: Course) -> Settled | None:
+    """What compares the run with a twin; None where the plan does not ask for it."""
+    if lab.plan.settled is None:
+        return None
+    return Settled(
+        lab.golden,
+        lab.plan.settled,
+        lab.twin_limits(),
+        course.since,
+        lab.record,
+        functools.partial(lab.golden_after, choice.at),
+        course.since(max(course.faults)),
+        ends=not choice.experiment.followed,
+    )
 
 
 def _before_update(site: Site) -> bool:
@@ -215,16 +243,9 @@ def _result(
     curve = np.stack([course.recorder.run.column(name)[e.step :] for name in ("loss", "metric")], axis=1).astype(
         np.float32
     )
-    outcome, rule, ended, steps = verdict.outcome, verdict.rule, trail.ended, len(curve)
-    audit_outcome, audit_rule, audit_steps = None, None, 0
-    if lab.plan.exit == "conditions" and early is not None and trail.early is not None:
-        if ended == CONDITIONS:
-            verdict = early
-        else:  # audited: what it would have said stands, and beside it what it came to
-            audit_outcome, audit_rule = outcome, rule
-            audit_steps = steps - trail.early.after - 1
-        outcome, rule, ended = early.outcome, early.rule, CONDITIONS
-        steps = trail.early.after + 1
+    said = _said(lab, trail, verdict, early, len(curve))
+    if trail.ended == CONDITIONS and early is not None:
+        verdict = early
     worse, leaf = verdict.worse or {}, verdict.first_nonfinite_state
     return Result(
         number=e.number,
@@ -243,10 +264,7 @@ def _result(
         new_bits=signed(struck.new[0]),
         operand_changed=int(struck.operand_changed),
         output_changed=int(struck.output_changed),
-        outcome=outcome,
-        rule=rule,
-        exit=ended,
-        steps=steps,
+        **said,
         first_nonfinite=verdict.first_nonfinite,
         nonfinite_leaf=None if leaf is None else str(leaf["leaf"]),
         nonfinite_leaf_after=None if leaf is None else int(leaf["steps"]),
@@ -260,15 +278,29 @@ def _result(
         loss_gap=trail.seen.loss_gap,
         worse_train=worse.get("train"),
         worse_test=worse.get("test"),
-        audit_outcome=audit_outcome,
-        audit_rule=audit_rule,
-        audit_steps=audit_steps,
         seconds=seconds,
         outside_seconds=seconds - trail.seconds - setting_up,
         setup_seconds=setting_up,
         curve=curve.tobytes(),
         alterations=_alterations(lab, choice, struck),
+        comparison=None if trail.settled is None else trail.settled.comparison(),
     )
+
+
+def _said(lab: Laboratory, trail: Trail, verdict: Outcome, early: Outcome | None, recorded: int) -> dict[str, Any]:
+    """The verdict, and beside a guess what its run came to, where it was followed: columns of a `Result`."""
+    guess, end = (verdict.outcome, verdict.rule, trail.ended), (verdict.outcome, verdict.rule)
+    steps, settled = recorded, trail.settled
+    if lab.plan.exit == "conditions" and early is not None and trail.early is not None:
+        guess, steps = (early.outcome, early.rule, CONDITIONS), trail.early.after + 1
+        if trail.ended == SETTLED and settled is not None:
+            end = (UNDECIDED, f"{settled.sentence()}; {verdict.rule}")
+    elif settled is not None and settled.after is not None:
+        guess, steps = (MASKED, settled.sentence(), SETTLED), settled.after + 1
+    followed = trail.ended != guess[2]
+    audit = (*end, recorded - steps) if followed else (None, None, 0)
+    names = ("outcome", "rule", "exit", "steps", "audit_outcome", "audit_rule", "audit_steps")
+    return dict(zip(names, (*guess, steps, *audit), strict=True))
 
 
 def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alteration, ...]:

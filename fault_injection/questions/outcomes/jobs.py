@@ -43,6 +43,8 @@ def make_golden(task: Task[Plan]) -> Ready:
         say(f"making a golden run of this campaign's own: {WHY_ANOTHER}")
     for run in _runs(plan, golden):
         run.make(plan.golden_epochs)
+    if plan.settled is not None:
+        lab.twin_limits()
     about = {"conditions": dataclasses.asdict(lab.conditions), "measure": dataclasses.asdict(golden.program.measure())}
     return Ready(plan_key(lab), golden.key, about, lab.walks)
 

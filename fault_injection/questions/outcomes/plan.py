@@ -93,6 +93,9 @@ class Plan:
       nonfinite: one of `NONFINITE_RULES`: what ends a run when it is not finite.
       schedule: when a fault strikes again.
       audit_open: whether the plan's file leaves `audit` open, so that it follows from `experiments`.
+      settled: as many consecutive steps a run has to be as near to the golden one as a twin, to end there; None follows
+        it on, see `settled.Settled`.
+      settled_follow: share of the runs that settled which are followed to the end all the same.
     """
 
     workload: Workload
@@ -111,6 +114,8 @@ class Plan:
     nonfinite: str = NONFINITE_RULES[0]
     schedule: Schedule = ONCE
     audit_open: bool = False
+    settled: int | None = None
+    settled_follow: float = 0.0
 
     @functools.cached_property
     def targets(self) -> dict[str, Site]:
@@ -179,6 +184,12 @@ class Plan:
             return self.workload.epochs
         return self.last_step(Address(max(self.epochs), self.steps_per_epoch - 1)).epoch + 1
 
+    @property
+    def golden_steps(self) -> int:
+        """Steps of the golden run and its twins, which are taken twice where their distances are measured."""
+        once = self.golden_epochs * self.steps_per_epoch * (1 + self.twins)
+        return once if self.settled is None else 2 * once
+
     def sentence(self) -> str:
         """The plan in words."""
         size = f"{self.experiments} experiments"
@@ -190,6 +201,11 @@ class Plan:
             models = f"{len(self.models)} altered checkpoints"
         struck = "sites" if self.leaf is None else f"leaves ({self.leaf})"
         w, again = self.workload, "" if self.schedule == ONCE else f", {self.schedule}"
+        if self.settled is not None:
+            ends += (
+                f", or until it was as near to the golden run as a twin for {self.settled} steps, "
+                f"{self.settled_follow:.0%} of these to the end all the same"
+            )
         return (
             f"{size}, on {w.title} ({w.details}): {len(self.sites)} {struck}, "
             f"{len(self.epochs)} of {w.epochs} epochs; {models}{again}; "
@@ -203,6 +219,8 @@ class Plan:
             del known[extent]
         if self.exit != "conditions":  # no verdict to audit
             del known["audit"], known["audit_near"]
+        if self.settled is None:
+            del known["settled"], known["settled_follow"]
         return known
 
     def grown(self, begun: "Plan | None") -> "Plan":
@@ -246,6 +264,8 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
         "horizon": plan.horizon is None or plan.horizon > 0,
         "audit": 0 <= plan.audit <= 1 and 0 <= (plan.audit_near or 0) <= 1,
         "twins": 0 <= plan.twins < 100,
+        "settled": plan.settled is None or (plan.settled > 0 and plan.twins > 1 and plan.exit != "full"),
+        "settled_follow": 0 <= plan.settled_follow <= 1,
     }
     for name, right in sound.items():
         if not right:

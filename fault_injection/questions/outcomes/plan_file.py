@@ -15,6 +15,7 @@ from ...machine.files import read_text
 from ...models.fault import Operand
 from ...models.site import Site
 from ...seam.measure import NONFINITE_RULES
+from ...seam.stages import CHECKPOINT
 from ...seam.workload import Workload
 from ...workloads.registry import find_workload
 from .audits import share_to_audit
@@ -28,7 +29,8 @@ FAULTS = (
     *("seed", "models", "schedule"),
 )
 FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
-RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite")
+RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite", "settled", "settled_follow")
+FOLLOWED = 0.5  # share of the runs that settled which are followed to the end, where the plan does not say
 
 
 def read_plan(path: pathlib.Path) -> Plan:
@@ -62,6 +64,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
     if twins == 1:
         raise read.wrong("run.twins", "1; a spread needs two at least")
     struck = _start(document, workload, read) if "start" in document else _faults(document, workload, exit, read)
+    settled, followed = _settled(document, run, exit, struck.get("schedule", ONCE), read)
     share = read.number(run, "run.audit", None, 0, 1)
     if share is None:
         share = share_to_audit(struck["experiments"], struck["confidence"]) if exit == "conditions" else 0.0
@@ -74,8 +77,31 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         audit_open="audit" not in run,
         twins=twins,
         nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
+        settled=settled,
+        settled_follow=followed,
         **struck,
     )
+
+
+def _settled(
+    document: Mapping[str, Any], run: Mapping[str, Any], exit: str, schedule: Schedule, read: Reader
+) -> tuple[int | None, float]:
+    """`settled` and `settled_follow`; refused where a run cannot be compared with a twin."""
+    steps = read.whole(run, "run.settled", None, 1, 10**6)
+    if steps is None:
+        if "settled_follow" in run:
+            raise read.wrong("run.settled_follow", "has no effect without run.settled")
+        return None, 0.0
+    if exit == "full":
+        raise read.wrong("run.settled", "the exit mode 'full' follows every run to the end")
+    if not read.whole(run, "run.twins", 0, 0, 99):
+        raise read.wrong("run.settled", "compares runs with twins, and the plan has none; expected such as twins = 3")
+    if "start" in document or read.table(document, "faults").get("stages") == [CHECKPOINT]:
+        what = "runs that restart from an altered checkpoint are followed"
+        raise read.wrong("run.settled", f"does not go with checkpoints: {what}; leave it out")
+    if not schedule.single and schedule.steps is None:
+        raise read.wrong("run.settled", f"does not go with the schedule '{schedule}', which strikes to the end")
+    return steps, float(read.number(run, "run.settled_follow", FOLLOWED, 0, 1))
 
 
 def _faults(document: Mapping[str, Any], workload: Workload, exit: str, read: Reader) -> dict[str, Any]:

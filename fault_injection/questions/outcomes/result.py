@@ -4,6 +4,7 @@ import dataclasses
 from typing import NamedTuple
 
 HORIZON, END = "horizon", "end"  # what ended an experiment that no observer ended
+SETTLED = "settled"  # the reason to end a run that is no further from the golden one than a twin
 
 
 class Alteration(NamedTuple):
@@ -15,11 +16,25 @@ class Alteration(NamedTuple):
     after: int
 
 
+class Comparison(NamedTuple):
+    """A run that was compared with the golden run's state, see `settled.Settled`.
+
+    Attributes:
+      settled_after: steps after the faulty one at which it settled; None where it did not.
+      ended: 1 where it was not followed any further, 0 where it was.
+      golden_steps: steps of the golden run that were taken beside it.
+    """
+
+    settled_after: int | None
+    ended: int
+    golden_steps: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What came of an experiment: a row of the store but for its key (docs/campaign.md, Store).
 
-    `alterations` are rows of their own table.
+    `alterations` and `comparison` are rows of their own tables.
     """
 
     number: int
@@ -63,3 +78,4 @@ class Result:
     setup_seconds: float
     curve: bytes
     alterations: tuple[Alteration, ...] = ()
+    comparison: Comparison | None = None

@@ -30,6 +30,7 @@ class Experiment:
       model: the fault model, which names the operand.
       audited: whether an early verdict is compared with the run to the end.
       audited_near: the same of an early verdict near a threshold, where the plan tells these apart.
+      followed: whether its run is followed to the end also once it has settled.
     """
 
     number: int
@@ -40,6 +41,7 @@ class Experiment:
     model: Model
     audited: bool
     audited_near: bool
+    followed: bool
 
     @property
     def operand(self) -> Operand:
@@ -65,6 +67,7 @@ def draw_experiment(plan: Plan, number: int) -> Experiment:
         model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
         audited=bool(rng.random() < plan.audit),
         audited_near=bool(rng.random() < (plan.audit_near or 0)),
+        followed=bool(rng.random() < plan.settled_follow),
     )
     if not plan.restarts:
         return found

@@ -22,15 +22,17 @@ from .plan import Plan
 from .result import Result
 
 ALTERATIONS = "alterations"  # the table that stores made before 2026-11-24 do not have
+COMPARISONS = "comparisons"  # the table that stores made before 2026-11-28 do not have
+APART = (ALTERATIONS, "comparison")  # fields of a `Result` that are rows of those
 CURVE = 8  # bytes of a curve's row: loss and metric, float32
 NOT_JSON = object()
 
 
 def result_columns() -> dict[str, Column]:
-    """The columns of a `Result`; its alterations are rows of another table."""
+    """The columns of a `Result`; what is in `APART` are rows of other tables."""
     columns = {}
     for field, kind in typing.get_type_hints(Result).items():
-        if field == ALTERATIONS:
+        if field in APART:
             continue
         null = isinstance(kind, types.UnionType)
         base = next(k for k in typing.get_args(kind) if k is not types.NoneType) if null else kind
@@ -46,6 +48,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "walks": {"number": WHOLE, "epoch": WHOLE, "steps": WHOLE, "seconds": REAL},
     "experiments": {**result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
     ALTERATIONS: {"key": TEXT, "number": WHOLE, "array": TEXT, "position": WHOLE, "before": WHOLE, "after": WHOLE},
+    COMPARISONS: {"number": WHOLE, "settled_after": Column(int, null=True), "ended": WHOLE, "golden_steps": WHOLE},
 }
 TABLES = {name: StoredTable(name, columns) for name, columns in COLUMNS.items()}
 
@@ -70,6 +73,13 @@ def describes(kept: Any, kind: type[Conditions] | type[Measure]) -> bool:
         return False
     typed = all(fits(getattr(value, name), hint) for name, hint in typing.get_type_hints(kind).items())
     return typed and (not isinstance(value, Measure) or value.better in ("higher", "lower"))
+
+
+def is_comparison(row: sqlite3.Row) -> bool:
+    """Whether a row of `COMPARISONS` is one that this program writes."""
+    after, steps = row["settled_after"], row["golden_steps"]
+    whole = all(type(number) is int and number >= 0 for number in (0 if after is None else after, steps))
+    return whole and row["ended"] in (0, 1) and (after is not None or not row["ended"])
 
 
 def wrong_column(plan: Plan) -> Callable[[sqlite3.Row], str | None]:

@@ -20,7 +20,7 @@ from . import schema
 from .conditions import Conditions
 from .plan import Plan, restore_plan
 from .result import Result
-from .schema import ALTERATIONS, TABLES
+from .schema import ALTERATIONS, COMPARISONS, TABLES
 
 VERSION = 4
 NAME = "campaign.sqlite"
@@ -42,7 +42,7 @@ class Store(ComparedStore):
 
     WHAT, FILE = "campaign", NAME
     APPLICATION, VERSION = 0x46494A31, VERSION  # "FIJ1"
-    TABLES, LATER = TABLES, frozenset({ALTERATIONS})
+    TABLES, LATER = TABLES, frozenset({ALTERATIONS, COMPARISONS})
     MENDS, REMEDY = True, "restore a copy, or choose another --out"
 
     def __init__(self, folder: pathlib.Path, write: bool = False):
@@ -79,6 +79,9 @@ class Store(ComparedStore):
         for row in self.query("SELECT id, description FROM environments"):
             if not isinstance(schema.parsed(row["description"]), dict):
                 raise self.not_ours(f"environment {row['id']}")
+        for row in self.query(f"SELECT * FROM {COMPARISONS}"):
+            if not schema.is_comparison(row):
+                raise self.not_ours(f"comparison {row['number']}")
         if plan is None:
             return
         wrong_in = schema.wrong_column(plan)
@@ -112,7 +115,12 @@ class Store(ComparedStore):
         return lost
 
     def _remove_halves(self) -> None:
-        """Remove alterations without their experiment, and experiments without all of their alterations."""
+        """Remove what belongs to an experiment that is lost, and experiments that have lost what belongs to them."""
+        plan = self.about().get("plan") or {}
+        if COMPARISONS in self.tables and (plan.get("settled") or self.query(f"SELECT 1 FROM {COMPARISONS}")):
+            for database in (self.connection, self._copy):
+                database.execute(f"DELETE FROM experiments WHERE number NOT IN (SELECT number FROM {COMPARISONS})")
+                database.execute(f"DELETE FROM {COMPARISONS} WHERE number NOT IN (SELECT number FROM experiments)")
         if ALTERATIONS not in self.tables:
             return
         count = f"(SELECT count(*) FROM {ALTERATIONS} a WHERE a.number = experiments.number)"
@@ -200,6 +208,8 @@ class Store(ComparedStore):
                 return
             known = (getattr(result, name) for name in schema.result_columns())
             self._insert("experiments", [*known, experiment_key(plan_key, number), identity, _now()])
+            if result.comparison is not None:
+                self._insert(COMPARISONS, [number, *result.comparison])
             for k, alteration in enumerate(result.alterations):
                 self._insert(ALTERATIONS, [f"{number}/{k}", number, *alteration])
 

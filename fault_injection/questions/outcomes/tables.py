@@ -14,7 +14,7 @@ from ...machine.files import write_atomically, write_text
 from .standing import outcome_rates
 from .store import Store
 
-TABLES = ("experiments", "alterations", "environments", "events", "walks")
+TABLES = ("experiments", "alterations", "comparisons", "environments", "events", "walks")
 FORMATS = ("csv", "parquet")
 
 

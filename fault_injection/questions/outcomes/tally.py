@@ -1,7 +1,8 @@
 """Experiments counted by what is known of them, and the rates that follow.
 
 An experiment that a proof ended, or that was followed to its end, is known.  One that ended with an early
-verdict is a guess, unless an audit followed it.  Of guesses `campaign.two_phase` gives honest intervals.
+verdict, or settled, is a guess, unless it was followed all the same.  Of guesses `campaign.two_phase` gives honest
+intervals.
 """
 
 import collections
@@ -17,8 +18,12 @@ from ...campaign.two_phase import Estimate, Guesses, two_phase
 from ...runs.outcome import MASKED, OUTCOMES, UNDECIDED
 from .conditions import CONDITIONS
 from .plan import Plan
+from .result import SETTLED
 
 Counts = collections.Counter[str]  # experiments by outcome
+
+
+GUESSES = (CONDITIONS, SETTLED)  # what ends an experiment with a guess
 
 
 class GuessKind(NamedTuple):
@@ -27,7 +32,8 @@ class GuessKind(NamedTuple):
     Attributes:
       near: whether they are near a threshold; False where audits do not tell these apart.
       masked: whether they say *Masked*.
-      rule: by which, where each rule answers for itself (`Plan.beyond_premises`); else empty.
+      rule: by which, where each rule answers for itself (`Plan.beyond_premises`); `SETTLED` of runs that settled
+        without an early verdict; else empty.
     """
 
     near: bool
@@ -48,30 +54,55 @@ class Verdicts:
       open: by outcome, those whose audit has no end that is known.
       ends: the others, by what they came to at the end.
       changed: how many of these came to another outcome than the early verdict's.
+      settled: audits whose run settled (`settled.Settled`), apart from all others; None where none did.
     """
 
     guessed: Counts = dataclasses.field(default_factory=collections.Counter)
     open: Counts = dataclasses.field(default_factory=collections.Counter)
     ends: Counts = dataclasses.field(default_factory=collections.Counter)
     changed: int = 0
+    settled: "Verdicts | None" = None
 
     def __add__(self, other: "Verdicts") -> "Verdicts":
-        ours, theirs = vars(self).values(), vars(other).values()
-        return Verdicts(*map(operator.add, ours, theirs))
+        nested = [one.settled for one in (self, other) if one.settled is not None]
+        return Verdicts(
+            self.guessed + other.guessed,
+            self.open + other.open,
+            self.ends + other.ends,
+            self.changed + other.changed,
+            functools.reduce(operator.add, nested) if nested else None,
+        )
 
     @property
     def counts(self) -> Counts:
         """All of them by the outcome that is best known."""
-        return self.guessed + self.open + self.ends
+        own = self.guessed + self.open + self.ends
+        return own if self.settled is None else own + self.settled.counts
+
+    @property
+    def unfollowed(self) -> int:
+        """How many have no end that is known."""
+        own = self.guessed.total() + self.open.total()
+        return own if self.settled is None else own + self.settled.unfollowed
+
+    @property
+    def followed(self) -> int:
+        """How many were followed to an end that is known."""
+        return self.counts.total() - self.unfollowed
+
+    @property
+    def changes(self) -> int:
+        """How many of these came to another outcome than the early verdict's."""
+        return self.changed if self.settled is None else self.changed + self.settled.changed
 
     def early(self, wanted: Collection[str], scale: float | None = None) -> Guesses:
         """What they say of some outcomes; `scale` is how many they count as."""
         counts = self.counts
         total = counts.total()
         times = 1.0 if scale is None else scale / total
-        return Guesses(
-            times * total, times * _of(counts, wanted), self.ends.total(), _of(self.ends, wanted), self.open.total()
-        )
+        settled = None if self.settled is None else self.settled.early(wanted)
+        ends, found = self.ends.total(), _of(self.ends, wanted)
+        return Guesses(times * total, times * _of(counts, wanted), ends, found, self.open.total(), settled)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,14 +138,14 @@ class Tally:
         """How many have a verdict other than undecided."""
         return self.total - self.counts[UNDECIDED]
 
-    def settled(self, leave: Collection[GuessKind] = ()) -> "Tally":
+    def resolved(self, leave: Collection[GuessKind] = ()) -> "Tally":
         """The same, where kinds whose experiments were all followed to a known end are no guesses any more.
 
         Args:
           leave: kinds that are left as they are; by default none.
         """
-        left = {k: v for k, v in self.early.items() if k in leave or v.guessed or v.open}
-        known = sum((v.ends for k, v in self.early.items() if k not in left), self.known)
+        left = {k: v for k, v in self.early.items() if k in leave or v.unfollowed}
+        known = sum((v.counts for k, v in self.early.items() if k not in left), self.known)
         return Tally(known, left)
 
     def rate(self, wanted: Collection[str], confidence: float, decided: bool = False) -> Rate:
@@ -123,15 +154,15 @@ class Tally:
         Args:
           decided: whether it is the share of the decided experiments, and not of all.
         """
-        settled = self.settled()
-        known = settled.known.copy()
+        resolved = self.resolved()
+        known = resolved.known.copy()
         if decided:
             del known[UNDECIDED]
         found, total = _of(self.counts, wanted), self.decided if decided else self.total
-        if not settled.early:
+        if not resolved.early:
             return wilson(found, total, confidence)._replace(audits=self._audits)
         ours = _of(known, wanted)
-        early = [verdicts.early(wanted) for verdicts in settled.early.values()]
+        early = [verdicts.early(wanted) for verdicts in resolved.early.values()]
         return self._rated(found, total, two_phase(ours, known.total() - ours, early, confidence))
 
     def shares(self) -> dict[str, float]:
@@ -149,12 +180,12 @@ class Tally:
 
     @property
     def _audits(self) -> int:
-        return sum(verdicts.ends.total() for verdicts in self.early.values())
+        return sum(verdicts.followed for verdicts in self.early.values())
 
     def _rated(self, found: int, total: int, estimate: Estimate) -> Rate:
         """A rate that says what it rests on."""
         early = self.early.values()
-        without_end = [verdicts.guessed.total() + verdicts.open.total() for verdicts in early]
+        without_end = [verdicts.unfollowed for verdicts in early]
         return Rate(
             found,
             total,
@@ -163,29 +194,39 @@ class Tally:
             estimate.high,
             guesses=sum(without_end),
             audits=self._audits,
-            unaudited=sum(n for n, verdicts in zip(without_end, early, strict=True) if not verdicts.ends),
+            unaudited=sum(n for n, verdicts in zip(without_end, early, strict=True) if not verdicts.followed),
         )
 
 
 def tally_of(rows: Iterable[sqlite3.Row], plan: Plan) -> Tally:
-    """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, early_rule, ended, n."""
+    """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, early_rule, ended, settled, n."""
     known: Counts = collections.Counter()
     early: dict[GuessKind, Verdicts] = {}
     for row in rows:
         outcome, ended, n = row["outcome"], row["ended"], row["n"]
-        if row["exit"] != CONDITIONS or outcome == UNDECIDED:
+        if row["exit"] not in GUESSES or outcome == UNDECIDED:
             known[outcome] += n
             continue
-        rule = row["early_rule"] if plan.beyond_premises else ""
-        kind = GuessKind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED, rule)
-        if ended is None:
-            one = Verdicts(guessed=collections.Counter({outcome: n}))
-        elif ended == UNDECIDED:
-            one = Verdicts(open=collections.Counter({outcome: n}))
+        if row["exit"] == SETTLED:
+            kind = GuessKind(False, outcome == MASKED, SETTLED)
         else:
-            one = Verdicts(ends=collections.Counter({ended: n}), changed=n if ended != outcome else 0)
+            rule = row["early_rule"] if plan.beyond_premises else ""
+            kind = GuessKind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED, rule)
+        if row["exit"] == CONDITIONS and row["settled"] is not None:  # an audit that settled
+            one = Verdicts(settled=_counted(MASKED, None if row["settled"] else ended, n, outcome))
+        else:
+            one = _counted(outcome, ended, n, outcome)
         early[kind] = early.get(kind, Verdicts()) + one
     return Tally(known, dict(sorted(early.items())))
+
+
+def _counted(guess: str, ended: str | None, n: int, said: str) -> Verdicts:
+    """Experiments with a guess, by what they came to at the end, which is compared with what was `said`."""
+    if ended is None:
+        return Verdicts(guessed=collections.Counter({guess: n}))
+    if ended == UNDECIDED:
+        return Verdicts(open=collections.Counter({guess: n}))
+    return Verdicts(ends=collections.Counter({ended: n}), changed=n if ended != said else 0)
 
 
 def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float) -> Rate:
@@ -200,7 +241,7 @@ def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float)
     """
     parts = [(tally, weight) for tally, weight in parts if tally.decided]
     whole = functools.reduce(operator.add, (tally for tally, _ in parts), Tally())
-    pooled = whole.settled()
+    pooled = whole.resolved()
     wanted = [name for name in whole.counts if name not in (MASKED, UNDECIDED)]
     if not pooled.early:
         known_ends = [(_of(tally.counts, wanted), tally.decided, weight) for tally, weight in parts]
@@ -209,7 +250,7 @@ def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float)
     shares = {kind: verdicts.early(wanted).share for kind, verdicts in pooled.early.items()}
     known, early, cells = 0.0, dict.fromkeys(pooled.early, 0.0), []
     for tally, weight in parts:
-        part = tally.settled(leave=pooled.early)
+        part = tally.resolved(leave=pooled.early)
         numbers = {kind: verdicts.counts.total() for kind, verdicts in part.early.items()}
         ours = _of(part.known, wanted)
         known += weight / scale * ours / tally.decided

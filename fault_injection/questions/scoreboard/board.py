@@ -12,9 +12,8 @@ from ...campaign.rates import Rate, wilson
 from ...machine.errors import InputError, Untrustworthy
 from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
 from ...runs.steps import Address
-from ..outcomes.conditions import CONDITIONS
 from ..outcomes.report.facts import decode
-from ..outcomes.report.queries import VERDICT
+from ..outcomes.report.queries import GUESSED, VERDICT
 from ..outcomes.store import Store
 from .store import EXPERIMENT, ScoreStore
 from .tasks import SWEPT, watched_steps
@@ -24,7 +23,7 @@ MILLION = 1_000_000
 VERDICTS = (
     f"SELECT number, epoch, step, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, variance_excess, "
     "exit, audit_outcome, first_nonfinite, exactly_masked_after, steps + audit_steps AS recorded, curve, "
-    f"exit = '{CONDITIONS}' AND nullif(audit_outcome, '{UNDECIDED}') IS NULL AS guessed FROM experiments"
+    f"{GUESSED} AS guessed FROM experiments"
 )
 
 
@@ -235,12 +234,12 @@ def _as_long(watched: int, whole: int, row: Any) -> bool:
     """Whether a run was watched for as many steps as one with this verdict is.
 
     Both end where they are exactly masked.  The judged run alone ends at a value that is not finite, and at an early
-    verdict that is not audited; after it, the watched run may be exactly masked at any step.
+    verdict or a settled state that is not followed; after it, the watched run may be exactly masked at any step.
     """
     judged, masked = row["recorded"], row["exactly_masked_after"]
     if masked is not None:
         return bool(watched == min(masked + 1, whole) <= judged)
     nonfinite = row["first_nonfinite"] is not None
-    if judged < whole and (nonfinite or (row["exit"] == CONDITIONS and row["audit_outcome"] is None)):
+    if judged < whole and (nonfinite or row["guessed"]):
         return bool(judged + (not nonfinite) <= watched <= whole)
     return bool(watched == whole <= judged)

@@ -64,6 +64,7 @@ def _all_steps(facts: Facts) -> Table:
         "verdicts": spent.experiments,
         "audits": spent.audits,
         "walks": spent.walks,
+        **({} if facts.plan.settled is None else {"golden run, beside runs that may settle": spent.beside}),
         "golden run and twins": spent.golden,
     }
     rows: list[dict[str, Cell]] = [

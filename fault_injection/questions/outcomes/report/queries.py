@@ -2,15 +2,21 @@
 
 WORST = 6  # experiments shown with their curves
 
+# Of an experiment whose run settled, 1 where it was not followed any further, and 0 where it was; else null.
+SETTLED = "(SELECT ended FROM comparisons WHERE comparisons.number = experiments.number AND settled_after IS NOT NULL)"
+
 # What is best known of an experiment: what an audit found at the end, if it found anything, or else the verdict.
-VERDICT = "coalesce(nullif(audit_outcome, 'Undecided'), outcome)"
+VERDICT = f"coalesce(nullif(audit_outcome, 'Undecided'), CASE {SETTLED} WHEN 1 THEN 'Masked' END, outcome)"
+
+# Whether that is a guess: nobody has followed the run to its end, and nothing proves it.
+GUESSED = "(exit IN ('conditions', 'settled') AND nullif(audit_outcome, 'Undecided') IS NULL)"
 
 # What a rate is computed from: what ended experiments, their verdicts, and what became of early ones.
-KNOWN = "exit, outcome, near, early_rule, audit_outcome AS ended, count(*) AS n FROM experiments"
-BY = "exit, outcome, near, early_rule, audit_outcome"
+KNOWN = f"exit, outcome, near, early_rule, audit_outcome AS ended, {SETTLED} AS settled, count(*) AS n FROM experiments"
+BY = f"exit, outcome, near, early_rule, audit_outcome, {SETTLED}"
 
 # What a run came to at the end, whatever an early verdict says; null where nobody looked.
-AT_THE_END = "CASE exit WHEN 'conditions' THEN audit_outcome ELSE outcome END"
+AT_THE_END = "CASE WHEN exit IN ('conditions', 'settled') THEN audit_outcome ELSE outcome END"
 
 QUERIES = {
     "outcomes": f"SELECT {KNOWN} GROUP BY {BY}",
@@ -22,7 +28,8 @@ QUERIES = {
     "bits": f"SELECT site, operand, bit, {KNOWN} WHERE bit IS NOT NULL GROUP BY site, operand, bit, {BY}",
     "cells": "SELECT model AS 'fault model', stage, site, coalesce(CAST(bit AS TEXT), '') AS bit, exit AS 'ended by', "
     "CASE near WHEN 1 THEN 'yes' ELSE 'no' END AS 'near a threshold', outcome, "
-    "coalesce(audit_outcome, '') AS 'at the end, by its audit', count(*) AS experiments FROM experiments "
+    f"CASE {SETTLED} WHEN 1 THEN 'settled' WHEN 0 THEN audit_outcome || ' (settled before)' "
+    "ELSE coalesce(audit_outcome, '') END AS 'at the end, by its audit', count(*) AS experiments FROM experiments "
     f"GROUP BY model, stage, site, experiments.bit, {BY}",
     "latency": "SELECT first_nonfinite AS steps, count(*) AS n FROM experiments "
     f"WHERE first_nonfinite IS NOT NULL AND {VERDICT} <> 'Masked' GROUP BY first_nonfinite ORDER BY first_nonfinite",
@@ -42,11 +49,20 @@ QUERIES = {
     "ELSE step + first_nonfinite + 1 END) AS steps, "
     "sum(CASE exit WHEN 'end' THEN (:epochs - epoch) * :steps_per_epoch - step ELSE steps END) AS ours, "
     "sum(CASE WHEN audit_outcome IS NULL THEN 0 WHEN coalesce(first_nonfinite, exactly_masked_after) IS NOT NULL "
-    "THEN audit_steps ELSE (:epochs - epoch) * :steps_per_epoch - step - steps END) AS audits FROM experiments",
+    f"OR {SETTLED} = 1 THEN audit_steps ELSE (:epochs - epoch) * :steps_per_epoch - step - steps END) AS audits "
+    "FROM experiments",
     "steps": "SELECT coalesce(sum(steps), 0) AS verdicts, coalesce(sum(audit_steps), 0) AS audits, "
-    "(SELECT coalesce(sum(steps), 0) FROM walks) AS walks FROM experiments",
+    "(SELECT coalesce(sum(steps), 0) FROM walks) AS walks, "
+    "(SELECT coalesce(sum(golden_steps), 0) FROM comparisons) AS beside FROM experiments",
     "audit": f"SELECT early_rule, near, early_outcome, {AT_THE_END} AS verdict, count(*) AS n FROM experiments "
     "WHERE early_rule IS NOT NULL GROUP BY 1, 2, 3, 4",
+    "settled": f"SELECT CASE exit WHEN 'settled' THEN '' ELSE outcome END AS early, "
+    f"nullif(audit_outcome, 'Undecided') AS verdict, {SETTLED} AS ended, count(*) AS n, avg(settled_after) AS after "
+    "FROM experiments JOIN comparisons USING (number) WHERE settled_after IS NOT NULL GROUP BY 1, 2, 3",
+    "unlike": "SELECT CAST(number AS TEXT) AS experiment, site, model AS 'fault model', "
+    "settled_after AS 'steps until it settled', audit_outcome AS 'at the end', audit_rule AS rule "
+    "FROM experiments JOIN comparisons USING (number) WHERE settled_after IS NOT NULL AND ended = 0 "
+    "AND audit_outcome NOT IN ('Masked', 'Undecided') ORDER BY number",
     "support": "SELECT early_rule AS rule, count(*) AS audits, sum(audit_outcome <> outcome) AS changed "
     "FROM experiments WHERE audit_outcome <> 'Undecided' GROUP BY early_rule",
     "disagreeing": "SELECT CAST(number AS TEXT) AS experiment, site, model AS 'fault model', "

@@ -11,9 +11,10 @@ from .conduct import accounting, all_counts, audited, environment, not_modelled
 from .facts import Facts
 from .findings import depth, grouped, inverted_bits, latency, necessary_condition, outcomes, worst
 from .queries import QUERIES
+from .settled import settled
 from .summary import summary
 
-SECTIONS: Sequence[Callable[[Facts], Section]] = (
+SECTIONS: Sequence[Callable[[Facts], Section | None]] = (
     worst,
     outcomes,
     grouped("models", "Fault models", "fault model", "A fault model says which elements become what.", True),
@@ -27,6 +28,7 @@ SECTIONS: Sequence[Callable[[Facts], Section]] = (
     necessary_condition,
     accounting,
     audited,
+    settled,
     all_counts,
     environment,
     not_modelled,
@@ -45,7 +47,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
     with Store(folder) as store:
         facts = Facts(store)
         title = f"Campaign: {facts.plan.workload.title}"
-        sections = [section(facts) for section in SECTIONS]
+        sections = [made for section in SECTIONS if (made := section(facts)) is not None]
         whole = page(title, summary(facts), sections, QUERIES)
     figures.write(folder / "figures", sections)
     write_text(folder / "report.html", whole)

@@ -6,6 +6,7 @@ from typing import NamedTuple
 from ....campaign.rates import Rate
 from ....runs.outcome import MASKED, UNDECIDED
 from ..conditions import CONDITIONS
+from ..result import SETTLED
 from ..tally import GuessKind, Tally
 from .facts import Facts, Group
 
@@ -21,30 +22,37 @@ class Cost(NamedTuple):
     """Training steps of a campaign.
 
     Attributes:
-      experiments, audits, walks, golden: steps run for verdicts, beyond early ones to audit them,
-        through the golden run to reach the states before the faults, and for the golden run and
-        its twins.
+      experiments, audits, walks, beside, golden: steps run for verdicts, beyond early ones to audit them,
+        through the golden run to reach the states before the faults, of the golden run beside runs that may settle,
+        and for the golden run and its twins.
       published: steps of the published procedure for the same experiments.
     """
 
     experiments: int
     audits: int
     walks: int
+    beside: int
     golden: int
     published: int
 
     @property
     def total(self) -> int:
         """All steps that were run."""
-        return self.experiments + self.audits + self.walks + self.golden
+        return self.experiments + self.audits + self.walks + self.beside + self.golden
 
 
 def cost(facts: Facts) -> Cost:
     """What a campaign cost."""
     (steps,) = facts.rows("steps")
     (published,) = facts.rows("published", epochs=facts.epochs, steps_per_epoch=facts.plan.steps_per_epoch)
-    golden = facts.plan.golden_epochs * facts.plan.steps_per_epoch * (1 + facts.plan.twins)
-    return Cost(steps["verdicts"], steps["audits"], steps["walks"], golden, published["steps"] or 0)
+    return Cost(
+        steps["verdicts"],
+        steps["audits"],
+        steps["walks"],
+        steps["beside"],
+        facts.plan.golden_steps,
+        published["steps"] or 0,
+    )
 
 
 class Audited(NamedTuple):
@@ -67,7 +75,9 @@ def audit(facts: Facts) -> list[Audited]:
     """What audits say of early verdicts, by their kind; of other exit modes, what `conditions` would have said."""
     if facts.plan.exit == CONDITIONS:
         kinds = facts.tally.early.items()
-        return [Audited(str(kind), v.counts.total(), v.ends.total(), v.changed) for kind, v in kinds]
+        return [
+            Audited(str(kind), v.counts.total(), v.followed, v.changes) for kind, v in kinds if kind.rule != SETTLED
+        ]
     found: dict[GuessKind, list[int]] = {}
     for row in facts.rows("audit"):
         numbers = found.setdefault(GuessKind(bool(row["near"]), row["early_outcome"] == MASKED), [0, 0, 0])
