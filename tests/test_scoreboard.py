@@ -76,7 +76,8 @@ def judged(steps, **ended):
     """A row of a campaign that took `steps` steps."""
     curve = np.stack([LOSSES[:steps], np.zeros(steps, np.float32)], 1)
     row = dict.fromkeys(("audit_outcome", "first_nonfinite", "exactly_masked_after"))
-    return row | {"old_bits": 1, "new_bits": 2, "exit": "end", "curve": curve.tobytes(), "recorded": steps} | ended
+    row |= {"old_bits": 1, "new_bits": 2, "exit": "end", "curve": curve.tobytes(), "recorded": steps} | ended
+    return row | {"guessed": row["exit"] in ("conditions", "settled") and row["audit_outcome"] is None}
 
 
 EARLY = {"exit": "conditions"}
@@ -93,6 +94,7 @@ MASKED_AFTER = {"exit": "exact", "exactly_masked_after": 1}
         (judged(5, **MASKED_AFTER), {2}),  # noted, and followed on
         (judged(2, exit="non-finite", first_nonfinite=1), {2, 3, 4}),  # watched beyond it
         (judged(2, **EARLY), {3, 4}),  # nobody judged what came later
+        (judged(2, exit="settled"), {3, 4}),
         (judged(5, **AUDITED), {4}),
         (judged(2, **AUDITED), ()),
     ],

@@ -2,21 +2,33 @@
 
 import argparse
 import pathlib
+from typing import Any
 
-from ..machine.errors import InputError
+from ..machine.errors import InputError, did_you_mean
 from ..questions.outcomes.standing import standing
 from .arguments import json_option, tell, tell_json
+
+FLEET = ("devices", "fit", "score", "detector")
 
 
 def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("campaigns", type=pathlib.Path, nargs="+", metavar="DIR", help="folder of a campaign")
     sub.add_argument("--out", type=pathlib.Path, help="folder of the comparison of several (default: comparison)")
+    sub.add_argument(
+        "--fleet",
+        metavar="devices=N[,fit=RATE][,score=DIR,detector=NAME]",
+        help="write the fleet card instead: expected harm a month on so many devices. RATE is in failures per 1e9 "
+        "device hours, one or LOW-HIGH (default: 280-510, published); DIR is the folder of a scoreboard",
+    )
     json_option(sub)
 
 
 def run(options: argparse.Namespace) -> None:
     if len(options.campaigns) == 1 and options.out is not None:
         raise InputError("--out belongs to a comparison; the report of a campaign is written to its folder")
+    if options.fleet is not None:
+        _fleet(options)
+        return
     if len(options.campaigns) > 1:
         from ..questions.outcomes.report.comparison import write_comparison  # Matplotlib is slow to import
 
@@ -31,3 +43,75 @@ def run(options: argparse.Namespace) -> None:
         tell_json({"report": str(page), **stated})
         return
     tell(f"written to {page}")
+
+
+def _fleet(options: argparse.Namespace) -> None:
+    """Write the fleet card, and say what it says."""
+    if len(options.campaigns) > 1:
+        raise InputError("--fleet is of one campaign; give one folder")
+    from ..questions.outcomes.report.fleet import PUBLISHED_FIT, Fleet, write_fleet_card
+
+    given = _pairs(options.fleet)
+    fleet = Fleet(_devices(given), _fit(given["fit"]) if "fit" in given else PUBLISHED_FIT)
+    page, card = write_fleet_card(options.campaigns[0], fleet, _detected(given))
+    if options.json:
+        tell_json({"report": str(page), **card.as_dict()})
+        return
+    for sentence in card.sentences:
+        tell(sentence)
+    tell(f"written to {page}")
+
+
+def _pairs(text: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in text.split(","):
+        name, equals, value = pair.partition("=")
+        if not equals or not value:
+            raise InputError(f"--fleet: {pair[:60]!r}; expected such as devices=1024,fit=400")
+        if name not in FLEET:
+            raise InputError(f"--fleet: {name[:60]!r} is unknown{did_you_mean(name, FLEET)}")
+        if name in found:
+            raise InputError(f"--fleet: {name} is given twice")
+        found[name] = value
+    if ("score" in found) != ("detector" in found):
+        raise InputError("--fleet: score=DIR and detector=NAME go together")
+    return found
+
+
+def _devices(given: dict[str, str]) -> int:
+    text = given.get("devices", "")
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text)):
+        raise InputError(f"--fleet: devices {text[:60]!r}; expected a whole number from 1, such as devices=1024")
+    return int(text)
+
+
+def _fit(text: str) -> tuple[float, float]:
+    """One rate, or two as LOW-HIGH.
+
+    >>> _fit("400"), _fit("280-510")
+    ((400.0, 400.0), (280.0, 510.0))
+    """
+    low, dash, high = text.partition("-")
+    try:
+        found = float(low), float(high if dash else low)
+    except ValueError:
+        found = (0.0, 0.0)
+    if not 0 < found[0] <= found[1] < 1e9:
+        raise InputError(
+            f"--fleet: fit {text[:60]!r}; expected failures per 1e9 device hours, above 0 and below 1e9: 400 or 280-510"
+        )
+    return found
+
+
+def _detected(given: dict[str, str]) -> Any:
+    if "score" not in given:
+        return None
+    from ..questions.outcomes.report.fleet import SILENT, Detected
+    from ..questions.scoreboard.board import read_board
+
+    folder, name = pathlib.Path(given["score"]), given["detector"]
+    board = read_board(folder)
+    if name not in board.detectors:
+        raise InputError(f"--fleet: detector {name[:60]!r} has no scores{did_you_mean(name, board.detectors)}", folder)
+    after = [one.stop(name) for one in board.of(SILENT)]
+    return Detected(name, board.title, board.details, after, board.guesses)

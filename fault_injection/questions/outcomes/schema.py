@@ -48,7 +48,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "walks": {"number": WHOLE, "epoch": WHOLE, "steps": WHOLE, "seconds": REAL},
     "experiments": {**result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
     ALTERATIONS: {"key": TEXT, "number": WHOLE, "array": TEXT, "position": WHOLE, "before": WHOLE, "after": WHOLE},
-    COMPARISONS: {"number": WHOLE, "settled_after": Column(int, null=True), "ended": WHOLE, "golden_steps": WHOLE},
+    COMPARISONS: {"experiment": WHOLE, "settled_after": Column(int, null=True), "ended": WHOLE, "golden_steps": WHOLE},
 }
 TABLES = {name: StoredTable(name, columns) for name, columns in COLUMNS.items()}
 

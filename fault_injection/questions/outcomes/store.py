@@ -81,7 +81,7 @@ class Store(ComparedStore):
                 raise self.not_ours(f"environment {row['id']}")
         for row in self.query(f"SELECT * FROM {COMPARISONS}"):
             if not schema.is_comparison(row):
-                raise self.not_ours(f"comparison {row['number']}")
+                raise self.not_ours(f"comparison {row['experiment']}")
         if plan is None:
             return
         wrong_in = schema.wrong_column(plan)
@@ -119,8 +119,8 @@ class Store(ComparedStore):
         plan = self.about().get("plan") or {}
         if COMPARISONS in self.tables and (plan.get("settled") or self.query(f"SELECT 1 FROM {COMPARISONS}")):
             for database in (self.connection, self._copy):
-                database.execute(f"DELETE FROM experiments WHERE number NOT IN (SELECT number FROM {COMPARISONS})")
-                database.execute(f"DELETE FROM {COMPARISONS} WHERE number NOT IN (SELECT number FROM experiments)")
+                database.execute(f"DELETE FROM experiments WHERE number NOT IN (SELECT experiment FROM {COMPARISONS})")
+                database.execute(f"DELETE FROM {COMPARISONS} WHERE experiment NOT IN (SELECT number FROM experiments)")
         if ALTERATIONS not in self.tables:
             return
         count = f"(SELECT count(*) FROM {ALTERATIONS} a WHERE a.number = experiments.number)"

@@ -3,7 +3,7 @@
 WORST = 6  # experiments shown with their curves
 
 # Of an experiment whose run settled, 1 where it was not followed any further, and 0 where it was; else null.
-SETTLED = "(SELECT ended FROM comparisons WHERE comparisons.number = experiments.number AND settled_after IS NOT NULL)"
+SETTLED = "(SELECT ended FROM comparisons WHERE experiment = number AND settled_after IS NOT NULL)"
 
 # What is best known of an experiment: what an audit found at the end, if it found anything, or else the verdict.
 VERDICT = f"coalesce(nullif(audit_outcome, 'Undecided'), CASE {SETTLED} WHEN 1 THEN 'Masked' END, outcome)"
@@ -58,10 +58,10 @@ QUERIES = {
     "WHERE early_rule IS NOT NULL GROUP BY 1, 2, 3, 4",
     "settled": f"SELECT CASE exit WHEN 'settled' THEN '' ELSE outcome END AS early, "
     f"nullif(audit_outcome, 'Undecided') AS verdict, {SETTLED} AS ended, count(*) AS n, avg(settled_after) AS after "
-    "FROM experiments JOIN comparisons USING (number) WHERE settled_after IS NOT NULL GROUP BY 1, 2, 3",
-    "unlike": "SELECT CAST(number AS TEXT) AS experiment, site, model AS 'fault model', "
+    "FROM experiments JOIN comparisons ON experiment = number WHERE settled_after IS NOT NULL GROUP BY 1, 2, 3",
+    "unlike": "SELECT CAST(number AS TEXT) AS 'experiment that settled', site, model AS 'fault model', "
     "settled_after AS 'steps until it settled', audit_outcome AS 'at the end', audit_rule AS rule "
-    "FROM experiments JOIN comparisons USING (number) WHERE settled_after IS NOT NULL AND ended = 0 "
+    "FROM experiments JOIN comparisons ON experiment = number WHERE settled_after IS NOT NULL AND ended = 0 "
     "AND audit_outcome NOT IN ('Masked', 'Undecided') ORDER BY number",
     "support": "SELECT early_rule AS rule, count(*) AS audits, sum(audit_outcome <> outcome) AS changed "
     "FROM experiments WHERE audit_outcome <> 'Undecided' GROUP BY early_rule",

@@ -14,7 +14,7 @@ from .queries import QUERIES
 from .settled import settled
 from .summary import summary
 
-SECTIONS: Sequence[Callable[[Facts], Section | None]] = (
+SECTIONS: Sequence[Callable[[Facts], Section]] = (
     worst,
     outcomes,
     grouped("models", "Fault models", "fault model", "A fault model says which elements become what.", True),
@@ -28,7 +28,6 @@ SECTIONS: Sequence[Callable[[Facts], Section | None]] = (
     necessary_condition,
     accounting,
     audited,
-    settled,
     all_counts,
     environment,
     not_modelled,
@@ -47,7 +46,9 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
     with Store(folder) as store:
         facts = Facts(store)
         title = f"Campaign: {facts.plan.workload.title}"
-        sections = [made for section in SECTIONS if (made := section(facts)) is not None]
+        sections = [section(facts) for section in SECTIONS]
+        if facts.plan.settled is not None:
+            sections.insert(SECTIONS.index(audited) + 1, settled(facts))
         whole = page(title, summary(facts), sections, QUERIES)
     figures.write(folder / "figures", sections)
     write_text(folder / "report.html", whole)

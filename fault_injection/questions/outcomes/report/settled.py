@@ -5,11 +5,9 @@ from ....campaign.rates import at_most
 from .facts import Facts
 
 
-def settled(facts: Facts) -> Section | None:
-    """How many runs settled, how many of these were followed, and what they came to; None where the plan asks none."""
+def settled(facts: Facts) -> Section:
+    """How many runs settled, how many of these were followed, and what they came to."""
     plan, title = facts.plan, "Settled runs"
-    if plan.settled is None:
-        return None
     text = [
         "A run has settled once it cannot be told from a twin: for "
         f"{plan.settled} consecutive steps, no array of its state was further from the golden run's than those of "
