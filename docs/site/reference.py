@@ -72,6 +72,8 @@ RUN = {
     "audit_near": "the same share of those near a threshold, besides; absent: these are not told apart",
     "twins": "golden runs one unit in the last place apart; 0 by default, or at least 2",
     "nonfinite": "as the row of an injection file",
+    "settled": "consecutive steps that a run has to be as near to the golden run as a twin, to end there; absent: none",
+    "settled_follow": "share of these runs that are followed to the end all the same; 0.5 by default",
 }
 SCORE = {
     "detectors": "list of names; by default all that can watch the workload",

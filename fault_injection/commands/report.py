@@ -2,9 +2,9 @@
 
 import argparse
 import pathlib
-from typing import Any
 
 from ..machine.errors import InputError, did_you_mean
+from ..questions.outcomes.report.fleet import PUBLISHED_FIT, SILENT, Detected, Fleet, write_fleet_card
 from ..questions.outcomes.standing import standing
 from .arguments import json_option, tell, tell_json
 
@@ -49,8 +49,6 @@ def _fleet(options: argparse.Namespace) -> None:
     """Write the fleet card, and say what it says."""
     if len(options.campaigns) > 1:
         raise InputError("--fleet is of one campaign; give one folder")
-    from ..questions.outcomes.report.fleet import PUBLISHED_FIT, Fleet, write_fleet_card
-
     given = _pairs(options.fleet)
     fleet = Fleet(_devices(given), _fit(given["fit"]) if "fit" in given else PUBLISHED_FIT)
     page, card = write_fleet_card(options.campaigns[0], fleet, _detected(given))
@@ -103,11 +101,10 @@ def _fit(text: str) -> tuple[float, float]:
     return found
 
 
-def _detected(given: dict[str, str]) -> Any:
+def _detected(given: dict[str, str]) -> Detected | None:
     if "score" not in given:
         return None
-    from ..questions.outcomes.report.fleet import SILENT, Detected
-    from ..questions.scoreboard.board import read_board
+    from ..questions.scoreboard.board import read_board  # JAX is slow to import
 
     folder, name = pathlib.Path(given["score"]), given["detector"]
     board = read_board(folder)
