@@ -106,6 +106,8 @@ def _audits(plan: Plan) -> tuple[dict[str, float] | None, list[str]]:
             ". They are made first, because the faults are beyond the rules' premises; if they do not support a rule, "
             "its runs are followed"
         )
+    if plan.settled is not None:
+        text += f". Runs that settle end sooner, and {plan.settled_follow:.0%} of these go on all the same"
     widths = (
         f"If {BAD:.0%} of the other experiments are not masked, and no audit differs, the interval of the rate of what "
         f"was not masked is {100 * found.width:.2g} points wide; {100 * found.full:.2g} if every run is followed."

@@ -138,16 +138,14 @@ def fleet_card(facts: Facts, fleet: Fleet, detected: Detected | None = None) -> 
     harm = facts.tally.rate(sorted(outcomes | {*SILENT, *LOUD}), level, decided=True)
     silent, loud = (facts.tally.rate(names, level, decided=True) for names in (SILENT, LOUD))
     low, high = fleet.incidents()
-    rates = {"not masked": harm, "with a loss that is not finite": loud, "silent": silent}
+    rates = {"not masked": harm, "outcomes with a loss that is not finite": loud, "silent outcomes": silent}
     expected = [Expected("faults", low, (low + high) / 2, high)]
-    expected += [
-        _times(f"{name} outcomes" if name != "not masked" else name, fleet, [rate]) for name, rate in rates.items()
-    ]
+    expected += [_times(name, fleet, [rate]) for name, rate in rates.items()]
     if detected is not None:
         missed = sum(after is None for after in detected.after)
-        rates["not detected, of silent ones"] = wilson(missed, len(detected.after), level)
+        rates["not detected, of silent outcomes"] = wilson(missed, len(detected.after), level)
         expected.append(
-            _times("silent outcomes that are not detected", fleet, [silent, rates["not detected, of silent ones"]])
+            _times("silent outcomes that are not detected", fleet, [silent, rates["not detected, of silent outcomes"]])
         )
     steps = facts.epochs * facts.plan.steps_per_epoch
     expected.append(Expected("steps of such runs, which are lost as a whole", *(steps * n for n in expected[-1][1:])))
