@@ -5,12 +5,13 @@ experiments a design chooses chances q_h, from the past alone; an experiment com
 and gives the observation
 
 .. math::
-  X = Σ_g W_g f_g + \\frac{W_h}{q_h} (y - f_h)
+  X = Σ_g W_g \\bar f_g + \\frac{W_h}{q_h} (y - f)
 
 whose mean is the rate whatever f and q are, and whose bounds are known before: so `ConfidenceSequence` gives an
-interval that holds at each block's end, though allocation and stopping look at the outcomes.  f_h is what the earlier
-blocks say of the stratum.  Where a stratum is finite and no case is drawn twice, W_h is the weight of the cases that
-are left, those that were drawn are known, and a stratum that is exhausted is exact.
+interval that holds at each block's end, though allocation and stopping look at the outcomes.  f is a guess of the
+outcome, made before: a proxy's value for the case, if there is one, and the mean by which earlier blocks of the
+stratum differed from it.  A wrong proxy costs trials alone.  Where a stratum is finite and no case is drawn twice, W_h
+is the weight of the cases that are left, those that were drawn are known, and a stratum that is exhausted is exact.
 
 **What no allocation can do.**  Of strata with the weight W in which nothing was ever seen, an interval that reaches δ
 above the rate needs about W·log(2/α)/δ trials: a part of them might be harmful, and not have been drawn.  Only what is
@@ -44,14 +45,27 @@ class KnownStratum(NamedTuple):
       cases: how many there are, where none is drawn twice and what is observed of each is exact, so that it is known
         when all were drawn; None where one can be drawn again, or what is observed is of audits (`sequences.audited`).
       low, high: bounds of what is observed of a case; 0 and 0 where it is proved harmless.
-      known: the mean of a proxy over the stratum, where observed is the outcome less the proxy's value for the case.
     """
 
     weight: float
     cases: int | None = None
     low: float = 0.0
     high: float = 1.0
-    known: float = 0.0
+
+
+class Proxy(NamedTuple):
+    """What a cheap predictor says of the cases that can be drawn: of those that were not drawn yet, if none is twice.
+
+    It may be a model that was fitted to earlier blocks; it must not know outcomes of the block that it is used for.
+
+    Attributes:
+      mean: float64 [strata], of its values over all these cases of a stratum.
+      least, most: float64 [strata], bounds of its values.
+    """
+
+    mean: np.ndarray
+    least: np.ndarray
+    most: np.ndarray
 
 
 class WantedRate(NamedTuple):
@@ -75,7 +89,7 @@ class KnownRate(NamedTuple):
 
     Attributes:
       name: as of `WantedRate`.
-      share: estimated by strata; strata without a trial count as their proxy says.
+      share: estimated by strata; strata without a trial count as their proxy says, or as 0.
       low, high: ends of the interval, which holds at all times together.
       trials: experiments from its strata.
       more: about how many more in all its strata it needs; 0 where it is as wide as asked.
@@ -101,11 +115,13 @@ class Draws(NamedTuple):
       strata: int64 [n], the stratum of each.
       by_chance: how many of the first ones were drawn with `chances`; the others are all that was left of strata.
       chances: float64 [strata].
+      proxy: that guesses the outcomes.
     """
 
     strata: np.ndarray
     by_chance: int
     chances: np.ndarray
+    proxy: Proxy
 
 
 class Allocation:
@@ -134,15 +150,18 @@ class Allocation:
 
     def __init__(self, strata: Sequence[KnownStratum], wanted: Sequence[WantedRate], confidence: float = 0.95):
         _check(strata, wanted)
-        columns = zip(*((s.weight, s.cases or math.inf, s.low, s.high, s.known) for s in strata), strict=True)
-        self._weights, self._cases, self._low, self._high, self._known = map(np.array, columns)
+        columns = zip(*((s.weight, s.cases or math.inf, s.low, s.high) for s in strata), strict=True)
+        self._weights, self._cases, self._low, self._high = map(np.array, columns)
         self.wanted = tuple(wanted)
         self._of = np.zeros((len(wanted), len(strata)), bool)  # which strata a rate is of
         for row, rate in zip(self._of, wanted, strict=True):
             row[slice(None) if rate.strata is None else list(rate.strata)] = True
         outcomes = 1 + max(rate.outcome for rate in wanted)
         self.counts = np.zeros(len(strata), np.int64)
-        self._sums, self._squares = np.zeros((2, len(strata), outcomes))
+        # Of outcomes y; of y - f and the mean of f, whose mean is y's, and which varies less where f is good; its squares.
+        self._sums, self._adjusted, self._squares = np.zeros((3, len(strata), outcomes))
+        nothing = np.zeros(len(strata))
+        self._proxy = Proxy(nothing, nothing, nothing)  # the last one
         self._sequences = [ConfidenceSequence(confidence, *self._limits(i)) for i in range(len(wanted))]
 
     # --- what is left, and what is known ---
@@ -157,7 +176,7 @@ class Allocation:
         weights = np.where(self._of[number], self._weights, 0) / self._weights[self._of[number]].sum()
         seen = self._sums[:, self.wanted[number].outcome] / self._cases
         nothing = np.where(self._high > self._low, 0, self._low)
-        return weights * self._left, weights * (self._known + seen + nothing)
+        return weights * self._left, weights * (seen + nothing)
 
     def _limits(self, number: int) -> tuple[float, float]:
         """What a rate lies in for certain."""
@@ -165,28 +184,27 @@ class Allocation:
         ends = known.sum() + left @ self._low, known.sum() + left @ self._high
         return float(max(0, ends[0])), float(min(1, ends[1]))
 
-    @property
-    def _guesses(self) -> np.ndarray:
-        """Means of strata as far as they are known, drawn towards 0, [strata, outcomes]."""
-        means = self._sums / (self.counts[:, None] + 1)
-        return means.clip(self._low[:, None], self._high[:, None])
+    def _shift(self, outcome: int) -> np.ndarray:
+        """By how much outcomes exceed their proxy on the mean as far as that is known, drawn towards 0, [strata]."""
+        n = self.counts
+        return np.asarray((self._adjusted[:, outcome] - n * self._proxy.mean) / (n + 1))
 
     def _spread(self, outcome: int) -> np.ndarray:
-        """Standard deviations in strata as far as they are known, [strata].
+        """Standard deviations of y - f in strata as far as they are known, [strata].
 
         To each is added an observation with the variance of all, and to all one at the end of the bounds: so a value
         is not 0 before harm was seen.  A wrong value makes no interval wrong.
         """
         n, width = self.counts, self._high - self._low
-        means = self._sums[:, outcome] / np.maximum(n, 1)
+        means = self._adjusted[:, outcome] / np.maximum(n, 1)
         within = np.maximum(self._squares[:, outcome] - n * means**2, 0)
-        relative = within / np.maximum(width, TINY) ** 2
+        relative = within / np.maximum(width**2, TINY)
         of_all = (float(relative.sum()) + 0.25) / (float(n.sum()) + 1)
         return np.asarray(width * np.sqrt((relative + of_all) / (n + 1)))
 
     # --- the design ---
 
-    def draw(self, rng: np.random.Generator, most: int | None = None) -> Draws | None:
+    def draw(self, rng: np.random.Generator, most: int | None = None, proxy: Proxy | None = None) -> Draws | None:
         """The next block; None where every rate is as narrow as asked, or can not become narrower.
 
         The places of a block are drawn one in each of n equal parts of [0, 1), so numbers by stratum vary less than
@@ -195,7 +213,10 @@ class Allocation:
         Args:
           rng: chance; seeded by the number of the block, it makes a campaign the same however often it stops.
           most: experiments that are drawn by chance, at most.
+          proxy: guesses the outcomes of this block; 0 of every case where None.
         """
+        nothing = np.zeros(len(self.counts))
+        self._proxy = proxy or Proxy(nothing, nothing, nothing)
         needs = np.max([self._needs(number) for number in range(len(self.wanted))], axis=0)  # [strata]
         total = float(needs.sum())
         if not total:
@@ -214,16 +235,20 @@ class Allocation:
         open_ = np.flatnonzero(chances)
         of = np.searchsorted(np.cumsum(chances[open_])[:-1], places, side="right")
         census = np.repeat(np.flatnonzero(whole), left[whole].astype(np.int64))
-        return Draws(np.concatenate([open_[of] if size else of, census]), size, chances)
+        return Draws(np.concatenate([open_[of] if size else of, census]), size, chances, self._proxy)
 
     def _design(self, number: int) -> Design:
         """How trials of a rate are best divided, as far as its strata are known."""
         rate = self.wanted[number]
-        guesses = self._guesses[:, rate.outcome]
-        ranges = guesses - self._low, self._high - guesses
+        ranges = self._ranges(rate.outcome)
         width = min(rate.width, 1.0)  # a rate that is only reported
         threshold = self._sequences[number].threshold + DRIFT
         return design(self._part(number)[0], self._spread(rate.outcome), ranges, width, threshold)
+
+    def _ranges(self, outcome: int) -> tuple[np.ndarray, np.ndarray]:
+        """How far an outcome can lie below and above what is guessed of it, [strata] both."""
+        shift = self._shift(outcome)
+        return self._proxy.most + shift - self._low, self._high - self._proxy.least - shift
 
     def _needs(self, number: int) -> np.ndarray:
         """About how many more trials of each stratum a rate needs, [strata]; 0 where it is as narrow as asked."""
@@ -242,15 +267,16 @@ class Allocation:
 
     # --- what came of it ---
 
-    def observe(self, draws: Draws, outcomes: np.ndarray) -> None:
+    def observe(self, draws: Draws, outcomes: np.ndarray, guesses: np.ndarray | None = None) -> None:
         """Takes the outcomes of a block, all of it, before the next one is drawn.
 
         Args:
           draws: as `draw` gave it.
           outcomes: [n] or [n, outcomes], within the bounds of their strata.
+          guesses: float64 [n], the proxy's value of each case; 0 where None.
 
         Raises:
-          InputError: outcomes are missing, or outside the bounds of their stratum.
+          InputError: outcomes are missing, or outside the bounds of their stratum; or guesses outside the proxy's.
         """
         y = np.asarray(outcomes, np.float64)
         y = y[:, None] if y.ndim == 1 else y
@@ -265,35 +291,43 @@ class Allocation:
                 f"an outcome of {y[row].tolist()} in stratum {draws.strata[row]}: "
                 f"expected {low[row, 0]:g} to {high[row, 0]:g}"
             )
+        f = np.zeros(len(y)) if guesses is None else np.asarray(guesses, np.float64)
+        least, most = draws.proxy.least[draws.strata], draws.proxy.most[draws.strata]
+        if f.shape != (len(y),) or not np.all((f >= least) & (f <= most)):
+            raise InputError(
+                f"guesses of {len(y)} outcomes: expected one of each, within the bounds of the block's proxy"
+            )
+        self._proxy = draws.proxy
         # What was drawn to its end is known before the others are bet on: no chance was in it.
-        self._count(draws.strata[draws.by_chance :], y[draws.by_chance :])
-        strata, y = draws.strata[: draws.by_chance], y[: draws.by_chance]
+        chance, census = slice(None, draws.by_chance), slice(draws.by_chance, None)
+        self._count(draws.strata[census], y[census], f[census])
         for number in range(len(self.wanted)):
-            self._bet(number, strata, draws.chances, y)
-        self._count(strata, y)
+            self._bet(number, draws.strata[chance], draws.chances, y[chance], f[chance])
+        self._count(draws.strata[chance], y[chance], f[chance])
         for number, sequence in enumerate(self._sequences):
             sequence.within(*self._limits(number))
 
-    def _count(self, strata: np.ndarray, y: np.ndarray) -> None:
+    def _count(self, strata: np.ndarray, y: np.ndarray, f: np.ndarray) -> None:
+        adjusted = y + (self._proxy.mean[strata] - f)[:, None]
         self.counts += np.bincount(strata, minlength=len(self.counts))
-        np.add.at(self._sums, strata, y)
-        np.add.at(self._squares, strata, y * y)
+        for sums, values in ((self._sums, y), (self._adjusted, adjusted), (self._squares, adjusted**2)):
+            np.add.at(sums, strata, values)
 
-    def _bet(self, number: int, strata: np.ndarray, chances: np.ndarray, y: np.ndarray) -> None:
+    def _bet(self, number: int, strata: np.ndarray, chances: np.ndarray, y: np.ndarray, f: np.ndarray) -> None:
         """Gives a rate's sequence the draws from its strata, if each of these that is open could be drawn."""
         left, known = self._part(number)
         open_ = left > 0
         if not open_.any() or (chances[open_] == 0).any():
             return
         outcome = self.wanted[number].outcome
-        guesses = self._guesses[:, outcome]
         scale = np.zeros(len(left))
         scale[open_] = left[open_] / (chances[open_] / chances[open_].sum())
-        base = float(known.sum() + left @ guesses)
+        shift, (below, above) = self._shift(outcome), self._ranges(outcome)
+        base = float(known.sum() + left @ (self._proxy.mean + shift))
         here = open_[strata]
-        x = base + scale[strata[here]] * (y[here, outcome] - guesses[strata[here]])
-        low = base + float((scale * (self._low - guesses))[open_].min())
-        high = base + float((scale * (self._high - guesses))[open_].max())
+        strata = strata[here]
+        x = base + scale[strata] * (y[here, outcome] - f[here] - shift[strata])
+        low, high = base - float((scale * below)[open_].max()), base + float((scale * above)[open_].max())
         self._sequences[number].update(x, low, high, base, self._design(number).stakes)
 
     # --- what is known ---
@@ -312,7 +346,8 @@ class Allocation:
     def _share(self, number: int) -> float:
         left, known = self._part(number)
         outcome = self.wanted[number].outcome
-        means = self._sums[:, outcome] / np.maximum(self.counts, 1)
+        n = self.counts
+        means = np.where(n > 0, self._adjusted[:, outcome] / np.maximum(n, 1), self._proxy.mean)
         return float(known.sum() + left @ np.clip(means, self._low, self._high))
 
 
@@ -323,7 +358,7 @@ def _check(strata: Sequence[KnownStratum], wanted: Sequence[WantedRate]) -> None
     for number, stratum in enumerate(strata):
         if not (stratum.weight > 0 and stratum.low <= stratum.high and (stratum.cases is None or stratum.cases > 0)):
             raise InputError(f"stratum {number}, {stratum}: expected a weight and cases above 0, and low <= high")
-        if stratum.cases is not None and not -1 <= stratum.low <= stratum.high <= 1:
+        if stratum.cases is not None and not 0 <= stratum.low <= stratum.high <= 1:
             raise InputError(
                 f"stratum {number} of {stratum.cases} cases with outcomes from {stratum.low:g} to {stratum.high:g}: "
                 "outcomes of audits are not exact, so expected no number of cases"
