@@ -158,7 +158,7 @@ class Allocation:
             row[slice(None) if rate.strata is None else list(rate.strata)] = True
         outcomes = 1 + max(rate.outcome for rate in wanted)
         self.counts = np.zeros(len(strata), np.int64)
-        # Of outcomes y; of y - f and the mean of f, whose mean is y's, and which varies less where f is good; its squares.
+        # Of outcomes y; of y - f and the mean of f, which varies less where f is good; of the squares of these.
         self._sums, self._adjusted, self._squares = np.zeros((3, len(strata), outcomes))
         nothing = np.zeros(len(strata))
         self._proxy = Proxy(nothing, nothing, nothing)  # the last one
