@@ -25,9 +25,7 @@ def synthetic(name):
     rng, of = np.random.default_rng(5), np.repeat([0, 1, 2, 3], [200, 1800, 8000, 10_000])
     outcomes = {
         "rare": np.isin(np.arange(20_000), [50, 15_000]),
-        "heavy": np.where(
-            rng.random(20_000) < [[0.5, 0.05, 0.001, 0]][0][0] * (of == 0) + 0.003, rng.random(20_000), 0
-        ),
+        "heavy": np.where(rng.random(20_000) < np.array([0.5, 0.05, 0.001, 0])[of], rng.random(20_000), 0),
         "nothing": np.zeros(20_000),
         "all": np.ones(20_000),
         "hidden": of == 3,  # harm is where a pilot may not look
@@ -48,14 +46,14 @@ def covered(population, samples, wanted, **options):
 @pytest.mark.parametrize("name", SYNTHETIC)
 def test_intervals_cover_at_every_look(name, again):
     wanted = [WantedRate("all", 1e-6), WantedRate("a part", math.inf, (0, 2))]
-    found = covered(synthetic(name), 12, wanted, again=again, most=3000)
-    assert not any(too_few(each, 12) for each in found)
+    found = covered(synthetic(name), 5, wanted, again=again, most=1500)
+    assert not any(too_few(each, 5) for each in found)
 
 
 def test_intervals_cover_on_all_flips_of_dlrm():
     wanted = [WantedRate("all", 1e-6), *dlrm_components(flips())]
-    found = covered(flips(), 12, wanted, most=3000)
-    assert not any(too_few(each, 12) for each in found)
+    found = covered(flips(), 8, wanted, most=2000)
+    assert not any(too_few(each, 8) for each in found)
 
 
 @pytest.mark.slow
@@ -136,13 +134,13 @@ def test_a_wrong_proxy_costs_trials_and_nothing_else():
     population = Enumerated(rng.random(20_000) < chance, np.arange(20_000) < 2000)
     proxies = {"good": chance, "none": None, "constant": np.full(20_000, 0.5), "inverted": 1 - chance}
     found = {
-        name: [population.campaign(seed, 0.03, again=True, proxy=proxy) for seed in range(12)]
+        name: [population.campaign(seed, 0.04, again=True, proxy=proxy) for seed in range(6)]
         for name, proxy in proxies.items()
     }
     trials = {name: np.mean([campaign.trials for campaign in campaigns]) for name, campaigns in found.items()}
     for campaigns in found.values():
-        assert not too_few(sum(campaign.covered[0] for campaign in campaigns), 12)
-        assert all(campaign.rates[0].high - campaign.rates[0].low <= 0.03 for campaign in campaigns)
+        assert not too_few(sum(campaign.covered[0] for campaign in campaigns), 6)
+        assert all(campaign.rates[0].high - campaign.rates[0].low <= 0.04 for campaign in campaigns)
     assert trials["good"] < 0.7 * trials["none"]
     assert trials["constant"] == pytest.approx(trials["none"], rel=0.15)
     assert trials["inverted"] > 1.5 * trials["none"]

@@ -337,7 +337,7 @@ class Allocation:
         found = []
         for number, rate in enumerate(self.wanted):
             low, high = self._sequences[number].interval()
-            more = math.ceil(self._needs(number).sum())
+            more = math.ceil(np.minimum(self._needs(number), self._cases - self.counts).sum())
             trials = int(self.counts[self._of[number]].sum())
             share = min(max(self._share(number), low), high)
             found.append(KnownRate(rate.name, share, low, high, trials, more))

@@ -66,7 +66,7 @@ def design(
         return stakes, threshold / (trials * stakes) + stakes * variance / 2
 
     low, high = np.full(len(FLOORS), 0.0), np.full(len(FLOORS), 60.0)  # log2 of trials
-    for _ in range(40):
+    for _ in range(24):
         middle = (low + high) / 2
         enough = gaps(2**middle)[1].sum(axis=0) <= width
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)

@@ -29,7 +29,6 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from scipy.optimize import brentq
-from scipy.special import logsumexp
 
 from ..machine.errors import InputError
 
@@ -153,7 +152,7 @@ class ConfidenceSequence:
         def capital(m: float) -> float:
             distance = (m - blocks[:, 0] if side == 0 else blocks[:, 1] - m).clip(0)  # a mean is within all bounds
             spent = counts @ np.log1p(distance[:, None] * stakes)
-            return float(logsumexp(self._sums[side] - spent + PARTS))
+            return float(np.logaddexp.reduce(self._sums[side] - spent + PARTS))
 
         return capital
 
