@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fault_injection.campaign.allocation import Allocation, KnownRate, KnownStratum, Proxy, WantedRate
-from fault_injection.campaign.sequences import audited, audited_bounds
+from fault_injection.campaign.audited import audited, audited_bounds
 
 DLRM = pathlib.Path(__file__).parent / "data" / "dlrm_flips.npz"  # `flip_populations` says where it is from
 
@@ -61,7 +61,7 @@ class Enumerated:
         here = np.isin(self.of, range(len(self.cases)) if wanted.strata is None else wanted.strata)
         return float(self.outcomes[here].mean())
 
-    def campaign(self, seed, wanted, *, again=False, most=np.inf, proxy=None, early=None, chances=None):
+    def campaign(self, seed, wanted, *, again=False, most=np.inf, proxy=None, early=None, chances=None, watch=None):
         """Draws until every rate is as narrow as asked, or there are `most` trials.
 
         Args:
@@ -70,6 +70,7 @@ class Enumerated:
           proxy: float64 [cases], a guess of each outcome.
           early: float64 [cases], early verdicts, 0 or 1, of which some are audited; with `again` alone.
           chances: of an audit, of an early verdict of 0 and of 1.
+          watch: called with each block and its outcomes.
         """
         rng = np.random.default_rng(seed)
         wanted = [WantedRate("all", wanted)] if isinstance(wanted, float) else wanted
@@ -87,6 +88,8 @@ class Enumerated:
                 chance = np.asarray(chances)[early[case].astype(int)]
                 y = audited(early[case], np.where(rng.random(len(y)) < chance, y, np.nan), chance)
             allocation.observe(draws, y, None if proxy is None else proxy[case])
+            if watch:
+                watch(draws, y)
             covered &= [
                 rate.low - 1e-12 <= mean <= rate.high + 1e-12
                 for rate, mean in zip(allocation.rates(), truth, strict=True)
@@ -153,6 +156,13 @@ def dlrm(by=("component", "role"), reads=True):
         label = 100 * label + labels[name]
     highest = np.where(np.concatenate(read) > 0, 2.0**octave, 0)[:, None] + 0.0 * bits if reads else None
     return Enumerated(np.concatenate(list(leaves.values())) / examples, label, highest)
+
+
+def dlrm_component(population, name):
+    """One of the three components, `bot`, `emb` or `top`, as a population of its own."""
+    [asked] = [rate for rate in dlrm_components(population) if rate.name == name]
+    here = np.isin(population.of, asked.strata)
+    return Enumerated(population.outcomes[here], population.of[here], population.high[population.of[here]])
 
 
 def dlrm_components(population, width=np.inf):

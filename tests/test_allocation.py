@@ -59,16 +59,16 @@ def test_intervals_cover_on_all_flips_of_dlrm():
 @pytest.mark.slow
 def test_intervals_cover_on_all_flips_of_dlrm_overall_and_by_component():
     wanted = [WantedRate("all", 1e-6), *dlrm_components(flips())]
-    found = covered(flips(), 150, wanted, most=6000)
-    assert not any(too_few(each, 150) for each in found)
+    found = covered(flips(), 100, wanted, most=4000)
+    assert not any(too_few(each, 100) for each in found)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("name", SYNTHETIC)
+@pytest.mark.parametrize("name", ["rare", "heavy", "hidden"])
 def test_intervals_cover_in_many_campaigns(name, again):
-    found = covered(synthetic(name), 100, [WantedRate("all", 1e-6)], again=again, most=5000)
-    assert not too_few(found[0], 100)
+    found = covered(synthetic(name), 60, [WantedRate("all", 1e-6)], again=again, most=4000)
+    assert not too_few(found[0], 60)
 
 
 def test_a_campaign_stops_as_soon_as_every_rate_is_as_narrow_as_asked():

@@ -43,7 +43,7 @@ class KnownStratum(NamedTuple):
     Attributes:
       weight: its share of the population, above 0.
       cases: how many there are, where none is drawn twice and what is observed of each is exact, so that it is known
-        when all were drawn; None where one can be drawn again, or what is observed is of audits (`sequences.audited`).
+        when all were drawn; None where one can be drawn again, or what is observed is of audits (`audited`).
       low, high: bounds of what is observed of a case; 0 and 0 where it is proved harmless.
     """
 
@@ -74,7 +74,8 @@ class WantedRate(NamedTuple):
     Attributes:
       name: by which it is told apart.
       width: that its interval shall have at most, both ends together; infinite if it is only to be reported.
-      strata: their numbers; None for all.
+      strata: their numbers; None for all.  Blocks that cannot draw from each of them say nothing of the rate: so one
+        that is only reported is known if others ask for all its strata.
       outcome: the column of the outcome.
     """
 

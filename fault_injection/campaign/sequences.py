@@ -25,7 +25,7 @@ predictable bounds.  Fixed portfolios of stakes are those of Cover, Mathematical
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 from scipy.optimize import brentq
@@ -167,36 +167,3 @@ class ConfidenceSequence:
         slack = TOLERANCE * (high - low)
         root = float(brentq(lambda m: capital(m) - self.threshold, low, high, xtol=slack / 2, rtol=1e-12))
         return max(low, root - slack) if side == 0 else min(high, root + slack)
-
-
-def audited(early: np.ndarray, ends: np.ndarray, chances: np.ndarray) -> np.ndarray:
-    """Observations of outcomes of which some were guessed early, and only some of these were followed to the end.
-
-    f + (δ/π)(y − f), whose mean is that of y whatever the guess f is.  A case that is drawn again is audited anew, so
-    strata of such observations have no number of cases (`KnownStratum.cases` is None).
-
-    >>> audited(np.array([0, 0, 1.0]), np.array([np.nan, 1, 1]), np.array([0.1, 0.1, 0.5]))
-    array([ 0., 10.,  1.])
-
-    Args:
-      early: float64 [n], the guesses.
-      ends: float64 [n], outcomes at the end; NaN where nobody followed.
-      chances: float64 [n], with which each was chosen to be followed, above 0.
-
-    Reference: Robins, Rotnitzky, Zhao, JASA 89 (1994) 846; Angelopoulos et al., Science 382 (2023) 669.
-    """
-    return np.where(np.isnan(ends), early, early + (np.nan_to_num(ends) - early) / chances)
-
-
-def audited_bounds(kinds: Sequence[tuple[float, float]], low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
-    """Bounds of what `audited` gives, where the kinds of guesses are known beforehand.
-
-    >>> audited_bounds([(0, 0.1), (1, 0.5)])  # verdicts of "masked" audited with 0.1, others with 0.5
-    (-1.0, 10.0)
-
-    Args:
-      kinds: of each, the guess and the least chance with which it is audited.
-      low, high: bounds of outcomes at the end.
-    """
-    found = [f + (y - f) / chance for f, chance in kinds for y in (low, high)] + [f for f, _ in kinds]
-    return min(found), max(found)
