@@ -9,6 +9,9 @@ every look.  The populations are
   role of the bit; embedding rows also by how many examples read them, which bounds the harm of a flip;
 - the same where bounds of each stratum are known: twice its worst case, as a proof could give it.  The benchmark takes
   them from the population, so this row says what such a proof would be worth, and nothing of what can be proved;
+- all 357,504 single flips of the state of a small training (`results/populations/adam`), each followed to its end: what
+  was not masked, and two outcomes that are rarer; strata by kind of leaf, epoch, role of the bit, and whether it is set
+  before the flip, all of which is known beforehand;
 - a million cases of which 2 % may do harm, and one in 1,000 does: strata tell these 2 % apart; once the others are
   not known to be harmless, and once they are.
 
@@ -27,14 +30,34 @@ import numpy as np
 import pairs
 
 sys.path.insert(0, str(pairs.ROOT / "tests"))
+sys.path.insert(0, str(pairs.ROOT / "results"))
 from enumerated import Enumerated, dlrm, dlrm_component
+from training_flips import KINDS, kind, training_flips
 
 from fault_injection.campaign.sequences import ConfidenceSequence
 from fault_injection.machine.files import write_json
+from fault_injection.runs.outcome import MASKED, SHARP, SHORT_TERM
 
 WIDTHS = (0.5, 0.2, 0.1)  # of both ends together, of the rate itself
 BOUND = 0.1
 SIZE, HARMFUL, RATE = 1_000_000, 20_000, 1e-3
+
+
+def training():
+    """Flips of the state of a training by outcome, with their strata."""
+    flips, every, labels = training_flips("populations/adam"), [], []
+    bits, kinds = np.arange(32), list(KINDS.values())
+    for name, leaf in flips.leaves.items():
+        words = leaf.value.view(np.uint32)[..., None]
+        role = np.where(bits >= 20, bits, 0)  # the mantissa's three highest bits by themselves
+        strata = (kinds.index(kind(name)) * 32 + role) * 2 + (words >> bits.astype(np.uint32) & 1)
+        every.append(leaf.outcome.ravel())
+        labels.append((strata * 100 + flips.times[:, 0, None, None]).ravel())
+    outcome, of = np.concatenate(every), np.concatenate(labels)
+    found = {"training, not masked": Enumerated(outcome != flips.outcomes.index(MASKED), of)}
+    for name in (SHORT_TERM, SHARP):
+        found[f"training, {name}"] = Enumerated(outcome == flips.outcomes.index(name), of)
+    return found
 
 
 def populations():
@@ -45,6 +68,7 @@ def populations():
     found = {"dlrm, all": flips}
     found |= {f"dlrm, {name}": dlrm_component(flips, name) for name in ("bot", "emb", "top")}
     found["dlrm, bounds proved"] = Enumerated(flips.outcomes, flips.of, np.minimum(2 * worst, flips.high)[flips.of])
+    found |= training()
     of = np.arange(SIZE) < HARMFUL
     harm = np.random.default_rng(0).permutation(HARMFUL) < RATE * SIZE
     outcomes = np.append(harm, np.zeros(SIZE - HARMFUL))
