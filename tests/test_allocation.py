@@ -217,23 +217,76 @@ def test_numbers_by_stratum_are_those_that_chances_say():
     assert numbers.mean(axis=0) == pytest.approx(expected, abs=0.15)
 
 
-def test_no_other_chances_need_fewer_trials_for_a_width():
+def test_no_other_chances_give_a_narrower_interval():
     """Of three strata, by trying chances; the gap is Bernstein's, computed here by itself."""
-    weights, spread, width, threshold = np.array([0.05, 0.25, 0.7]), np.array([0.45, 0.1, 0.01]), 0.01, 3.7
-    found = design(weights, spread, (np.zeros(3), np.ones(3)), width, threshold)
+    weights, spread, n, threshold = np.array([0.05, 0.25, 0.7]), np.array([0.45, 0.1, 0.01]), 4000, 3.7
+    found = design(weights, spread, (np.zeros(3), np.ones(3)), n, threshold)
 
-    def trials(q):
+    def width(q):
         variance, most = ((weights * spread) ** 2 / q).sum(), (weights / q).max()
-        for n in np.geomspace(1e2, 1e5, 400):
-            best = math.sqrt(2 * threshold / (n * variance))
-            if sum(threshold / (n * s) + s * variance / 2 for s in (best, min(best, 1 / most))) <= width:
-                return n
-        return math.inf
+        best = math.sqrt(2 * threshold / (n * variance))
+        return sum(threshold / (n * s) + s * variance / 2 for s in (best, min(best, 1 / most)))
 
     rng = np.random.default_rng(0)
-    others = [trials(q) for q in rng.dirichlet(np.ones(3), 1500)]
-    assert found.trials <= 1.03 * min(others)
-    assert found.trials == pytest.approx(trials(found.chances), rel=0.03)
+    others = [width(q) for q in rng.dirichlet(np.ones(3), 1500)]
+    assert sum(found.gaps(n)) <= 1.02 * min(others)
+    assert sum(found.gaps(n)) == pytest.approx(width(found.chances))
+    assert found.trials(sum(found.gaps(n))) == pytest.approx(n, rel=1e-3)
+
+
+def test_what_is_asked_decides_when_a_campaign_ends_and_not_what_it_draws():
+    """So a campaign that is asked for less and then for more has drawn the same, and says the same, at every look."""
+
+    def drawn(width):
+        blocks = []
+        synthetic("heavy").campaign(3, width, most=4000, watch=lambda draws, y: blocks.append((draws.strata, y)))
+        return blocks
+
+    few, many = drawn(0.02), drawn(0.004)
+    assert 1 < len(few) < len(many)
+    for one, other in zip(few, many, strict=False):
+        assert all(map(np.array_equal, one, other))
+
+
+def test_a_rate_may_be_chosen_by_what_was_seen():
+    """The stratum that looked worst, and the best one: their intervals rest on what is drawn after the choice."""
+    rng, covers, samples = np.random.default_rng(8), 0, 40
+    harm = np.full(8, 0.1)
+    for _ in range(samples):
+        outcomes = [rng.random(500) < p for p in harm]
+        truth = [each.mean() for each in outcomes]
+        allocation, drawn = Allocation([KnownStratum(1 / 8, 500)] * 8, [WantedRate("all", 1e-9)]), np.zeros(8, int)
+        seen, asked = [[] for _ in harm], []
+        for block in range(8):
+            if block == 2:
+                means = [np.mean(each) for each in seen]
+                asked = [int(np.argmax(means)), int(np.argmin(means))]
+                for stratum in asked:
+                    allocation.ask(WantedRate(f"stratum {stratum}", math.inf, (stratum,)))
+            draws = allocation.draw(rng)
+            y = np.zeros(len(draws.strata))
+            for stratum in range(8):
+                here = np.flatnonzero(draws.strata == stratum)
+                y[here] = outcomes[stratum][drawn[stratum] : drawn[stratum] + len(here)]
+                drawn[stratum] += len(here)
+                seen[stratum] += y[here].tolist()
+            allocation.observe(draws, y)
+        rates = allocation.rates()[1:]
+        covers += all(rate.low <= truth[at] <= rate.high for rate, at in zip(rates, asked, strict=True))
+    assert not too_few(covers, samples)
+
+
+def test_a_block_has_as_many_experiments_as_it_should_though_strata_end_in_it():
+    allocation = Allocation(
+        [KnownStratum(0.1, 10), KnownStratum(0.2, 200), KnownStratum(0.7, 10**6)], [WantedRate("all", 1e-9)]
+    )
+    rng, ended = np.random.default_rng(0), 0
+    for _ in range(12):
+        draws = allocation.draw(rng)
+        assert len(draws.strata) == 64
+        ended += draws.by_chance < 64
+        allocation.observe(draws, rng.random(64) < 0.3)
+    assert ended and allocation.counts[0] == 10
 
 
 ONE = [KnownStratum(1)]

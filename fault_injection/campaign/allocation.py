@@ -24,105 +24,20 @@ Reference: Neyman, JRSS 97 (1934) 558; Särndal, Swensson, Wretman, Model Assist
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from ..machine.errors import InputError
 from .design import Design, design
 from .sequences import TINY, ConfidenceSequence
+from .strata import Draws, KnownRate, KnownStratum, Proxy, WantedRate
 
-FIRST, LEAST = 64, 16  # experiments of the first block, and of the last ones
-GROWTH = 0.1  # later ones: this part of the trials so far
+__all__ = ["Allocation", "Draws", "KnownRate", "KnownStratum", "Proxy", "WantedRate"]
+
+FIRST = 64  # experiments of a block
+PART = 8  # later ones have twice as many, and so on, as long as that is at most one in `PART` of those so far
+AHEAD = 4  # a block is designed for so many times the trials so far; a design for one width takes 0.8 of the trials
 DRIFT = 0.7  # about what the logarithm of the capital loses by not knowing the best stake beforehand
-
-
-class KnownStratum(NamedTuple):
-    """A part of a population, whose size is known.
-
-    Attributes:
-      weight: its share of the population, above 0.
-      cases: how many there are, where none is drawn twice and what is observed of each is exact, so that it is known
-        when all were drawn; None where one can be drawn again, or what is observed is of audits (`audited`).
-      low, high: bounds of what is observed of a case; 0 and 0 where it is proved harmless.
-    """
-
-    weight: float
-    cases: int | None = None
-    low: float = 0.0
-    high: float = 1.0
-
-
-class Proxy(NamedTuple):
-    """What a cheap predictor says of the cases that can be drawn: of those that were not drawn yet, if none is twice.
-
-    It may be a model that was fitted to earlier blocks; it must not know outcomes of the block that it is used for.
-
-    Attributes:
-      mean: float64 [strata], of its values over all these cases of a stratum.
-      least, most: float64 [strata], bounds of its values.
-    """
-
-    mean: np.ndarray
-    least: np.ndarray
-    most: np.ndarray
-
-
-class WantedRate(NamedTuple):
-    """A rate that is asked for: the mean of an outcome in some strata.
-
-    Attributes:
-      name: by which it is told apart.
-      width: that its interval shall have at most, both ends together; infinite if it is only to be reported.
-      strata: their numbers; None for all.  Blocks that cannot draw from each of them say nothing of the rate: so one
-        that is only reported is known if others ask for all its strata.
-      outcome: the column of the outcome.
-    """
-
-    name: str
-    width: float
-    strata: tuple[int, ...] | None = None
-    outcome: int = 0
-
-
-class KnownRate(NamedTuple):
-    """What is known of a rate that was asked for.
-
-    Attributes:
-      name: as of `WantedRate`.
-      share: estimated by strata; strata without a trial count as their proxy says, or as 0.
-      low, high: ends of the interval, which holds at all times together.
-      trials: experiments from its strata.
-      more: about how many more in all its strata it needs; 0 where it is as wide as asked.
-    """
-
-    name: str
-    share: float
-    low: float
-    high: float
-    trials: int
-    more: int
-
-    @property
-    def answer(self) -> str:
-        """`as wide as asked`, or what is missing."""
-        return f"needs about {self.more:,} more" if self.more else "as wide as asked"
-
-
-class Draws(NamedTuple):
-    """A block of experiments, designed before any was made.
-
-    Attributes:
-      strata: int64 [n], the stratum of each.
-      by_chance: how many of the first ones were drawn with `chances`; the others are all that was left of strata.
-      chances: float64 [strata].
-      proxy: that guesses the outcomes.
-    """
-
-    strata: np.ndarray
-    by_chance: int
-    chances: np.ndarray
-    proxy: Proxy
 
 
 class Allocation:
@@ -150,20 +65,47 @@ class Allocation:
     """
 
     def __init__(self, strata: Sequence[KnownStratum], wanted: Sequence[WantedRate], confidence: float = 0.95):
-        _check(strata, wanted)
+        _check(strata)
+        if not wanted:
+            raise InputError("no rate is asked for: expected at least one")
         columns = zip(*((s.weight, s.cases or math.inf, s.low, s.high) for s in strata), strict=True)
         self._weights, self._cases, self._low, self._high = map(np.array, columns)
-        self.wanted = tuple(wanted)
-        self._of = np.zeros((len(wanted), len(strata)), bool)  # which strata a rate is of
-        for row, rate in zip(self._of, wanted, strict=True):
-            row[slice(None) if rate.strata is None else list(rate.strata)] = True
-        outcomes = 1 + max(rate.outcome for rate in wanted)
+        self.wanted: tuple[WantedRate, ...] = ()
+        self._of = np.zeros((0, len(strata)), bool)  # which strata a rate is of
+        self._sequences: list[ConfidenceSequence] = []
+        self._confidence, outcomes = confidence, 1 + max(rate.outcome for rate in wanted)
         self.counts = np.zeros(len(strata), np.int64)
         # Of outcomes y; of y - f and the mean of f, which varies less where f is good; of the squares of these.
         self._sums, self._adjusted, self._squares = np.zeros((3, len(strata), outcomes))
         nothing = np.zeros(len(strata))
         self._proxy = Proxy(nothing, nothing, nothing)  # the last one
-        self._sequences = [ConfidenceSequence(confidence, *self._limits(i)) for i in range(len(wanted))]
+        for rate in wanted:
+            self.ask(rate)
+
+    def ask(self, rate: WantedRate) -> None:
+        """Asks for one more rate; it may have been chosen by what was seen, and its interval rests on later draws.
+
+        What is known of a stratum for certain counts as well.
+
+        Raises:
+          InputError: a width that is not above 0, or a rate of no stratum, or of an outcome that nobody observes.
+        """
+        strata, outcomes = self._sums.shape
+        if not rate.width > 0:
+            raise InputError(f"the rate {rate.name!r} with a width of {rate.width:g}: expected one above 0")
+        numbers = range(strata) if rate.strata is None else rate.strata
+        if not set(numbers) <= set(range(strata)) or not numbers:
+            raise InputError(f"the rate {rate.name!r} of the strata {rate.strata}: expected numbers below {strata}")
+        if not 0 <= rate.outcome < outcomes:
+            raise InputError(f"the rate {rate.name!r} of outcome {rate.outcome}: expected a number below {outcomes}")
+        of = np.zeros((1, strata), bool)
+        of[0, list(numbers)] = True
+        self.wanted, self._of = (*self.wanted, rate), np.concatenate([self._of, of])
+        self._sequences.append(ConfidenceSequence(self._confidence, *self._limits(len(self.wanted) - 1)))
+
+    def sequence(self, name: str) -> ConfidenceSequence:
+        """The sequence of a rate by its name, as `combined` takes it."""
+        return next(one for one, rate in zip(self._sequences, self.wanted, strict=True) if rate.name == name)
 
     # --- what is left, and what is known ---
 
@@ -208,6 +150,10 @@ class Allocation:
     def draw(self, rng: np.random.Generator, most: int | None = None, proxy: Proxy | None = None) -> Draws | None:
         """The next block; None where every rate is as narrow as asked, or can not become narrower.
 
+        How many experiments a block has, and how they are divided among the strata of a rate, follows from the past
+        alone, and not from the width that is asked for: so a campaign of one rate that is asked for less, and then for
+        more, draws what it would have drawn at once.  Of several rates, those that are as narrow as asked draw nothing.
+
         The places of a block are drawn one in each of n equal parts of [0, 1), so numbers by stratum vary less than
         with independent draws.  A stratum that would be drawn nearly to its end is drawn to its end, and is exact.
 
@@ -222,7 +168,7 @@ class Allocation:
         total = float(needs.sum())
         if not total:
             return None
-        size = max(LEAST, min(max(FIRST, math.ceil(GROWTH * self.counts.sum())), math.ceil(total)))
+        size = 1 << max(FIRST, int(self.counts.sum()) // PART).bit_length() - 1
         size = size if most is None else min(size, most)
         left = np.where(self._left > 0, self._cases - self.counts, 0)
         chances = needs / total
@@ -231,7 +177,7 @@ class Allocation:
             rest = np.where(whole, 0, chances)
             chances = rest / rest.sum() if rest.any() else rest
         whole = (needs > 0) & (chances == 0)
-        size = size if chances.any() else 0
+        size = max(0, size - int(left[whole].sum())) if chances.any() else 0
         places = (np.arange(size) + rng.random(size)) / max(size, 1)
         open_ = np.flatnonzero(chances)
         of = np.searchsorted(np.cumsum(chances[open_])[:-1], places, side="right")
@@ -240,11 +186,13 @@ class Allocation:
 
     def _design(self, number: int) -> Design:
         """How trials of a rate are best divided, as far as its strata are known."""
-        rate = self.wanted[number]
-        ranges = self._ranges(rate.outcome)
-        width = min(rate.width, 1.0)  # a rate that is only reported
-        threshold = self._sequences[number].threshold + DRIFT
-        return design(self._part(number)[0], self._spread(rate.outcome), ranges, width, threshold)
+        rate, threshold = self.wanted[number], self._sequences[number].threshold + DRIFT
+        spread, ranges = self._spread(rate.outcome), self._ranges(rate.outcome)
+        return design(self._part(number)[0], spread, ranges, self._ahead(number), threshold)
+
+    def _ahead(self, number: int) -> int:
+        """How many trials of a rate a block is designed for, whatever width is asked for."""
+        return AHEAD * max(FIRST, int(self.counts[self._of[number]].sum()))
 
     def _ranges(self, outcome: int) -> tuple[np.ndarray, np.ndarray]:
         """How far an outcome can lie below and above what is guessed of it, [strata] both."""
@@ -254,17 +202,20 @@ class Allocation:
     def _needs(self, number: int) -> np.ndarray:
         """About how many more trials of each stratum a rate needs, [strata]; 0 where it is as narrow as asked."""
         rate, sequence = self.wanted[number], self._sequences[number]
+        if math.isinf(rate.width) or not self._part(number)[0].any():
+            return np.zeros(len(self.counts))
         low, high = sequence.interval()
-        if high - low <= rate.width or not self._part(number)[0].any():
+        if high - low <= rate.width:
             return np.zeros(len(self.counts))
         best = self._design(number)
+        trials = best.trials(rate.width)
         share = min(max(self._share(number), low), high)
-        lower = max(low, share - best.below)
+        lower = max(low, share - best.gaps(trials)[0])
         upper = min(high, lower + rate.width)
         sides = [side for side, open_ in enumerate((lower > low, upper < high)) if open_]
         capital = min(sequence.log_capital((lower, upper)[side])[side] for side in sides)
         missing = 1 - max(0.0, capital) / sequence.threshold
-        return best.chances * max(1.0, best.trials * missing)
+        return best.chances * max(1.0, trials * missing)
 
     # --- what came of it ---
 
@@ -299,8 +250,7 @@ class Allocation:
                 f"guesses of {len(y)} outcomes: expected one of each, within the bounds of the block's proxy"
             )
         self._proxy = draws.proxy
-        # What was drawn to its end is known before the others are bet on: no chance was in it.
-        chance, census = slice(None, draws.by_chance), slice(draws.by_chance, None)
+        chance, census = slice(None, draws.by_chance), slice(draws.by_chance, None)  # which was no chance: known first
         self._count(draws.strata[census], y[census], f[census])
         for number in range(len(self.wanted)):
             self._bet(number, draws.strata[chance], draws.chances, y[chance], f[chance])
@@ -329,7 +279,7 @@ class Allocation:
         strata = strata[here]
         x = base + scale[strata] * (y[here, outcome] - f[here] - shift[strata])
         low, high = base - float((scale * below)[open_].max()), base + float((scale * above)[open_].max())
-        self._sequences[number].update(x, low, high, base, self._design(number).stakes)
+        self._sequences[number].update(x, low, high, base, self._design(number).stakes(self._ahead(number)))
 
     # --- what is known ---
 
@@ -352,7 +302,7 @@ class Allocation:
         return float(known.sum() + left @ np.clip(means, self._low, self._high))
 
 
-def _check(strata: Sequence[KnownStratum], wanted: Sequence[WantedRate]) -> None:
+def _check(strata: Sequence[KnownStratum]) -> None:
     total = math.fsum(stratum.weight for stratum in strata)
     if abs(total - 1) > 1e-9:
         raise InputError(f"the weights of {len(strata)} strata add up to {total:g}: expected 1")
@@ -363,13 +313,4 @@ def _check(strata: Sequence[KnownStratum], wanted: Sequence[WantedRate]) -> None
             raise InputError(
                 f"stratum {number} of {stratum.cases} cases with outcomes from {stratum.low:g} to {stratum.high:g}: "
                 "outcomes of audits are not exact, so expected no number of cases"
-            )
-    if not wanted:
-        raise InputError("no rate is asked for: expected at least one")
-    for rate in wanted:
-        if not rate.width > 0:
-            raise InputError(f"the rate {rate.name!r} with a width of {rate.width:g}: expected one above 0")
-        if (rate.strata is not None and not set(rate.strata) <= set(range(len(strata)))) or rate.strata == ():
-            raise InputError(
-                f"the rate {rate.name!r} of the strata {rate.strata}: expected numbers below {len(strata)}"
             )

@@ -133,6 +133,30 @@ class ConfidenceSequence:
         """
         return self._against(0)(m), self._against(1)(m)
 
+    def log_capitals(self, m: np.ndarray, side: int) -> tuple[np.ndarray, np.ndarray]:
+        """The logarithm of the capital of one side and its slope, float64 [n] both; a convex function of m.
+
+        Args:
+          m: float64 [n], means.
+          side: 0 for the capital against means of at most m, 1 for that against means of at least m.
+        """
+        if not self._blocks:
+            return np.zeros(len(m)), np.zeros(len(m))
+        blocks, counts = np.array(list(self._blocks)), np.array(list(self._blocks.values()))
+        stakes = self._stakes(blocks, side)[:, :, None]  # [blocks, parts, 1]
+        sign = 1 - 2 * side
+        distance = (sign * (m - blocks[:, side, None])).clip(0)[:, None]  # [blocks, 1, n]
+        spent = np.einsum("b,bpn->pn", counts, np.log1p(distance * stakes))
+        capital = self._sums[side][:, None] - spent + PARTS[:, None]
+        whole = np.logaddexp.reduce(capital)
+        falls = np.einsum("b,bpn->pn", counts, stakes / (1 + distance * stakes))
+        return whole, -sign * (np.exp(capital - whole) * falls).sum(axis=0)
+
+    @property
+    def limits(self) -> tuple[float, float]:
+        """What is known for certain."""
+        return self._limits
+
     def _stakes(self, blocks: np.ndarray, side: int) -> np.ndarray:
         """κ of blocks with these `(low, high, center, λ, λ)`, [blocks, parts]."""
         low, high, center, *chosen = blocks.T
