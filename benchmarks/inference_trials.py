@@ -39,7 +39,7 @@ def main():
     )
     from fault_injection.questions.vulnerability.criteria import Wanted
     from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan
-    from fault_injection.questions.vulnerability.sampling import draw_trial
+    from fault_injection.questions.vulnerability.sampling import draw_trials
     from fault_injection.questions.vulnerability.trials import Trials
     from fault_injection.workloads.registry import find_workload
 
@@ -73,7 +73,9 @@ def main():
         component = Component.of_parameters(name, workload, leaves)
         cells = [Cell(component, False, FaultKind("flips", float(amount)), options.trials) for amount in amounts]
         plan = PvfPlan(workload, 1, tuple(cells), tuple(range(32)), wanted, "float32", count, None, 0.95, 1)
-        faults = [draw_trial(plan, cells[number % len(cells)], number, lab.reads) for number in range(options.trials)]
+        number = -(-options.trials // len(cells))
+        faults = [fault for cell in cells for fault in draw_trials(plan, cell, part_of(plan, cell, number), lab.reads)]
+        faults = faults[: options.trials]
         contestants[f"ours, {name}"] = functools.partial(lab.judge, component, faults)
         ours = lab.judge(component, faults).wrong
         contestants[f"evaluate, {name}"] = functools.partial(evaluations, component, faults)
@@ -99,6 +101,17 @@ def main():
         ours, theirs = (sum(seconds[f"{who}, {name}"] for name in groups) for who in ("ours", other))
         claims.append(pairs.claim(f"ours / {other} loop, {options.workload}, all", ours / theirs, bound))
     pairs.write(options, machine, claims, seconds_of_a_trial=each)
+
+
+def part_of(plan, cell, count):
+    """So many trials of a cell, in each stratum as many as chance gives it by its size."""
+    from fault_injection.questions.vulnerability.bit_strata import mean_reach, strata_of
+    from fault_injection.questions.vulnerability.blocks import BlockPart
+
+    strata = strata_of(plan.bits, cell, mean_reach(plan, cell))
+    of = np.sort(np.random.default_rng(1).choice(len(strata), count, p=[stratum.share for stratum in strata]))
+    numbers = np.arange(count) - np.searchsorted(of, of)
+    return BlockPart(0, 0, of, numbers % [strata[stratum].cases or count for stratum in of])
 
 
 def jax_loop(workload, state, told, wanted):

@@ -1,4 +1,4 @@
-"""Populations of single flips that are known in full, and samples from them as the product draws and estimates them.
+"""Populations of single flips that are known in full, and campaigns on them as `pvf` draws and estimates.
 
 `dlrm_flips.npz` has all 326,176 single flips of the parameters of a trained `dlrm` (the default one, on Adult), made by
 trying each: per leaf, uint16 [elements, 32 bits], how many of 1,024 test examples get another decision.  Per table it
@@ -10,12 +10,11 @@ import pathlib
 
 import numpy as np
 
-from fault_injection.campaign.rates import score_interval
+from fault_injection.questions.vulnerability.bit_strata import sizes_read
+from fault_injection.questions.vulnerability.blocks import CellBlocks, TrialBatch
 from fault_injection.questions.vulnerability.components import Component
-from fault_injection.questions.vulnerability.plan import BATCH, Cell, FaultKind, PvfPlan, looks
-from fault_injection.questions.vulnerability.rates import VulnerabilityRate, rate_of
-from fault_injection.questions.vulnerability.results import TrialBatch, strata_of
-from fault_injection.questions.vulnerability.sampling import parts_of, reach, split
+from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan
+from fault_injection.questions.vulnerability.sampling import draw_trials, reach
 from fault_injection.questions.vulnerability.trials import Reads
 
 DLRM = pathlib.Path(__file__).parent / "data" / "dlrm_flips.npz"
@@ -39,57 +38,38 @@ class Population:
             leaf: Reads(np.repeat(np.arange(len(counts)), counts), len(wrong[leaf]) // len(counts))
             for leaf, counts in (rows or {}).items()
         }
+        widths = {leaf: table.width for leaf, table in self.reads.items()}
+        self.mean = sum(sizes_read(self.component, widths)) / self.component.size
         self.share = float(self.wrong.mean()) / outputs
 
-    def cell(self, trials):
-        return Cell(self.component, True, FaultKind("flips", 1), trials)
-
-    def plan(self, cell, half_width=None, confidence=0.95):
-        return PvfPlan(None, 1, (cell,), BITS, None, "float32", None, half_width, confidence, 1)
-
-    def sample(self, rng, trials):
-        """Trials as `draw_trial` draws them, all at once and from one generator."""
-        parts = parts_of(BITS, self.cell(trials), bool(self.reads))
-        of, _ = split(parts, np.arange(trials))
-        element, bit = np.zeros(trials, np.int64), np.zeros(trials, np.int64)
-        for number, part in enumerate(parts):
-            here = np.flatnonzero(of == number)
-            if part.cases is not None:
-                case = rng.permutation(part.cases)[: len(here)]
-                element[here], bit[here] = case // len(part.bits), np.array(part.bits)[case % len(part.bits)]
-            else:
-                element[here], bit[here] = self._read(rng, len(here)), rng.choice(part.bits, len(here))
-        reached, mean = self.reached(element)
-        nothing = np.zeros(trials)
-        place = element * 32 + bit
-        return TrialBatch(self.wrong[element, bit], *[nothing] * 5, place, reached, self.outputs, mean, np.nan)
-
-    def _read(self, rng, count):
-        component, starts = self.component, np.cumsum((0, *self.component.sizes))
-        sizes = np.array(
-            [
-                self.reads[leaf].width if leaf in self.reads else size
-                for leaf, size in zip(component.leaves, component.sizes, strict=True)
-            ]
+    def blocks(self, trials=None, half_width=None, seed=1):
+        """A cell of single flips of which nothing is known yet."""
+        cell = Cell(self.component, True, FaultKind("flips", 1), trials)
+        return CellBlocks(
+            PvfPlan(None, 1, (cell,), BITS, None, "float32", None, half_width, 0.95, seed), cell, self.mean
         )
-        leaf = rng.choice(len(sizes), count, p=sizes / sizes.sum())
-        element = starts[leaf] + rng.integers(sizes[leaf])
-        for number, name in enumerate(component.leaves):
-            if name in self.reads:
-                here = leaf == number
-                element[here] += rng.choice(self.reads[name].rows, here.sum()) * self.reads[name].width
-        return element
 
-    def reached(self, element):
-        leaf, index = self.component.where(element)
-        found = np.ones(len(element))
-        for number, name in enumerate(self.component.leaves):
-            if name in self.reads:
-                table, here = self.reads[name], leaf == number
-                found[here] = (np.bincount(table.rows, minlength=len(element)) / len(table.rows))[
-                    index[here] // table.width
-                ]
-        return found, reach(self.component, [], self.reads)[1]
+    def looked_up(self, blocks, part):
+        """What comes of a part of a block, in place of trying it."""
+        faults = draw_trials(blocks.plan, blocks.cell, part, self.reads)
+        element = np.array([fault.index[0] for fault in faults])
+        bit = np.array([int(fault.flip[0]).bit_length() - 1 for fault in faults])
+        nothing, reached = np.zeros(len(faults)), reach(self.component, faults, self.reads)
+        wrong, place = self.wrong[element, bit], element * 32 + bit
+        return TrialBatch(wrong, *[nothing] * 5, place, reached, part.strata, self.outputs, np.nan)
+
+    def step(self, blocks):
+        """The block that is wanted next."""
+        blocks.take([self.looked_up(blocks, part) for part in blocks.open])
+
+    def campaign(self, trials=None, half_width=None, seed=1, look=None):
+        """A cell to its end; `look` is called after each block."""
+        blocks = self.blocks(trials, half_width, seed)
+        while blocks.open:
+            self.step(blocks)
+            if look:
+                look(blocks)
+        return blocks
 
 
 def dlrm(path=DLRM):
@@ -103,32 +83,3 @@ def dlrm(path=DLRM):
         here = {leaf: v for leaf, v in leaves.items() if leaf.startswith(start)}
         found[name] = Population(name, here, outputs, {leaf: v for leaf, v in rows.items() if leaf in here})
     return found
-
-
-def first(trials, count):
-    """The first so many trials of a batch."""
-    return TrialBatch._make([*(values[:count] for values in trials[:8]), *trials[8:]])
-
-
-def rate(cell, plan, trials) -> VulnerabilityRate:
-    return rate_of(*strata_of(plan.bits, cell, trials), plan.level(cell))
-
-
-def stopped(population, rng, half_width, most):
-    """The rate of trials that stop when its interval is narrow enough, as a plan with `half_width` does."""
-    cell = population.cell(most)
-    plan = population.plan(cell, half_width)
-    trials = population.sample(rng, most)
-    for look in looks(cell.batches):
-        found = rate(cell, plan, first(trials, look * BATCH))
-        if max(found.high - found.share, found.share - found.low) <= half_width:
-            break
-    return found
-
-
-def by_effective_size(population, rng, trials):
-    """The interval before: all flips as likely, Wilson's for Kish's effective size."""
-    wrong = population.wrong.reshape(-1)[rng.integers(population.wrong.size, size=trials)]
-    share, between = float(wrong.mean()) / population.outputs, float(wrong.var(ddof=1)) / population.outputs**2
-    size = share * (1 - share) / (between / trials) if between else 0.0
-    return score_interval(share, min(max(size, trials), trials * population.outputs), 0.95)

@@ -239,7 +239,9 @@ def test_what_is_asked_decides_when_a_campaign_ends_and_not_what_it_draws():
 
     def drawn(width):
         blocks = []
-        synthetic("heavy").campaign(3, width, most=4000, watch=lambda draws, y: blocks.append((draws.strata, y)))
+        synthetic("heavy").campaign(
+            3, width, most=4000, watch=lambda draws, y: blocks.append((draws.strata, draws.chances, y))
+        )
         return blocks
 
     few, many = drawn(0.02), drawn(0.004)

@@ -20,10 +20,11 @@ from fault_injection.questions.outcomes.schema import TABLES
 from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.questions.scoreboard.store import NAME as SCORE
 from fault_injection.questions.scoreboard.store import ScoreStore
+from fault_injection.questions.vulnerability.blocks import OF_TRIALS, TrialBatch
 from fault_injection.questions.vulnerability.components import Component
 from fault_injection.questions.vulnerability.criteria import Wanted
 from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan
-from fault_injection.questions.vulnerability.results import OF_TRIALS, Results, TrialBatch, read_header
+from fault_injection.questions.vulnerability.results import Results, read_header
 from fault_injection.runs.golden_run import DESCRIBED, Golden
 from fault_injection.workloads.registry import find_workload, make_workload
 
@@ -77,18 +78,20 @@ def pvf(tmp_path_factory):
     plan = PvfPlan(make_workload("dlrm"), 1, (cell,), tuple(range(32)), Wanted("class"), "float32", None, None, 0.95, 3)
     results, rng = Results(folder, plan, "a key"), np.random.default_rng(1)
     results.begin("plan.toml", {"host": "here", "jax": "0.0"})
-    for batch in range(cell.batches):
-        numbers = [rng.integers(0, 500, len(cell.numbers(batch))).astype(float) for _ in OF_TRIALS]
-        results.keep(cell, batch, TrialBatch(*numbers, 500, 1.0, 0.5))
+    parts = []
+    while missing := results.missing(cell):
+        parts += missing
+        for part in missing:
+            numbers = [rng.integers(0, 500, len(part.strata)).astype(float) for _ in OF_TRIALS[:-2]]
+            results.keep(cell, part, TrialBatch(*numbers, np.ones(len(part.strata)), part.strata, 500, 0.5))
 
     def read():
         again = Results(folder, plan, "a key")
-        found = [again.batch(cell, number) for number in range(cell.batches)]
-        if None in found:
+        if again.missing(cell):
             raise InputError("it is made again")  # which was said
-        return read_header(folder), [[np.asarray(each).tobytes() for each in batch] for batch in found]
+        return read_header(folder), [np.asarray(each).tobytes() for each in again.of(cell).trials]
 
-    return Subject((folder / "pvf.json", *(results.path(cell, n) for n in range(cell.batches))), read)
+    return Subject((folder / "pvf.json", *(results.path(cell, part) for part in parts)), read)
 
 
 @pytest.fixture(scope="module")

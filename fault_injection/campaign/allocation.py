@@ -164,19 +164,21 @@ class Allocation:
         """
         nothing = np.zeros(len(self.counts))
         self._proxy = proxy or Proxy(nothing, nothing, nothing)
-        needs = np.max([self._needs(number) for number in range(len(self.wanted))], axis=0)  # [strata]
-        total = float(needs.sum())
-        if not total:
+        needs = [self._need(number) for number in range(len(self.wanted))]
+        if not any(needs):
             return None
+        # What one rate alone needs does not matter, to the last bit.
+        shares = [self._design(i).chances * (need / max(needs)) for i, need in enumerate(needs) if need]
+        wanted = np.max(shares, axis=0)  # [strata]
         size = 1 << max(FIRST, int(self.counts.sum()) // PART).bit_length() - 1
         size = size if most is None else min(size, most)
         left = np.where(self._left > 0, self._cases - self.counts, 0)
-        chances = needs / total
+        chances = wanted / wanted.sum()
         # Of a place in each of n parts, a stratum gets less than n times its chance, and two.
         while (whole := (chances > 0) & (left <= size * chances + 2)).any() and chances.any():
             rest = np.where(whole, 0, chances)
             chances = rest / rest.sum() if rest.any() else rest
-        whole = (needs > 0) & (chances == 0)
+        whole = (wanted > 0) & (chances == 0)
         size = max(0, size - int(left[whole].sum())) if chances.any() else 0
         places = (np.arange(size) + rng.random(size)) / max(size, 1)
         open_ = np.flatnonzero(chances)
@@ -199,14 +201,14 @@ class Allocation:
         shift = self._shift(outcome)
         return self._proxy.most + shift - self._low, self._high - self._proxy.least - shift
 
-    def _needs(self, number: int) -> np.ndarray:
-        """About how many more trials of each stratum a rate needs, [strata]; 0 where it is as narrow as asked."""
+    def _need(self, number: int) -> float:
+        """About how many more trials a rate needs; 0 where it is as narrow as asked."""
         rate, sequence = self.wanted[number], self._sequences[number]
         if math.isinf(rate.width) or not self._part(number)[0].any():
-            return np.zeros(len(self.counts))
+            return 0.0
         low, high = sequence.interval()
         if high - low <= rate.width:
-            return np.zeros(len(self.counts))
+            return 0.0
         best = self._design(number)
         trials = best.trials(rate.width)
         share = min(max(self._share(number), low), high)
@@ -215,7 +217,7 @@ class Allocation:
         sides = [side for side, open_ in enumerate((lower > low, upper < high)) if open_]
         capital = min(sequence.log_capital((lower, upper)[side])[side] for side in sides)
         missing = 1 - max(0.0, capital) / sequence.threshold
-        return best.chances * max(1.0, trials * missing)
+        return max(1.0, trials * missing)
 
     # --- what came of it ---
 
@@ -288,7 +290,12 @@ class Allocation:
         found = []
         for number, rate in enumerate(self.wanted):
             low, high = self._sequences[number].interval()
-            more = math.ceil(np.minimum(self._needs(number), self._cases - self.counts).sum())
+            need = self._need(number)
+            more = (
+                math.ceil(np.minimum(self._design(number).chances * need, self._cases - self.counts).sum())
+                if need
+                else 0
+            )
             trials = int(self.counts[self._of[number]].sum())
             share = min(max(self._share(number), low), high)
             found.append(KnownRate(rate.name, share, low, high, trials, more))

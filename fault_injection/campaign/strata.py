@@ -53,6 +53,15 @@ class WantedRate(NamedTuple):
     outcome: int = 0
 
 
+def answer(more: int) -> str:
+    """What is said of a rate that needs about so many more experiments.
+
+    >>> answer(0), answer(1200)
+    ('as wide as asked', 'needs about 1,200 more')
+    """
+    return f"needs about {more:,} more" if more else "as wide as asked"
+
+
 class KnownRate(NamedTuple):
     """What is known of a rate that was asked for.
 
@@ -74,7 +83,7 @@ class KnownRate(NamedTuple):
     @property
     def answer(self) -> str:
         """`as wide as asked`, or what is missing."""
-        return f"needs about {self.more:,} more" if self.more else "as wide as asked"
+        return answer(self.more)
 
 
 class Draws(NamedTuple):

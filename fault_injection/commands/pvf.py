@@ -6,6 +6,7 @@ from typing import Any
 from ..campaign.task import Task
 from ..questions.vulnerability.driver import run_trials
 from ..questions.vulnerability.plan_file import read_pvf_plan
+from ..questions.vulnerability.rates import VulnerabilityRate
 from ..questions.vulnerability.results import foreseen
 from ..questions.vulnerability.tasks import golden_of
 from .arguments import tell, tell_json
@@ -28,11 +29,7 @@ def run(options: argparse.Namespace) -> None:
             return
         tell(plan.sentence())
         for name, cell in cells.items():
-            highest = cell["strata"][0] if "strata" in cell else None
-            part = f" ({highest['trials']:,} at bit {highest['bits'][0]})" if highest else ""
-            least = cell.get("high_if_none_is_wrong")
-            end = f"; if none is wrong, the interval ends at {100 * least:.2g} %" if least is not None else ""
-            tell(f"  {name}: at most {cell['trials']:,} trials{part}, in {cell['bits']:,} bits{end}")
+            tell(f"  {name}: {_taken(cell)}")
         for line in golden_needed(golden_of(task), plan.epoch, options.data_dir):
             tell(line)
         return
@@ -44,11 +41,7 @@ def run(options: argparse.Namespace) -> None:
 
     page = write_vulnerability_page(results)
     if options.json:
-        rates = {cell.name: results.rate(cell) for cell in plan.cells}
-        stated: dict[str, dict[str, Any]] = {
-            name: {"pvf": r.share, "low": r.low, "high": r.high, "trials": r.trials, "any_wrong": r.any_wrong.share}
-            for name, r in rates.items()
-        }
+        stated = {cell.name: _stated(results.rate(cell), plan.half_width is not None) for cell in plan.cells}
         clean = {}
         if plan.wanted.decides:
             clean = {"clean_positive": results.positive()}
@@ -56,4 +49,25 @@ def run(options: argparse.Namespace) -> None:
                 stated[each.name]["wrong_decisions"] = results.ways(each)
         tell_json({"report": str(page), **clean, "cells": stated})
     else:
+        for each in plan.cells:
+            if (rate := results.rate(each)).more:
+                tell(f"{each.name}: {rate.answer}")
         tell(f"written to {page}")
+
+
+def _taken(cell: dict[str, Any]) -> str:
+    """What a cell will take, in words."""
+    bits, least = f"in {cell['bits']:,} bits", cell.get("trials_if_none_is_wrong")
+    if least is None:
+        return f"every one of {cell['trials']:,} trials, {bits}"
+    if "trials_at_most" not in cell:
+        end = f"if none is wrong, the interval ends at {100 * cell['high_if_none_is_wrong']:.2g} %"
+        return f"{least:,} trials, {bits}; {end}"
+    return f"{least:,} trials if none is wrong, about {cell['trials_at_most']:,} at most, {bits}"
+
+
+def _stated(rate: VulnerabilityRate, asked: bool) -> dict[str, Any]:
+    """A rate for JSON; and whether it is as narrow as asked, if that was."""
+    anyone = None if rate.any_wrong is None else rate.any_wrong.share
+    known = {"pvf": rate.share, "low": rate.low, "high": rate.high, "trials": rate.trials, "any_wrong": anyone}
+    return known | ({"answer": rate.answer} if asked else {})
