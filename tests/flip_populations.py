@@ -49,9 +49,9 @@ class Population:
             PvfPlan(None, 1, (cell,), BITS, None, "float32", None, half_width, 0.95, seed), cell, self.mean
         )
 
-    def looked_up(self, blocks, part):
+    def looked_up(self, plan, cell, part):
         """What comes of a part of a block, in place of trying it."""
-        faults = draw_trials(blocks.plan, blocks.cell, part, self.reads)
+        faults = draw_trials(plan, cell, part, self.reads)
         element = np.array([fault.index[0] for fault in faults])
         bit = np.array([int(fault.flip[0]).bit_length() - 1 for fault in faults])
         nothing, reached = np.zeros(len(faults)), reach(self.component, faults, self.reads)
@@ -60,7 +60,7 @@ class Population:
 
     def step(self, blocks):
         """The block that is wanted next."""
-        blocks.take([self.looked_up(blocks, part) for part in blocks.open])
+        blocks.take([self.looked_up(blocks.plan, blocks.cell, part) for part in blocks.open])
 
     def campaign(self, trials=None, half_width=None, seed=1, look=None):
         """A cell to its end; `look` is called after each block."""
@@ -80,6 +80,9 @@ def dlrm(path=DLRM):
     layers, found = list(dict.fromkeys(leaf.split("/")[0] for leaf in leaves)), {}
     groups = {"bottom MLP": "bot_", "embeddings": "emb_", "top MLP": "top_", **{layer: f"{layer}/" for layer in layers}}
     for name, start in groups.items():
-        here = {leaf: v for leaf, v in leaves.items() if leaf.startswith(start)}
-        found[name] = Population(name, here, outputs, {leaf: v for leaf, v in rows.items() if leaf in here})
+        here = [leaf for leaf in leaves if leaf.startswith(start)]
+        of_leaves, of_rows = (
+            {f"params/{leaf}": each[leaf] for leaf in here if leaf in each} for each in (leaves, rows)
+        )
+        found[name] = Population(name, of_leaves, outputs, of_rows)
     return found
