@@ -91,10 +91,10 @@ PVF_FAULTS = {
     "bits": "list of the bits that may be inverted, 0 the lowest; all by default",
     "exhaustive": "list of layers of which every single flip is tried",
     "layers": "whether each layer is measured as well; `true` by default",
-    "trials": "of each component and number of bits; 1024 by default",
-    "half_width": "instead of `trials`: of the interval; as many trials as that takes",
+    "trials": "of each component and number of bits, in whole blocks; 1024 by default",
+    "half_width": "of the interval: as many trials as that takes, or at most about `trials`",
     "confidence": "of that interval, 0.95 by default",
-    "seed": "trial i of a cell is drawn from (seed, cell, i); 1 by default",
+    "seed": "blocks are drawn from it, the cell and what came of blocks before; 1 by default",
     "epoch": "after how many epochs parameters are struck; all by default",
     "format": "in which format parameters are kept",
 }
