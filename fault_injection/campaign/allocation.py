@@ -59,6 +59,7 @@ class Allocation:
 
     Attributes:
       counts: int64 [strata], experiments so far.
+      wanted: the rates; between two blocks the same ones with other widths can be put in their place.
 
     Raises:
       InputError: weights that do not add up, bounds that are crossed, rates of no stratum.
@@ -219,6 +220,12 @@ class Allocation:
         missing = 1 - max(0.0, capital) / sequence.threshold
         return max(1.0, trials * missing)
 
+    def _needs(self, number: int) -> np.ndarray:
+        """About how many more trials of each stratum a rate needs, float64 [strata]."""
+        need = self._need(number)
+        chances = self._design(number).chances if need else np.zeros(len(self.counts))
+        return np.minimum(chances * need, self._cases - self.counts)
+
     # --- what came of it ---
 
     def observe(self, draws: Draws, outcomes: np.ndarray, guesses: np.ndarray | None = None) -> None:
@@ -259,6 +266,7 @@ class Allocation:
         self._count(draws.strata[chance], y[chance], f[chance])
         for number, sequence in enumerate(self._sequences):
             sequence.within(*self._limits(number))
+            sequence.interval()  # at each block's end, so that it does not matter when somebody looks
 
     def _count(self, strata: np.ndarray, y: np.ndarray, f: np.ndarray) -> None:
         adjusted = y + (self._proxy.mean[strata] - f)[:, None]
@@ -285,17 +293,17 @@ class Allocation:
 
     # --- what is known ---
 
+    @property
+    def more(self) -> int:
+        """About how many more trials all rates together need; 0 where each is as narrow as asked."""
+        return math.ceil(np.max([self._needs(number) for number in range(len(self.wanted))], axis=0).sum())
+
     def rates(self) -> list[KnownRate]:
         """What is known of every rate that was asked for, in their order."""
         found = []
         for number, rate in enumerate(self.wanted):
             low, high = self._sequences[number].interval()
-            need = self._need(number)
-            more = (
-                math.ceil(np.minimum(self._design(number).chances * need, self._cases - self.counts).sum())
-                if need
-                else 0
-            )
+            more = math.ceil(self._needs(number).sum())
             trials = int(self.counts[self._of[number]].sum())
             share = min(max(self._share(number), low), high)
             found.append(KnownRate(rate.name, share, low, high, trials, more))

@@ -69,6 +69,7 @@ class ConfidenceSequence:
         self._unit = math.nan  # of stakes: the width of the bounds of the first observations
         self._sums = np.zeros((2, len(PARTS)))
         self._blocks: dict[tuple[float, ...], int] = {}  # by bounds, center and stakes, how many observations
+        self._looked = 0  # observations when the ends were last computed
 
     def update(
         self,
@@ -119,7 +120,8 @@ class ConfidenceSequence:
     def interval(self) -> tuple[float, float]:
         """Both ends; an end that was excluded once stays so."""
         low, high = self._ends
-        if self._blocks:
+        if self.observations > self._looked:  # to look again changes nothing
+            self._looked = self.observations
             low, high = self._end(0, low, high), self._end(1, low, high)
             # Ends that would cross, which is as rare as an error, meet.
             self._ends = (low, high) if low <= high else ((low + high) / 2,) * 2

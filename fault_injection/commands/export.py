@@ -5,9 +5,9 @@ import pathlib
 
 from ..faults.injection_file import write_injection
 from ..machine.errors import InputError
+from ..questions.outcomes.answer import injections_of
 from ..questions.outcomes.report.queries import VERDICT
-from ..questions.outcomes.sampling import injection_of
-from ..questions.outcomes.store import Store, open_plan
+from ..questions.outcomes.store import Store
 from ..questions.outcomes.tables import FORMATS, write_tables
 from ..runs.outcome import OUTCOMES
 from .arguments import natural, tell
@@ -30,9 +30,8 @@ def run(options: argparse.Namespace) -> None:
     if sum(map(bool, (options.id, options.outcome, options.format))) > 1:
         raise InputError("--id and --outcome write injection files, --format writes tables; give one of them")
     if options.id or options.outcome:
-        plan = open_plan(options.campaign)
         numbers = options.id or _of_outcome(options.campaign, options.outcome)
-        for number, injection in [(number, injection_of(plan, number)) for number in numbers]:
+        for number, injection in zip(numbers, injections_of(options.campaign, numbers), strict=True):
             path = out / f"experiment_{number}.csv"
             write_injection(path, injection)
             tell(str(path))

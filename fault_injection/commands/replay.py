@@ -18,8 +18,7 @@ from ..machine import environment
 from ..machine.errors import InputError, did_you_mean
 from ..machine.processes import from_leader, say
 from ..published.checkpoints import imported_start
-from ..questions.outcomes.sampling import injection_of
-from ..questions.outcomes.store import open_plan
+from ..questions.outcomes.answer import injections_of
 from ..runs.golden_run import Golden
 from ..runs.replay_files import write_replay
 from ..runs.replay_run import golden_for, last_step, replay
@@ -70,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
     else:
         # As its campaign made it: on one device, on CPUs with one thread.
         environment.prepare(1, options.matrix_precision, bind=False)
-        injection, name = injection_of(open_plan(place), options.id), f"experiment_{options.id}"
+        [injection], name = injections_of(place, [options.id]), f"experiment_{options.id}"
         out, devices = options.out or place / name, 1
         command = ["python", "-m", "fault_injection", *options.arguments]
     start = None

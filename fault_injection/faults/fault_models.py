@@ -279,6 +279,15 @@ class FaultModel:
     values: str
     group: int = 1
 
+    @property
+    def one(self) -> bool:
+        """Whether it strikes one element, however many an operand has.
+
+        >>> FAULT_MODELS["RBFLIP"].one, FAULT_MODELS["FLIPS_2"].one
+        (True, False)
+        """
+        return len(self.places(np.random.default_rng(0), 1 << 20)) == 1
+
 
 LANES = (16, 64, 256)
 FLIPS = (1, 2, 4, 8, 10, 16, 32, 64, 100, 128, 500, 1000)

@@ -16,11 +16,12 @@ from ...machine.files import only_writer
 from ...machine.processes import say
 from ...runs.dependencies import content_hash
 from . import jobs
+from .answer import answer_of, unfinished
 from .conditions import Rule
 from .plan import Plan
 from .result import Result
 from .sampling import Experiment, draw_experiment
-from .standing import LOCK, outcome_lines, outcome_rates
+from .standing import LOCK, answer_lines, nothing_left, outcome_lines, outcome_rates
 from .store import Store
 from .support import support
 from .walks import work_by_epochs
@@ -57,11 +58,14 @@ def campaign(
         lost = store.mend()
         if lost:
             say(f"{store.path}: damaged rows are removed, and what is missing is run again: {lost}")
-        done, wanted = store.done(), set(range(task.plan.experiments))
-        if done - wanted:
+        done = store.done()
+        if done and max(done) >= task.plan.experiments:
             raise InputError(f"{len(done)} experiments are here, up to number {max(done)}: a plan can only grow", out)
-        if done == wanted and not lost:
-            say(f"all {task.plan.experiments} experiments are done; python -m fault_injection report {out}")
+        wanting = task.plan.wanted is not None and store.plan() is not None
+        answer = answer_of(store, task.plan) if wanting else None
+        if not lost and nothing_left(store, task.plan, answer):
+            told = f"all {len(done)} experiments are done{f', and {answer.standing}' if answer else ''}"
+            say(f"{told}; python -m fault_injection report {out}")
             return
         store.event("started")
         try:
@@ -80,6 +84,40 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
     plan, dispatcher = task.plan, Dispatcher(task, slots, store.event)
     golden: Ready = dispatcher.call("the golden run", jobs.make_golden)
     store.begin(golden.key, plan, **golden.about, plan_file=plan_file, jobs=sum(slot.jobs() for slot in slots))
+    if plan.wanted is None:
+        _number(plan, store, dispatcher, golden)
+    else:
+        _blocks(plan, store, dispatcher, golden)
+
+
+def _blocks(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> None:
+    """Block after block, until every rate is as narrow as wanted: the one that was begun, or else the next one."""
+    answer, begun = answer_of(store, plan), len(store.done())
+
+    def lines(seconds: float) -> list[str]:
+        total = len(store.done())
+        pace = f"{(total - begun) / seconds * 3600:.0f} an hour" if total > begun else "compiling the step that strikes"
+        return [f"{total} experiments, {pace}; {answer.standing}", *answer_lines(answer.rates())]
+
+    def keep(_: Experiment, value: tuple[Result, dict[str, Any]]) -> None:
+        store.add(*value, golden.key)
+
+    while True:
+        if (block := unfinished(store, answer)) is None:
+            rules = tuple(each.rule for each in support(store) if each.enough) if plan.audits_first else ()
+            if (block := answer.next(rules)) is None:
+                return
+            store.design(block)
+        done, function = store.done(), functools.partial(jobs.experiment, supported=block.rules)
+        drawn = zip(block.numbers, block.strata, strict=True)
+        missing = [draw_experiment(plan, number, stratum) for number, stratum in drawn if number not in done]
+        work_by_epochs(dispatcher, golden, missing, function, keep, lines, store.walked)
+        dispatcher.settle("experiments")
+        answer.observe(block, store.observed(block))
+
+
+def _number(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> None:
+    """The experiments of a plan with a fixed number that are missing."""
     before = store.done()
     missing = [draw_experiment(plan, number) for number in range(plan.experiments) if number not in before]
 

@@ -131,18 +131,21 @@ class Laboratory:
         )
 
 
-def run_experiment(lab: Laboratory, number: int, supported: Collection[Rule] = ()) -> Result:
+def run_experiment(
+    lab: Laboratory, number: int, supported: Collection[Rule] = (), stratum: int | None = None
+) -> Result:
     """Experiment `number` of a plan, to its verdict.
 
     Args:
       supported: rules that end a run with a fault beyond their premises; see `Plan.beyond_premises`.
+      stratum: as of `draw_experiment`.
 
     Raises:
       NotRepeated: the machine does not reproduce the golden run.
       FaultNotApplied: the step's observations contradict the fault.
     """
     begun = time.perf_counter()
-    choice = choose(lab.plan, draw_experiment(lab.plan, number))
+    choice = choose(lab.plan, draw_experiment(lab.plan, number, stratum))
     setting_up = lab.control(choice.at, choice.fault)
     trail = _follow(lab, choice, supported)
     verdict = trail.course.verdict(finished=trail.ended == END)

@@ -73,11 +73,11 @@ def walk(task: Task[Plan], golden_key: str, epoch: int, steps: tuple[int, ...]) 
 
 
 def experiment(
-    task: Task[Plan], golden_key: str, number: int, supported: tuple[Rule, ...] = ()
+    task: Task[Plan], golden_key: str, number: int, supported: tuple[Rule, ...] = (), stratum: int | None = None
 ) -> tuple[Result, dict[str, Any]]:
     """One experiment to its verdict, and where it was made; see `run_experiment`."""
     lab = alike(task, golden_key)
-    return run_experiment(lab, number, supported), environment_of(lab.golden)
+    return run_experiment(lab, number, supported, stratum), environment_of(lab.golden)
 
 
 def alike(task: Task[Plan], golden_key: str) -> Laboratory:

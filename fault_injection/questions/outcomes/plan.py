@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ...campaign.allocation import FIRST
 from ...faults.fault_models import FAULT_MODELS, VALUES, Pattern
 from ...faults.injection import STAGES
 from ...faults.number_formats import Format
@@ -21,6 +22,7 @@ from ...seam.measure import NONFINITE_RULES
 from ...seam.stages import BESIDE, CHECKPOINT, UPDATE
 from ...seam.workload import Workload, format_option
 from ...workloads.registry import find_workload, restore_workload
+from .wanted import WantedOutcome
 
 # How long an experiment is watched, the first the longest (docs/campaign.md, How an experiment ends).
 EXITS = ("full", "exact", "conditions")
@@ -79,7 +81,7 @@ class Plan:
 
     Attributes:
       workload: with all its options.
-      experiments: how many.
+      experiments: how many; the most, if a width is wanted.
       half_width, confidence: what their number was calculated from, or None.
       epochs: among which the fault's is drawn.
       sites: names of the operations struck, or of the leaves of the state, of the stages and patterns asked for.
@@ -92,10 +94,11 @@ class Plan:
       twins: golden runs one unit in the last place apart, for the tolerance of verdicts.
       nonfinite: one of `NONFINITE_RULES`: what ends a run when it is not finite.
       schedule: when a fault strikes again.
-      audit_open: whether the plan's file leaves `audit` open, so that it follows from `experiments`.
+      audit_open: whether the plan's file leaves `audit` open, so that it follows from `experiments` or from the width.
       settled: as many consecutive steps a run has to be as near to the golden one as a twin, to end there; None follows
         it on, see `settled.Settled`.
       settled_follow: share of the runs that settled which are followed to the end all the same.
+      wanted: a rate and how narrow its interval shall be; None where the number of experiments is fixed.
     """
 
     workload: Workload
@@ -116,6 +119,7 @@ class Plan:
     audit_open: bool = False
     settled: int | None = None
     settled_follow: float = 0.0
+    wanted: WantedOutcome | None = None
 
     @functools.cached_property
     def targets(self) -> dict[str, Site]:
@@ -193,6 +197,9 @@ class Plan:
     def sentence(self) -> str:
         """The plan in words."""
         size = f"{self.experiments} experiments"
+        if self.wanted is not None:
+            most = f", at most {size}" if self.experiments < LARGEST else ""
+            size = f"{self.wanted.sentence()} at {self.confidence:.0%}{most}"
         if self.half_width is not None:
             size += f", for rates within ±{self.half_width:g} at {self.confidence:.0%}"
         ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
@@ -213,10 +220,17 @@ class Plan:
         )
 
     def identity(self) -> dict[str, Any]:
-        """What determines experiment i and its verdict: everything but how many there are."""
+        """What determines experiment i and its verdict: everything but how many there are, or how narrow they make it.
+
+        Where a width is wanted the stratum of experiment i follows from outcomes before it, and so from what was wanted
+        then, which the store keeps.
+        """
         known = dataclasses.asdict(self)
-        for extent in ("experiments", "half_width", "confidence", "audit_open"):
+        for extent in ("experiments", "half_width", "confidence", "audit_open", "wanted"):
             del known[extent]
+        if self.wanted is not None:
+            asked = {"outcome": self.wanted.outcome, "by": self.wanted.by, "confidence": self.confidence}
+            known["wanted"] = asked
         if self.exit != "conditions":  # no verdict to audit
             del known["audit"], known["audit_near"]
         if self.settled is None:
@@ -266,11 +280,19 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
         "twins": 0 <= plan.twins < 100,
         "settled": plan.settled is None or (plan.settled > 0 and plan.twins > 1 and plan.exit != "full"),
         "settled_follow": 0 <= plan.settled_follow <= 1,
+        "wanted": plan.wanted is None or (plan.wanted.sound and _can_be_wanted(plan)),
     }
     for name, right in sound.items():
         if not right:
             raise ValueError(f"its value of {name} is not one of a plan")
     return plan
+
+
+def _can_be_wanted(plan: Plan) -> bool:
+    """Whether a width can be wanted of the rest of a plan."""
+    audited = plan.exit != "conditions" or plan.audit > 0
+    ends = plan.horizon is None and plan.settled is None
+    return plan.experiments >= FIRST and ends and not plan.restarts and audited
 
 
 def _restored_plan(kept: dict[str, Any]) -> Plan:
@@ -281,6 +303,8 @@ def _restored_plan(kept: dict[str, Any]) -> Plan:
         for model in known["models"]
     )
     known["schedule"] = Schedule(**known.get("schedule", {}))
+    if (wanted := known.get("wanted")) is not None:
+        known["wanted"] = WantedOutcome(**{**wanted, "outcome": tuple(wanted["outcome"]), "by": tuple(wanted["by"])})
     known |= {name: tuple(known[name]) for name in ("epochs", "sites")}
     return Plan(**known)
 

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...campaign.allocation import FIRST
 from ...campaign.plan_reader import Reader, as_text, read_document, shown_value
 from ...faults.fault_models import FAULT_MODELS, FLIPS, PUBLISHED_MODELS, VALUES, read_histogram
 from ...faults.injection import STAGES
@@ -18,10 +19,11 @@ from ...seam.measure import NONFINITE_RULES
 from ...seam.stages import CHECKPOINT
 from ...seam.workload import Workload
 from ...workloads.registry import find_workload
-from .audits import share_to_audit
+from .audits import share_for_width, share_to_audit
 from .plan import EXITS, LARGEST, Model, Plan, sample_size
 from .plan_sites import chosen_sites
 from .plan_start import START, read_start
+from .wanted import WantedOutcome, read_wanted
 
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = (
@@ -48,26 +50,33 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         raise InputError(f"an injection file, not a plan; replay it: python -m fault_injection replay {path}", path)
     document, read = read_document(text, path)
     # What is scored: `scoreboard.settings`.
-    read.keys(document, ("workload", "options", "faults", "start", "run", "score"), "")
+    read.keys(document, ("workload", "options", "faults", "start", "wanted", "run", "score"), "")
     if "start" in document and "faults" in document:
         raise read.wrong("start", "a plan has either [start] or [faults]")
+    if "start" in document and "wanted" in document:
+        raise read.wrong("wanted", "nothing is drawn of a plan with [start], which takes each altered checkpoint once")
     workload, run = workload_of(document, read), read.table(document, "run")
     read.keys(run, RUN, "run.")
     exit = read.one_of(run, "run.exit", "conditions", EXITS)
     horizon = read.whole(run, "run.horizon", None, 2, 10**9)
     if exit == "full" and horizon is not None:
         raise read.wrong("run.horizon", "the exit mode 'full' follows every run to the end")
+    wanted = read_wanted(document, read)
+    if wanted is not None and horizon is not None:
+        raise read.wrong("run.horizon", "leaves runs undecided, and what is undecided has no rate; [wanted] takes none")
     for audit in ("audit", "audit_near"):
         if exit != "conditions" and audit in run:
             raise read.wrong(f"run.{audit}", f"has no effect: the exit mode '{exit}' gives no verdict to audit")
     twins = read.whole(run, "run.twins", 0, 0, 99)
     if twins == 1:
         raise read.wrong("run.twins", "1; a spread needs two at least")
-    struck = _start(document, workload, read) if "start" in document else _faults(document, workload, exit, read)
-    settled, followed = _settled(document, run, exit, struck.get("schedule", ONCE), read)
+    given = _start(document, workload, read) if "start" in document else _faults(document, workload, exit, wanted, read)
+    settled, followed = _settled(document, run, exit, given.get("schedule", ONCE), read)
     share = read.number(run, "run.audit", None, 0, 1)
+    if share == 0 and wanted is not None and exit == "conditions":
+        raise read.wrong("run.audit", "0; expected a share above 0: without audits early verdicts leave no rate known")
     if share is None:
-        share = share_to_audit(struck["experiments"], struck["confidence"]) if exit == "conditions" else 0.0
+        share = 0.0 if exit != "conditions" else _audits(given)
     return Plan(
         workload=workload,
         exit=exit,
@@ -79,7 +88,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         nonfinite=read.one_of(run, "run.nonfinite", NONFINITE_RULES[0], NONFINITE_RULES),
         settled=settled,
         settled_follow=followed,
-        **struck,
+        **given,
     )
 
 
@@ -96,6 +105,8 @@ def _settled(
         raise read.wrong("run.settled", "the exit mode 'full' follows every run to the end")
     if not read.whole(run, "run.twins", 0, 0, 99):
         raise read.wrong("run.settled", "compares runs with twins, and the plan has none; expected such as twins = 3")
+    if "wanted" in document:
+        raise read.wrong("run.settled", "a rate with a wanted width counts the ends of runs; leave out one of the two")
     if "start" in document or read.table(document, "faults").get("stages") == [CHECKPOINT]:
         what = "runs that restart from an altered checkpoint are followed"
         raise read.wrong("run.settled", f"does not go with checkpoints: {what}; leave it out")
@@ -104,14 +115,27 @@ def _settled(
     return steps, float(read.number(run, "run.settled_follow", FOLLOWED, 0, 1))
 
 
-def _faults(document: Mapping[str, Any], workload: Workload, exit: str, read: Reader) -> dict[str, Any]:
-    """What a plan strikes that draws its faults: fields of `Plan`."""
-    faults = read.table(document, "faults")
-    read.keys(faults, FAULTS, "faults.")
+def _audits(given: Mapping[str, Any]) -> float:
+    """The share of early verdicts that is audited where the plan leaves it open."""
+    if (wanted := given.get("wanted")) is not None:
+        return share_for_width(wanted.width)
+    return share_to_audit(given["experiments"], given["confidence"])
+
+
+def _size(faults: Mapping[str, Any], wanted: tuple[WantedOutcome, float] | None, read: Reader) -> dict[str, Any]:
+    """How many experiments there are: fields of `Plan`."""
+    if wanted is not None:
+        for key in ("half_width", "confidence"):
+            if key in faults:
+                what = "a plan has either this, or [wanted], whose own confidence it is"
+                raise read.wrong(f"faults.{key}", what)
+        most = read.whole(faults, "faults.experiments", LARGEST, FIRST, LARGEST)
+        return {"experiments": most, "half_width": None, "confidence": wanted[1], "wanted": wanted[0]}
     half_width = read.number(faults, "faults.half_width", None, 1e-4, 0.5)
     confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
     if (half_width is None) == ("experiments" not in faults):
-        raise read.wrong("faults", "expected either experiments, or half_width (and confidence)")
+        expected = "expected experiments, or half_width (and confidence), or else a table [wanted]"
+        raise read.wrong("faults", expected)
     if half_width is None and "confidence" in faults:
         raise read.wrong("faults.confidence", "belongs to half_width, and has no effect beside experiments")
     if half_width is None:
@@ -120,11 +144,23 @@ def _faults(document: Mapping[str, Any], workload: Workload, exit: str, read: Re
         experiments = sample_size(half_width, confidence)
         if experiments > LARGEST:
             raise read.wrong("faults.half_width", f"takes {experiments} experiments, more than {LARGEST}")
+    return {"experiments": experiments, "half_width": half_width, "confidence": confidence}
+
+
+def _faults(
+    document: Mapping[str, Any],
+    workload: Workload,
+    exit: str,
+    wanted: tuple[WantedOutcome, float] | None,
+    read: Reader,
+) -> dict[str, Any]:
+    """What a plan strikes that draws its faults: fields of `Plan`."""
+    faults = read.table(document, "faults")
+    read.keys(faults, FAULTS, "faults.")
+    size = _size(faults, wanted, read)
     sites = chosen_sites(faults, workload, read)
     return {
-        "experiments": experiments,
-        "half_width": half_width,
-        "confidence": confidence,
+        **size,
         "epochs": _epochs(faults, "faults.epochs", workload, read),
         "sites": sites,
         "models": _models(faults, [workload.target(name) for name in sites], read),

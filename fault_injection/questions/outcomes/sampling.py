@@ -1,4 +1,7 @@
-"""Experiment i of a plan: drawn from (seed, i) alone, so that nothing that ran before it matters."""
+"""Experiment i of a plan: drawn from (seed, i) alone, so that nothing that ran before it matters.
+
+Where a plan wants a width, its stratum is drawn before, from the outcomes of earlier blocks; all else as ever.
+"""
 
 import dataclasses
 import functools
@@ -15,8 +18,9 @@ from ...models.site import Site, make_fault
 from ...runs.steps import Address
 from ...seam.stages import CHECKPOINT
 from .plan import Model, Plan
+from .strata import divided
 
-WHERE, WHAT = 0, 1  # tell an experiment's two random streams apart
+WHERE, WHAT, BLOCK = 0, 1, 2  # tell an experiment's two random streams apart, and that of a block's strata
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +35,7 @@ class Experiment:
       audited: whether an early verdict is compared with the run to the end.
       audited_near: the same of an early verdict near a threshold, where the plan tells these apart.
       followed: whether its run is followed to the end also once it has settled.
+      stratum: its number in `strata.divided`, where the plan wants a width.
     """
 
     number: int
@@ -42,6 +47,7 @@ class Experiment:
     audited: bool
     audited_near: bool
     followed: bool
+    stratum: int | None = None
 
     @property
     def operand(self) -> Operand:
@@ -49,32 +55,55 @@ class Experiment:
         return self.model.operand
 
 
-def draw_experiment(plan: Plan, number: int) -> Experiment:
+def draw_experiment(plan: Plan, number: int, stratum: int | None = None) -> Experiment:
     """Experiment `number`: epoch, step, worker and site each uniform, the model by its weight.
+
+    In a stratum all is drawn as in the whole plan, given that it lies there: the weights of what strata consist of are
+    those with which the plan draws it.
 
     Of leaves every element is as likely as any other, so one is drawn by its size; and no worker is
     drawn where all share them.  Of altered checkpoints that a plan lists each is taken once, in each epoch,
     by each count of loaders.  The streams are NumPy's, whose version is part of a campaign's key.
+
+    Args:
+      stratum: its number in `strata.divided`; given where the plan wants a width, and there alone.
+
+    Raises:
+      ValueError: it is missing, or has no effect.
     """
+    if (stratum is None) != (plan.wanted is None):
+        raise ValueError(f"experiment {number} of the stratum {stratum}: expected one exactly if a width is wanted")
     rng = np.random.default_rng([plan.seed, number, WHERE])
     weights = np.array([model.weight for model in plan.models])
+    epoch = plan.epochs[rng.integers(len(plan.epochs))]
+    step = int(rng.integers(len(plan.steps)))
+    worker = int(rng.integers(plan.owners)) if plan.owners else ALL
+    if stratum is not None:
+        of = divided(plan).strata[stratum]
+        kind = of.kinds[rng.choice(len(of.kinds), p=of.chances)]
+        site, model = kind.site, kind.model
+    else:
+        uniform = plan.leaf in (None, CHECKPOINT)
+        site = plan.sites[rng.integers(len(plan.sites))] if uniform else _drawn_leaf(plan, rng)
+        model = plan.models[rng.choice(len(weights), p=weights / weights.sum())]
     found = Experiment(
         number=number,
-        epoch=plan.epochs[rng.integers(len(plan.epochs))],
-        step=int(rng.integers(len(plan.steps))),
-        worker=int(rng.integers(plan.owners)) if plan.owners else ALL,
-        site=plan.sites[rng.integers(len(plan.sites))] if plan.leaf in (None, CHECKPOINT) else _drawn_leaf(plan, rng),
-        model=plan.models[rng.choice(len(weights), p=weights / weights.sum())],
+        epoch=epoch,
+        step=step,
+        worker=worker,
+        site=site,
+        model=model,
         audited=bool(rng.random() < plan.audit),
         audited_near=bool(rng.random() < (plan.audit_near or 0)),
         followed=bool(rng.random() < plan.settled_follow),
+        stratum=stratum,
     )
     if not plan.restarts:
         return found
-    of_site, model = divmod(number, len(plan.models))
-    of_epoch, site = divmod(of_site, len(plan.sites))
+    of_site, which = divmod(number, len(plan.models))
+    of_epoch, place = divmod(of_site, len(plan.sites))
     epoch = plan.epochs[of_epoch % len(plan.epochs)]
-    return dataclasses.replace(found, epoch=epoch, site=plan.sites[site], model=plan.models[model])
+    return dataclasses.replace(found, epoch=epoch, site=plan.sites[place], model=plan.models[which])
 
 
 def _drawn_leaf(plan: Plan, rng: np.random.Generator) -> str:
@@ -143,12 +172,15 @@ def choose(plan: Plan, experiment: Experiment) -> Choice:
     return Choice(experiment, site, experiment.model.draw(rng, size, format))
 
 
-def injection_of(plan: Plan, number: int) -> Injection:
+def injection_of(plan: Plan, number: int, stratum: int | None = None) -> Injection:
     """Experiment `number` of a plan as an injection; nothing runs.
+
+    Args:
+      stratum: as of `draw_experiment`.
 
     Raises:
       InputError: the plan has no such experiment.
     """
     if not 0 <= number < plan.experiments:
         raise InputError(f"experiment {number} is not of this campaign; expected 0 to {plan.experiments - 1}")
-    return choose(plan, draw_experiment(plan, number)).injection(plan)
+    return choose(plan, draw_experiment(plan, number, stratum)).injection(plan)

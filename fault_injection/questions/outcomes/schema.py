@@ -17,6 +17,7 @@ from ...models.bits import width_of
 from ...models.fault import Operand
 from ...runs.outcome import OUTCOMES
 from ...seam.measure import Measure
+from .blocks import StoredBlock
 from .conditions import Conditions
 from .plan import Plan
 from .result import Result
@@ -24,6 +25,7 @@ from .result import Result
 ALTERATIONS = "alterations"  # the table that stores made before 2026-11-24 do not have
 COMPARISONS = "comparisons"  # the table that stores made before 2026-11-28 do not have
 APART = (ALTERATIONS, "comparison")  # fields of a `Result` that are rows of those
+BLOCKS = "blocks"  # of campaigns that want a width; the table that stores made before 2026-11-28 do not have
 CURVE = 8  # bytes of a curve's row: loss and metric, float32
 NOT_JSON = object()
 
@@ -49,6 +51,7 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "experiments": {**result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
     ALTERATIONS: {"key": TEXT, "number": WHOLE, "array": TEXT, "position": WHOLE, "before": WHOLE, "after": WHOLE},
     COMPARISONS: {"experiment": WHOLE, "settled_after": Column(int, null=True), "ended": WHOLE, "golden_steps": WHOLE},
+    BLOCKS: {name: TEXT if at > 1 else WHOLE for at, name in enumerate(StoredBlock._fields)},
 }
 TABLES = {name: StoredTable(name, columns) for name, columns in COLUMNS.items()}
 

@@ -2,17 +2,20 @@
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 from ...campaign.page import percent
 from ...campaign.rates import Rate
 from ...machine.files import in_use
 from ...runs.outcome import OUTCOMES, UNDECIDED
+from .answer import Answer, AnsweredRate, answer_of, unfinished
 from .plan import Plan
 from .report.queries import QUERIES
 from .store import NAME as STORE
 from .store import Store
 from .tally import Tally, tally_of
+from .wanted import NOT_MASKED
 
 LOCK = "lock"  # the file that the driver of a campaign holds
 
@@ -30,6 +33,8 @@ class Standing:
       running: whether a driver is at work now.
       last_event: time and text of what happened last, or None.
       plan_file: the file that the plan was read from.
+      answer: what a campaign that wants a width knows; None of others.
+      complete: whether it has nothing left to do.
     """
 
     folder: pathlib.Path
@@ -40,21 +45,23 @@ class Standing:
     running: bool
     last_event: tuple[str, str] | None
     plan_file: str | None
+    answer: Answer | None
+    complete: bool
 
     @property
     def experiments(self) -> int:
-        """How many the plan asks for."""
+        """How many the plan asks for; the most, if it wants a width."""
         return self.plan.experiments if self.plan else 0
 
     @property
     def left(self) -> int:
-        """Experiments without a verdict."""
-        return max(0, self.experiments - self.done)
+        """Experiments without a verdict; about how many are needed, if a width is wanted."""
+        return self.answer.more if self.answer else max(0, self.experiments - self.done)
 
     @property
     def resumable(self) -> bool:
         """Whether the command that made it would go on with it."""
-        return not self.running and (self.left > 0 or self.plan is None)
+        return not self.running and not self.complete
 
     def as_dict(self) -> dict[str, Any]:
         """For machines to read."""
@@ -68,6 +75,7 @@ class Standing:
             "outcomes": {name: rate._asdict() for name, rate in self.outcomes.items()},
             "not_masked": self.not_masked and self.not_masked._asdict(),
             "last_event": self.last_event,
+            **({"rates": [rate.as_dict() for rate in self.answer.rates()]} if self.answer else {}),
         }
 
 
@@ -92,31 +100,55 @@ def standing(folder: pathlib.Path) -> Standing:
     """
     with Store(folder) as store:
         plan, about = store.plan(), store.about()
-        outcomes, not_masked = outcome_rates(store, plan)
+        answer = answer_of(store, plan) if plan is not None and plan.wanted is not None else None
+        outcomes, not_masked = outcome_rates(store, plan, answer)
+        done, complete = len(store.done()), nothing_left(store, plan, answer)
         events = store.query("SELECT at, what FROM events ORDER BY at DESC, rowid DESC LIMIT 1")
     return Standing(
         folder=folder,
         plan=plan,
-        done=next(iter(outcomes.values())).total if outcomes else 0,
+        done=done,
         outcomes=outcomes,
         not_masked=not_masked,
         running=in_use(folder / LOCK),
         last_event=(events[0]["at"], events[0]["what"]) if events else None,
         plan_file=about.get("plan_file"),
+        answer=answer,
+        complete=complete,
     )
 
 
-def outcome_rates(store: Store, plan: Plan | None) -> tuple[dict[str, Rate], Rate | None]:
+def nothing_left(store: Store, plan: Plan | None, answer: Answer | None) -> bool:
+    """Whether a campaign has nothing left to do; `answer` is what it knows, if it wants a width."""
+    if plan is None or answer is None:
+        return plan is not None and plan.wanted is None and len(store.done()) >= plan.experiments
+    return unfinished(store, answer) is None and answer.next() is None
+
+
+def outcome_rates(store: Store, plan: Plan | None, answer: Answer | None = None) -> tuple[dict[str, Rate], Rate | None]:
     """The rates of the outcomes that have occurred, by outcome, and that of all that were not masked.
 
     Where verdicts are guesses any outcome may have occurred, so all of them are there.
+
+    Args:
+      answer: what a campaign that wants a width knows, whose rates are weighted by strata.
     """
+    if answer is not None:
+        found = {one.outcome: one.rate for one in answer.rates() if not one.dimension} if answer.experiments else {}
+        return {name: found[name] for name in OUTCOMES if name in found}, found.get(NOT_MASKED)
     tally = tally_of(store.query(QUERIES["outcomes"]), plan) if plan else Tally()
     if plan is None or not tally.total:
         return {}, None
     not_masked = tally.not_masked(plan.confidence)
     possible = [n for n in OUTCOMES if tally.counts[n] or (not_masked.guesses and n != UNDECIDED)]
     return {name: tally.rate([name], plan.confidence) for name in possible}, not_masked
+
+
+def answer_lines(rates: Sequence[AnsweredRate]) -> list[str]:
+    """Rates that are weighted by strata as lines of a table: what was asked for, and outcomes of all faults."""
+    shown = [one for one in rates if one.asked or not one.dimension]
+    wide = max(len(one.title) for one in shown)
+    return [f"  {one.title:{wide}s} {one.rate.total:7d}  {percent(one.rate)}  {one.answer}".rstrip() for one in shown]
 
 
 def outcome_lines(outcomes: dict[str, Rate], not_masked: Rate | None) -> list[str]:

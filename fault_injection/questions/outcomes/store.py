@@ -17,10 +17,11 @@ from ...runs.dependencies import content_hash
 from ...seam.measure import Measure
 from ...seam.stages import CHECKPOINT
 from . import schema
+from .blocks import StoredBlock, restored_blocks
 from .conditions import Conditions
 from .plan import Plan, restore_plan
 from .result import Result
-from .schema import ALTERATIONS, COMPARISONS, TABLES
+from .schema import ALTERATIONS, BLOCKS, COMPARISONS, TABLES
 
 VERSION = 4
 NAME = "campaign.sqlite"
@@ -42,7 +43,7 @@ class Store(ComparedStore):
 
     WHAT, FILE = "campaign", NAME
     APPLICATION, VERSION = 0x46494A31, VERSION  # "FIJ1"
-    TABLES, LATER = TABLES, frozenset({ALTERATIONS, COMPARISONS})
+    TABLES, LATER = TABLES, frozenset({ALTERATIONS, BLOCKS, COMPARISONS})
     MENDS, REMEDY = True, "restore a copy, or choose another --out"
 
     def __init__(self, folder: pathlib.Path, write: bool = False):
@@ -84,6 +85,11 @@ class Store(ComparedStore):
                 raise self.not_ours(f"comparison {row['experiment']}")
         if plan is None:
             return
+        if not self.damaged:  # else `mend` takes back what follows from what is lost
+            strata = self.strata()
+            beyond = next((n for n in sorted(self.done()) if plan.wanted is not None and n not in strata), None)
+            if beyond is not None:
+                raise self.not_ours(f"experiment {beyond}, which is of no block,")
         wrong_in = schema.wrong_column(plan)
         for row in self.query("SELECT * FROM experiments"):
             if wrong := wrong_in(row):
@@ -106,6 +112,8 @@ class Store(ComparedStore):
                 for row in self.query(f"SELECT * FROM {name}"):
                     self._put(self.connection, table, tuple(row))
             self._remove_halves()
+            if any(row.startswith("block ") for row in self.damaged):
+                self._remove_later()
             known = {row["id"] for row in self.query("SELECT id FROM environments")}
             for row in self.query("SELECT DISTINCT environment FROM experiments"):
                 if row["environment"] not in known:
@@ -127,6 +135,19 @@ class Store(ComparedStore):
         for database in (self.connection, self._copy):
             database.execute(f"DELETE FROM experiments WHERE stage = '{CHECKPOINT}' AND elements != {count}")
             database.execute(f"DELETE FROM {ALTERATIONS} WHERE number NOT IN (SELECT number FROM experiments)")
+
+    def _remove_later(self) -> None:
+        """Remove all that follows from a block that is lost: later blocks, and the experiments of all of these."""
+        first = 0
+        for place, row in enumerate(self.query(f"SELECT number, first, strata FROM {BLOCKS} ORDER BY number")):
+            strata = schema.parsed(row["strata"])
+            if (row["number"], row["first"]) != (place, first) or not isinstance(strata, list):
+                break
+            first += len(strata)
+        for database in (self.connection, self._copy):
+            database.execute(f"DELETE FROM {BLOCKS} WHERE first >= ?", [first])
+            for name in ("experiments", ALTERATIONS):
+                database.execute(f"DELETE FROM {name} WHERE number >= ?", [first])
 
     def plan(self) -> Plan | None:
         """The campaign's plan, None before it has begun, or where its row is damaged."""
@@ -212,6 +233,31 @@ class Store(ComparedStore):
                 self._insert(COMPARISONS, [number, *result.comparison])
             for k, alteration in enumerate(result.alterations):
                 self._insert(ALTERATIONS, [f"{number}/{k}", number, *alteration])
+
+    def design(self, block: StoredBlock) -> None:
+        """Write down a block before its experiments run."""
+        with self.transaction():
+            self._insert(BLOCKS, block.row())
+
+    def blocks(self) -> list[StoredBlock]:
+        """Those of a campaign that wants a width, in their order."""
+        if BLOCKS not in self.tables or (plan := self.plan()) is None:
+            return []
+        try:
+            return restored_blocks([*map(dict, self.query(f"SELECT * FROM {BLOCKS} ORDER BY number"))], plan)
+        except ValueError as error:
+            raise self.not_ours(str(error)) from None
+
+    def strata(self) -> dict[int, int]:
+        """Of a campaign that wants a width, the stratum of each experiment that was drawn."""
+        return {n: stratum for block in self.blocks() for n, stratum in zip(block.numbers, block.strata, strict=True)}
+
+    def observed(self, block: StoredBlock) -> list[dict[str, Any]]:
+        """What came of the experiments of a block, by their numbers."""
+        numbers = block.numbers
+        known = "SELECT outcome, exit, near, early_rule, audit_outcome FROM experiments"
+        of_block = "WHERE number >= ? AND number < ? ORDER BY number"
+        return [dict(row) for row in self.query(f"{known} {of_block}", [numbers.start, numbers.stop])]
 
     def done(self) -> set[int]:
         """Numbers of the experiments that have a verdict."""

@@ -28,7 +28,8 @@ def work_by_epochs(
     """Do the experiments that are left; those that lose their process too often are in `dispatcher.given_up`.
 
     Args:
-      function: of jobs; does one experiment, given the golden run's key and the experiment's number.
+      function: of jobs; does one experiment, given the golden run's key and the experiment's number, and its
+        `stratum` where it has one.
       keep: takes in an experiment and what the function returned.
       lines: what the terminal shows, given the seconds so far.
       walked: told the epoch of each walk, the steps that it computed, and seconds.
@@ -58,7 +59,8 @@ def work_by_epochs(
         walked(group[0].epoch, *value)
         for e in group:
             arguments, take = (golden.golden_key, e.number), functools.partial(done, e)
-            dispatcher.ready.append(Errand(f"experiment {e.number}", function, arguments, take, alone=True))
+            one = function if e.stratum is None else functools.partial(function, stratum=e.stratum)
+            dispatcher.ready.append(Errand(f"experiment {e.number}", one, arguments, take, alone=True))
 
     def done(e: Experiment, value: Any) -> None:
         keep(e, value)
