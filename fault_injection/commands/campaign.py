@@ -4,6 +4,7 @@ import argparse
 import collections
 import dataclasses
 
+from ..campaign.allocation import FIRST
 from ..campaign.task import Task
 from ..campaign.terminal import clock
 from ..questions.outcomes import jobs
@@ -14,6 +15,7 @@ from ..questions.outcomes.plan import Plan
 from ..questions.outcomes.plan_file import read_plan
 from ..questions.outcomes.sampling import draw_experiment
 from ..questions.outcomes.standing import standing
+from ..questions.outcomes.strata import divided
 from .arguments import tell, tell_json
 from .estimates import golden_needed
 from .plan_options import driving, places, plan_options
@@ -51,7 +53,7 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
     missing = plan.golden_epochs - (min(lab.golden.recorded(), plan.golden_epochs) if made else 0)
     golden_steps = plan.golden_steps - (plan.golden_epochs - missing) * plan.steps_per_epoch
     most = _steps_followed(plan)
-    audits, audited = _audits(plan)
+    audits, audited = _audits(plan) if plan.wanted is None else (None, _strata(plan))
     least = most if plan.exit == "full" else 1.0
     if options.json:
         tell_json(
@@ -68,7 +70,8 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
         )
         return
     tell(plan.sentence())
-    tell("Experiments by fault model: " + ", ".join(f"{name} {count}" for name, count in drawn.items()) + ".")
+    if drawn:
+        tell("Experiments by fault model: " + ", ".join(f"{name} {count}" for name, count in drawn.items()) + ".")
     for line in golden_needed(lab.golden, plan.golden_epochs, options.data_dir):
         tell(line)
     tell(f"It is another golden run than a replay's: {jobs.WHY_ANOTHER}.")
@@ -80,7 +83,10 @@ def _check(plan: Plan, task: Task[Plan], options: argparse.Namespace) -> None:
     )
     for line in audited:
         tell(line)
-    if seconds is None:
+    if plan.wanted is not None:
+        each = "" if seconds is None else f" An experiment takes {seconds * least:.2g} to {seconds * most:.2g} s."
+        tell(f"Time: not known before the first blocks: how many experiments it takes depends on outcomes.{each}")
+    elif seconds is None:
         tell("Time: not known before a golden run of this workload has been made on this machine.")
     else:
         low, high = (seconds * (golden_steps + plan.experiments * steps) for steps in (least, most))
@@ -115,8 +121,25 @@ def _audits(plan: Plan) -> tuple[dict[str, float] | None, list[str]]:
     return numbers, [f"{text}.", widths]
 
 
+def _strata(plan: Plan) -> list[str]:
+    """What is drawn where a width is wanted."""
+    division = divided(plan)
+    by = ", ".join(division.dimensions) or "nothing"
+    growing = f"The first block has {FIRST} experiments, a later one a tenth of all so far, or {FIRST}."
+    lines = [f"Strata: {len(division.strata)}, by {by}. {growing}"]
+    if plan.exit == CONDITIONS:
+        near = "" if plan.audit_near is None else f", of those near a threshold {plan.audit_near:.0%} more"
+        lines.append(f"Audits: {plan.audit:.1%} of early verdicts{near}, and all that are not Masked.")
+    return lines
+
+
 def _drawn(plan: Plan) -> dict[str, int]:
-    """How many experiments each fault model gets: drawn, or of a large plan what is expected."""
+    """How many experiments each fault model gets: drawn, or of a large plan what is expected.
+
+    None where a width is wanted: outcomes decide.
+    """
+    if plan.wanted is not None:
+        return {}
     if plan.experiments <= DRAWN:
         counts = collections.Counter(draw_experiment(plan, number).model.name for number in range(plan.experiments))
         return {model.name: counts[model.name] for model in plan.models}

@@ -16,14 +16,14 @@ from ...campaign.audited import audited, audited_bounds
 from ...campaign.rates import Rate
 from ...faults.injection import Injection
 from ...machine.errors import InputError
-from ...runs.outcome import UNDECIDED
+from ...runs.outcome import MASKED, UNDECIDED
 from .blocks import StoredBlock
 from .conditions import CONDITIONS, Rule
 from .plan import Plan
 from .sampling import BLOCK, injection_of
 from .store import Store
 from .strata import divided
-from .wanted import DIMENSIONS, NAMES, has_outcome
+from .wanted import DIMENSIONS, NAMES, NOT_MASKED, has_outcome
 
 
 class AnsweredRate(NamedTuple):
@@ -95,7 +95,7 @@ class Answer:
         self._rates += [("", "", column, False, None) for column in range(1, len(self._outcomes))]
         low, high = 0.0, 1.0
         if plan.exit == CONDITIONS:
-            low, high = audited_bounds([(0, plan.audit), (1, plan.audit)])
+            low, high = audited_bounds([(0, plan.audit), (1, 1)])  # see `_chance`
         strata = [KnownStratum(stratum.weight, None, low, high) for stratum in self.division.strata]
         self._allocation = Allocation(strata, self._wanted(self._widths), plan.confidence)
         self._found = np.zeros((3, len(strata), len(self._outcomes)), np.int64)  # as verdicts are; guesses; audits
@@ -133,12 +133,14 @@ class Answer:
           rows: as `Store.observed` gives them.
 
         Raises:
-          InputError: an experiment is undecided.
+          InputError: an experiment is undecided, or was not followed as `_chance` says.
         """
         strata = np.array(block.strata, np.int64)
         for row, number in zip(rows, block.numbers, strict=True):
             if UNDECIDED in (row["outcome"], row["audit_outcome"]):
                 raise InputError(f"experiment {number} is undecided; a rate with a wanted width needs every verdict")
+            if row["exit"] == CONDITIONS and row["outcome"] != MASKED and row["audit_outcome"] is None:
+                raise InputError(f"experiment {number}: nobody followed its early verdict, which is not {MASKED}")
         nothing = np.zeros(len(block.chances))
         draws = Draws(strata, len(strata), np.array(block.chances), Proxy(nothing, nothing, nothing))
         # As they were when the block was designed: stakes must not know what came of it.
@@ -158,12 +160,16 @@ class Answer:
         return audited(early, ends, chances[:, None])
 
     def _chance(self, block: StoredBlock, row: Mapping[str, Any]) -> float:
-        """With which an experiment with this early verdict is followed to its end; 1 of one that has none."""
+        """With which an experiment with this early verdict is followed to its end; 1 of one that has none.
+
+        Those that are not *Masked* are followed in a campaign that wants a width (`experiment`).
+        """
         plan, rule = self.plan, row["early_rule"]
-        if row["exit"] != CONDITIONS or (plan.beyond_premises and rule not in (Rule.VARIANCE, *block.rules)):
+        followed = plan.beyond_premises and rule not in (Rule.VARIANCE, *block.rules)
+        if row["exit"] != CONDITIONS or row["outcome"] != MASKED or followed:
             return 1.0
         near = plan.audit_near if row["near"] and plan.audit_near is not None else 0.0
-        return 1 - (1 - plan.audit) * (1 - near)
+        return max(plan.audit, 1 - (1 - plan.audit) * (1 - near))  # rounding must not make it less
 
     def _having(self, verdicts: Iterable[str | None]) -> np.ndarray:
         """Which outcomes verdicts have, float64 [n, outcomes]; NaN of those that are not known."""
@@ -194,6 +200,8 @@ class Answer:
     @property
     def standing(self) -> str:
         """How far it is, in words."""
+        if not self.experiments:
+            return "the first block is not done yet"
         asked = [one for one in self.rates() if one.asked]
         done = sum(not one.more for one in asked)
         text = f"{done} of {len(asked)} rates {'is' if len(asked) == 1 else 'are'} as wide as asked"
@@ -212,6 +220,10 @@ class Answer:
             dimension, name, column, _, strata = one
             outcome, rate = " or ".join(self._outcomes[column]), self._rate(known, column, strata)
             found.append(AnsweredRate(dimension, name, outcome, rate, wanted.width, known.more))
+        [whole] = (one for one in found if not one.dimension and one.outcome == NOT_MASKED)
+        n, rate = whole.rate.total, whole.rate
+        masked = rate._replace(found=n - rate.found, share=1 - rate.share, low=1 - rate.high, high=1 - rate.low)
+        found.append(AnsweredRate("", "", MASKED, masked, math.inf, 0))
         return sorted(found, key=lambda one: not one.asked)
 
     def _rate(self, known: KnownRate, column: int, strata: tuple[int, ...] | None) -> Rate:

@@ -92,12 +92,13 @@ def _run(task: Task[Plan], store: Store, slots: list[Slot], plan_file: str | Non
 
 def _blocks(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> None:
     """Block after block, until every rate is as narrow as wanted: the one that was begun, or else the next one."""
-    answer, begun = answer_of(store, plan), len(store.done())
+    answer, begun = answer_of(store, plan), 0
 
     def lines(seconds: float) -> list[str]:
         total = len(store.done())
         pace = f"{(total - begun) / seconds * 3600:.0f} an hour" if total > begun else "compiling the step that strikes"
-        return [f"{total} experiments, {pace}; {answer.standing}", *answer_lines(answer.rates())]
+        known = answer_lines(answer.rates()) if answer.experiments else []
+        return [f"{total} experiments, {pace}; {answer.standing}", *known]
 
     def keep(_: Experiment, value: tuple[Result, dict[str, Any]]) -> None:
         store.add(*value, golden.key)
@@ -111,6 +112,7 @@ def _blocks(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> 
         done, function = store.done(), functools.partial(jobs.experiment, supported=block.rules)
         drawn = zip(block.numbers, block.strata, strict=True)
         missing = [draw_experiment(plan, number, stratum) for number, stratum in drawn if number not in done]
+        begun = len(done)
         work_by_epochs(dispatcher, golden, missing, function, keep, lines, store.walked)
         dispatcher.settle("experiments")
         answer.observe(block, store.observed(block))

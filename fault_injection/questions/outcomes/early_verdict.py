@@ -124,7 +124,7 @@ class EarlyVerdict(Observer):
         since: Callable[[Address], int],
         record: Callable[[int], Epoch],
         reached: Callable[[Rule, Seen], tuple[Run, int | None] | None],
-        ends: Callable[[Rule, Seen], bool],
+        ends: Callable[[Early, Seen], bool],
         trusted: Collection[Rule] = tuple(Rule),
         premises: bool = True,
         unread: bool = False,
@@ -151,7 +151,7 @@ class EarlyVerdict(Observer):
         if rule not in self._trusted:
             return None
         self.given = Early(rule, steps, *reached)
-        return CONDITIONS if self._ends(rule, self.seen) else None
+        return CONDITIONS if self._ends(self.given, self.seen) else None
 
 
 def _worst(values: object) -> float:

@@ -167,8 +167,13 @@ def _follow(lab: Laboratory, choice: Choice, supported: Collection[Rule]) -> Tra
         reach = end if plan.golden_epochs == plan.workload.epochs else last
         return projection.project(recorder.run, reach, seen.apart) if rule == Rule.VARIANCE else (recorder.run, None)
 
-    def ends(rule: Rule, seen: Seen) -> bool:
-        e, near = choice.experiment, lab.conditions.near(rule, seen)
+    def ends(early: Early, seen: Seen) -> bool:
+        e, near = choice.experiment, lab.conditions.near(early.rule, seen)
+        projected = plan.wanted is not None and early.rule == Rule.VARIANCE
+        if projected and _early_verdict(lab, early, seen, course.judged).outcome != MASKED:
+            # These are few.  Were only some of them audited, a rate might lie as far below what is known as above it,
+            # which takes half as many steps again.
+            return False
         return plan.exit == "conditions" and not e.audited and not (near and e.audited_near)
 
     beyond, audit = plan.beyond_premises, plan.audits_first and choice.experiment.audited

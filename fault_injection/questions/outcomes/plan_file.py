@@ -19,7 +19,7 @@ from ...seam.measure import NONFINITE_RULES
 from ...seam.stages import CHECKPOINT
 from ...seam.workload import Workload
 from ...workloads.registry import find_workload
-from .audits import share_for_width, share_to_audit
+from .audits import WANTED_SHARE, share_to_audit
 from .plan import EXITS, LARGEST, Model, Plan, sample_size
 from .plan_sites import chosen_sites
 from .plan_start import START, read_start
@@ -117,9 +117,7 @@ def _settled(
 
 def _audits(given: Mapping[str, Any]) -> float:
     """The share of early verdicts that is audited where the plan leaves it open."""
-    if (wanted := given.get("wanted")) is not None:
-        return share_for_width(wanted.width)
-    return share_to_audit(given["experiments"], given["confidence"])
+    return WANTED_SHARE if "wanted" in given else share_to_audit(given["experiments"], given["confidence"])
 
 
 def _size(faults: Mapping[str, Any], wanted: tuple[WantedOutcome, float] | None, read: Reader) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from ...machine.errors import did_you_mean
 from ...runs.outcome import MASKED, OUTCOMES, UNDECIDED
 
 NOT_MASKED = "not masked"
-NAMES = (NOT_MASKED, *(name for name in OUTCOMES if name != UNDECIDED))
+# *Masked* is what is left of these.
+NAMES = (NOT_MASKED, *(name for name in OUTCOMES if name not in (MASKED, UNDECIDED)))
 # What strata and rates can be by: the fault model; the pass, or of a leaf its stage; the kind of operation, or the part
 # of the state; the layer; what the bit is for that is inverted or stuck.
 DIMENSIONS = ("model", "pass", "kind", "layer", "bit")
@@ -78,6 +79,8 @@ def read_wanted(document: Mapping[str, Any], read: Reader) -> tuple[WantedOutcom
     named = {**table, "outcome": [given] if isinstance(given, str) else given}
     outcome = read.list_of(named, "wanted.outcome", None, str, f"names such as '{NOT_MASKED}' or {NAMES[-1]!r}")
     for name in outcome:
+        if name == MASKED:
+            raise read.wrong("wanted.outcome", f"{MASKED!r} is all that is not '{NOT_MASKED}'; ask for that rate")
         if name not in NAMES:
             raise read.wrong("wanted.outcome", f"{name[:60]!r} is unknown{did_you_mean(name, NAMES)}")
     if len(set(outcome)) < len(outcome) or set(outcome) == _ALL or (NOT_MASKED in outcome and len(outcome) > 1):

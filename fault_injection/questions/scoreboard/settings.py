@@ -51,6 +51,9 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
     """
     plan = read_plan(path)
     document, read = read_document(read_text(path), path)
+    if plan.wanted is not None:
+        what = "experiments are drawn by strata, and a scoreboard counts them as they are"
+        raise read.wrong("wanted", f"{what}; expected a plan with faults.experiments or half_width to be scored")
     table = read.table(document, "score")
     read.keys(table, KEYS, "score.")
     reasons = of_one_device(plan.workload.program(frozenset(), devices=1), os.environ)

@@ -22,7 +22,7 @@ from .facts import Facts, Group, place_of_role
 from .queries import QUERIES
 
 ROOM = 200  # characters of a cell
-UNSAID = ("workload", "audit_open")  # fields of a plan that are no options of its own
+UNSAID = ("workload", "audit_open", "wanted")  # fields of a plan that are no options of its own
 NONFINITE = (IMMEDIATE, SHORT_TERM)
 
 Compared = Mapping[str, Facts]  # campaigns by their names
@@ -47,6 +47,7 @@ def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> path
             if name in campaigns:
                 raise InputError(f"two campaigns are called {name!r}; rename a folder", folder)
             campaigns[name] = Facts(opened.enter_context(Store(folder)))
+            campaigns[name].require_plain()
         sections = [_differing(campaigns)]
         sections += _dimensions(campaigns)
         sections += _latency(campaigns)

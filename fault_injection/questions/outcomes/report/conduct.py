@@ -111,6 +111,8 @@ def audited(facts: Facts) -> Section:
             "without being large, or a large history came with a loss gap above half of the limit"
         )
         text.append(f"A random {plan.audit:.1%} of these runs go on to the end all the same{near}.")
+        if plan.wanted is not None:
+            text.append("So do all whose early verdict is not Masked.")
         if plan.audits_first:
             text.append(
                 "What the faults of this plan strike is beyond the premises of the rules. So these runs were made "
@@ -139,7 +141,7 @@ def audited(facts: Facts) -> Section:
         f"{kind.changed:,}."
         for kind in audit(facts)
     ]
-    if plan.exit == "conditions":
+    if plan.exit == "conditions" and plan.wanted is None:
         text.append(
             "Every rate of this page is estimated by the audits of these kinds, within the group that the rate is of, "
             "and its interval contains what the audits have not seen. Of a kind without an audit any share may be "
@@ -152,9 +154,13 @@ def audited(facts: Facts) -> Section:
         missed, all_latent = (sum(row[name] for row in latent) for name in ("missed by early verdicts", "experiments"))
         text.append(
             f"Latent outcomes, which are bad without a non-finite loss: {all_latent:,}; missed by the early verdicts: "
-            f"{missed:,}. So early verdicts miss at most {at_most(missed, all_latent, plan.confidence):.1%} of the "
-            f"latent outcomes of such faults (one-sided, {plan.confidence:.0%})."
+            f"{missed:,}."
         )
+        if plan.wanted is None:  # of experiments by strata it would be no share of the plan's faults
+            text.append(
+                f"So early verdicts miss at most {at_most(missed, all_latent, plan.confidence):.1%} of the latent "
+                f"outcomes of such faults (one-sided, {plan.confidence:.0%})."
+            )
         tables.append(facts.table("latent", "Latent outcomes."))
     if (changed := facts.table("disagreeing", "Verdicts that changed.")).rows:
         tables.append(changed)

@@ -9,14 +9,15 @@ import numpy as np
 
 from ....campaign.page import Table
 from ....campaign.rates import Rate, wilson
-from ....faults.injection import STAGES
 from ....faults.number_formats import Format, format_of
 from ....machine.errors import InputError
 from ....models.fault import Operand
 from ....runs.outcome import MASKED, UNDECIDED
 from ....seam.leaves import part_of
 from ....seam.measure import Measure
+from ..answer import Answer, answer_of
 from ..store import Store
+from ..strata import layer_of
 from ..tally import Counts, Tally, tally_of, weighted_not_masked
 from .queries import QUERIES
 
@@ -102,16 +103,30 @@ class Facts:
         """How many experiments were decided and not masked, as far as is known."""
         return self.decided - self.counts[MASKED]
 
+    @functools.cached_property
+    def answer(self) -> Answer:
+        """What a campaign that wants a width knows."""
+        return answer_of(self.store, self.plan)
+
+    def require_plain(self) -> None:
+        """Raise InputError where experiments are drawn by strata, so that to count them gives no rate of the plan."""
+        if self.plan.wanted is not None:
+            what = "its experiments are drawn by strata, as its [wanted] needs them, so their plain shares are no rates"
+            raise InputError(f"{what}; `report` of this campaign alone has its rates", self.store.path)
+
     def share(self, count: int, total: int) -> Rate:
         """A share of what is known, with its interval at the plan's confidence."""
+        self.require_plain()
         return wilson(count, total, self.plan.confidence)
 
     def not_masked(self, tally: Tally) -> Rate:
         """The share of the decided experiments that was not masked."""
+        self.require_plain()
         return tally.not_masked(self.plan.confidence)
 
     def whole(self) -> Rate:
         """The share not masked of the whole campaign, its fault models weighted as in the plan."""
+        self.require_plain()
         weights = {model.name: model.weight for model in self.plan.models}
         models = [(group.tally, weights[group.name]) for group in self.groups("models")]
         return weighted_not_masked(models, self.plan.confidence)
@@ -185,9 +200,7 @@ class Facts:
         for site, operation in {**self.plan.workload.sites(), **self.plan.targets}.items():
             if not operation.layer:
                 continue  # a part of the state has many
-            leaf = operation.stage not in STAGES.values() and "/" in site
-            layer = site.split("/")[-2] if leaf else operation.layer
-            stages = layers.setdefault(layer, {})
+            stages = layers.setdefault(layer_of(operation), {})
             stages[operation.stage] = stages.get(operation.stage, Tally()) + struck.get(site, Tally())
         return layers
 

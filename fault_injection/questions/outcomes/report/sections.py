@@ -1,12 +1,13 @@
 """The report of a campaign: `report.html`, which needs nothing beside it, and its figures as PNG files."""
 
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from ....campaign import figures
-from ....campaign.page import Section, page
+from ....campaign.page import Commands, Section, page
 from ....machine.files import write_text
 from ..store import Store
+from .answers import answered, by_dimension, strata
 from .conduct import accounting, all_counts, audited, environment, not_modelled
 from .facts import Facts
 from .findings import depth, grouped, inverted_bits, latency, necessary_condition, outcomes, worst
@@ -34,6 +35,18 @@ SECTIONS: Sequence[Callable[[Facts], Section]] = (
 )
 
 
+# Of a campaign that wants a width; `answers.by_dimension` comes after the first.
+WANTED_SECTIONS: Sequence[Callable[[Facts], Section]] = (
+    answered,
+    strata,
+    worst,
+    accounting,
+    audited,
+    environment,
+    not_modelled,
+)
+
+
 def write_report(folder: pathlib.Path) -> pathlib.Path:
     """Write `report.html` and `figures/*.png` of the campaign in `folder`.
 
@@ -46,10 +59,16 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
     with Store(folder) as store:
         facts = Facts(store)
         title = f"Campaign: {facts.plan.workload.title}"
-        sections = [section(facts) for section in SECTIONS]
+        sections = [section(facts) for section in (SECTIONS if facts.plan.wanted is None else WANTED_SECTIONS)]
         if facts.plan.settled is not None:
             sections.insert(SECTIONS.index(audited) + 1, settled(facts))
-        whole = page(title, summary(facts), sections, QUERIES)
+        queries: Mapping[str, str] = QUERIES
+        if facts.plan.wanted is not None:
+            sections[1:1] = by_dimension(facts)
+            # Others count experiments for rates.
+            used = {part.query for section in sections for part in section.parts if not isinstance(part, Commands)}
+            queries = {name: sql for name, sql in QUERIES.items() if name in used}
+        whole = page(title, summary(facts), sections, queries)
     figures.write(folder / "figures", sections)
     write_text(folder / "report.html", whole)
     return folder / "report.html"

@@ -129,6 +129,8 @@ def contrast(facts: Facts, factor: str) -> Contrast | None:
 def summary(facts: Facts) -> list[str]:
     """The sentences; only the first where no experiment is done."""
     sentences: Sequence[Callable[[Facts], str]] = (_scope, _rate, _factors, _latency, _cost)
+    if facts.plan.wanted is not None:
+        sentences = (_drawn, _answer, _cost)
     return [sentence(facts) for sentence in (sentences if facts.total else sentences[:1])]
 
 
@@ -143,6 +145,29 @@ def _scope(facts: Facts) -> str:
     sentence = f"This campaign has made {made} on {name} ({details})"
     if not finished and len(facts.plan.epochs) > 1:
         sentence += "; they run epoch after epoch, so the rates so far are not those of the whole plan"
+    return f"{sentence}."
+
+
+def _drawn(facts: Facts) -> str:
+    answer, workload = facts.answer, facts.plan.workload
+    return (
+        f"This campaign has made {_plural(facts.total, 'experiment')} on {workload.title} ({workload.details}), drawn "
+        f"by {_plural(len(answer.division.strata), 'stratum').replace('stratums', 'strata')}; {answer.standing}."
+    )
+
+
+def _answer(facts: Facts) -> str:
+    if not facts.answer.experiments:
+        return "No block of experiments is done yet, so no rate is known."
+    asked = [one for one in facts.answer.rates() if one.asked]
+    first, *others = asked
+    sentence = f"{_percent(first.rate)} of the faults have the outcome '{first.outcome}' ({first.answer}"
+    sentence += f"; {facts.plan.confidence:.0%} interval that holds at every look, weighted by strata)"
+    for dimension in facts.plan.wanted.by if facts.plan.wanted else ():
+        cells = [one for one in others if one.dimension == dimension]
+        lowest, highest = (choose(cells, key=lambda one: one.rate.share) for choose in (min, max))
+        sentence += f"; by {dimension} it goes from {_percent(lowest.rate)} ({lowest.name}) to "
+        sentence += f"{_percent(highest.rate)} ({highest.name})"
     return f"{sentence}."
 
 
