@@ -23,7 +23,7 @@ from .plan import Plan
 from .sampling import BLOCK, injection_of
 from .store import Store
 from .strata import divided
-from .wanted import DIMENSIONS, NAMES, NOT_MASKED, has_outcome
+from .wanted import NAMES, NOT_MASKED, has_outcome
 
 
 class AnsweredRate(NamedTuple):
@@ -188,11 +188,6 @@ class Answer:
             np.add.at(counts, strata, values.astype(np.int64) + 0 * best.astype(np.int64))
 
     @property
-    def left_out(self) -> tuple[str, ...]:
-        """Dimensions in which strata do not differ, so that no rate by them is known."""
-        return tuple(name for name in DIMENSIONS if name not in self.division.dimensions)
-
-    @property
     def more(self) -> int:
         """About how many more experiments all rates together need."""
         return self._allocation.more
@@ -204,7 +199,7 @@ class Answer:
             return "the first block is not done yet"
         asked = [one for one in self.rates() if one.asked]
         done = sum(not one.more for one in asked)
-        text = f"{done} of {len(asked)} rates {'is' if len(asked) == 1 else 'are'} as wide as asked"
+        text = f"{done} of {len(asked)} rate{' is' if len(asked) == 1 else 's are'} as wide as asked"
         return f"{text}, about {self.more:,} more experiments are needed" if self.more else text
 
     @property

@@ -107,6 +107,7 @@ def _blocks(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> 
         if (block := unfinished(store, answer)) is None:
             rules = tuple(each.rule for each in support(store) if each.enough) if plan.audits_first else ()
             if (block := answer.next(rules)) is None:
+                say(answer.standing)
                 return
             store.design(block)
         done, function = store.done(), functools.partial(jobs.experiment, supported=block.rules)

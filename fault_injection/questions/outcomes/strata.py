@@ -68,10 +68,12 @@ class Division(NamedTuple):
 
     Attributes:
       dimensions: of `DIMENSIONS`, in which strata differ.
+      left_out: those in which faults of one stratum differ, so that no rate by them is known.
       strata: with weights that add up to 1.
     """
 
     dimensions: tuple[str, ...]
+    left_out: tuple[str, ...]
     strata: tuple[FaultStratum, ...]
 
     def cells(self, dimension: str) -> dict[str, tuple[int, ...]]:
@@ -102,7 +104,7 @@ def divided(plan: Plan) -> Division:
         raise InputError(f"wanted.by: {what}: ask for fewer of them, or for fewer sites or fault models")
     for dimension in ORDER:
         more = [d for d in DIMENSIONS if d in (*chosen, dimension)]
-        if _count(kinds, chosen) < _count(kinds, more) <= MANY:
+        if _count(kinds, [dimension]) > 1 and _count(kinds, more) <= max(MANY, _count(kinds, chosen)):
             chosen = more
     found: dict[tuple[str, ...], list[FaultKind]] = {}
     for kind in kinds:
@@ -111,7 +113,8 @@ def divided(plan: Plan) -> Division:
     for labels, those in found.items():
         weights = np.array([kind.weight for kind in those])
         strata.append(FaultStratum(labels, float(weights.sum()), tuple(those), weights / weights.sum()))
-    return Division(tuple(chosen), tuple(strata))
+    left_out = tuple(d for d in DIMENSIONS if d not in chosen and _count(kinds, [d]) > 1)
+    return Division(tuple(chosen), left_out, tuple(strata))
 
 
 def _labels(kind: FaultKind, dimensions: list[str]) -> tuple[str, ...]:

@@ -60,7 +60,7 @@ def _rows(rates: Sequence[AnsweredRate], by: str = "rate") -> list[dict[str, Cel
         {
             by: one.title if by == "rate" else one.name,
             "experiments": one.rate.total,
-            "of these": one.rate.found,
+            "of these with it": one.rate.found,
             "share": one.rate,
             "width": f"{one.rate.high - one.rate.low:.4f}",
             "asked": f"{one.width:g}" if one.asked else "not asked",
@@ -100,7 +100,7 @@ def _of_dimension(dimension: str, found: Sequence[AnsweredRate]) -> Section:
 def strata(facts: Facts) -> Section:
     """Where experiments went, and what of the plan's distribution is not told apart."""
     division, counts = facts.answer.division, facts.answer.counts
-    out = [*facts.answer.left_out, *LEFT_OUT]
+    out = [*division.left_out, *LEFT_OUT]
     text = [
         f"Strata differ by {', '.join(division.dimensions) or 'nothing'}. A weight is the share of all faults of the "
         "plan. A block's experiments are divided by what earlier blocks have shown: most go where outcomes vary.",
