@@ -18,7 +18,7 @@ from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.number_formats import FLOAT32, format_of
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
-from fault_injection.questions.outcomes.answer import Answer
+from fault_injection.questions.outcomes.answer import StratifiedAnswer
 from fault_injection.questions.outcomes.plan import restore_plan
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
@@ -243,7 +243,7 @@ def test_a_campaign_that_grows_goes_on_where_it_stopped():
 
     def made(widths, number=2000, rows=None, blocks=()):
         plan = wanted_plan(5, f"width = {widths}", "audit = 0.2", f"experiments = {number}")
-        answer, rows = Answer(plan), {} if rows is None else rows
+        answer, rows = StratifiedAnswer(plan), {} if rows is None else rows
         made_blocks, rng = [], np.random.default_rng(0)
         while block := (blocks[answer.blocks] if answer.blocks < len(blocks) else answer.next()):
             made_blocks.append(block)
@@ -269,7 +269,7 @@ def test_a_campaign_that_grows_goes_on_where_it_stopped():
 @pytest.mark.law
 def test_who_looks_in_between_changes_nothing():
     plan = wanted_plan(6, "width = 0.15")
-    looked, plain, rng = Answer(plan), Answer(plan), np.random.default_rng(6)
+    looked, plain, rng = StratifiedAnswer(plan), StratifiedAnswer(plan), np.random.default_rng(6)
     for _ in range(4):
         block = looked.next()
         rows = rows_of(plan, block, rng)
@@ -283,7 +283,7 @@ def test_who_looks_in_between_changes_nothing():
 @pytest.mark.law
 def test_what_is_not_known_is_no_observation():
     plan = wanted_plan(7)
-    answer = Answer(plan)
+    answer = StratifiedAnswer(plan)
     block, rng = answer.next(), np.random.default_rng(7)
     rows = rows_of(plan, block, rng)
     for change, message in [

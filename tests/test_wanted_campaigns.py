@@ -303,7 +303,7 @@ CROSSED = {
 OWN = {
     "operations": ("models = { RBFLIP = 1, RD = 1 }", "audit = 0.5"),
     "checkpoint": ('stages = ["checkpoint"]\nmodels = { FLIPS_1 = 1 }', 'exit = "exact"'),
-    "gradient": ('stages = ["gradient"]\nmodels = { FLIPS_1 = 1 }', "audit = 0.5"),
+    "state": ('stages = ["state"]\nmodels = { FLIPS_1 = 1 }', "audit = 0.5"),
 }
 
 
@@ -353,29 +353,28 @@ def test_rules_end_runs_beyond_their_premises_only_when_earlier_blocks_support_t
 @pytest.mark.slow
 def test_kills_of_driver_and_jobs_and_growth_change_nothing(tmp_path, cache, repository):
     """Two jobs, killed at any moment, and a plan that grows twice: as one job in one go, every experiment once."""
-    wanted = {"width": 0.2, "run": "audit = 0.4", "by": 'by = ["pass"]\ncell_width = 0.35'}
+    wanted = {"width": 0.25, "run": "audit = 0.4", "by": 'by = ["pass"]\ncell_width = 0.45'}
 
-    def start(folder, jobs, experiments):
-        folder.mkdir(exist_ok=True)
-        plan = folder / "plan.toml"
+    def start(experiments):
+        plan = tmp_path / "plan.toml"
         plan.write_text(text(**wanted, experiments=experiments))
-        options = ["--out", folder / "out", "--cache", cache, "--jobs", jobs]
-        return killed.start(folder / "log", repository, "campaign", plan, *options)
+        options = ["--out", tmp_path / "out", "--cache", cache, "--jobs", "2"]
+        return killed.start(tmp_path / "log", repository, "campaign", plan, *options)
 
-    assert start(tmp_path / "whole", "1", "").wait(300) == 0
-    expected, rng = known(tmp_path / "whole" / "out"), random.Random(7)
+    run(tmp_path / "whole", cache, parse_plan(text(**wanted)))
+    expected, rng = known(tmp_path / "whole"), random.Random(7)
     kills = 0
-    for experiments in ("experiments = 100", "experiments = 250", ""):
-        process = start(tmp_path / "disturbed", "2", experiments)
-        for _ in range(2):
-            time.sleep(rng.uniform(4, 9))
-            if process.poll() is None and killed.kill(process, rng, driver=rng.random() < 0.5):
-                kills += 1
-                process = start(tmp_path / "disturbed", "2", experiments)
+    for experiments in ("experiments = 100", "experiments = 200", ""):
+        process = start(experiments)
+        time.sleep(rng.uniform(5, 9))
+        if process.poll() is None:
+            kills += 1
+            if killed.kill(process, rng, driver=bool(kills % 2)):
+                process = start(experiments)
         while process.poll() is None:
             time.sleep(0.3)
-        assert process.returncode == 0, (tmp_path / "disturbed" / "log").read_text()
-    assert kills and known(tmp_path / "disturbed" / "out") == expected
+        assert process.returncode == 0, (tmp_path / "log").read_text()
+    assert kills and known(tmp_path / "out") == expected
 
 
 def test_a_fixed_number_is_as_it_was():

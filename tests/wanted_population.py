@@ -5,7 +5,7 @@ Chances of outcomes are about those of the reference campaign (results/README.md
 
 import numpy as np
 
-from fault_injection.questions.outcomes.answer import Answer
+from fault_injection.questions.outcomes.answer import StratifiedAnswer
 from fault_injection.questions.outcomes.conditions import CONDITIONS
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.result import END
@@ -102,7 +102,7 @@ def row(plan, drawn, verdict, rng):
 
 def simulated(plan, verdict=honest):
     """A campaign to its end: the answer, and of each rate whether its interval contained it at every block's end."""
-    answer, rng, covered, truths = Answer(plan), np.random.default_rng(plan.seed), None, None
+    answer, rng, covered, truths = StratifiedAnswer(plan), np.random.default_rng(plan.seed), None, None
     while block := answer.next():
         drawn = [draw_experiment(plan, n, h) for n, h in zip(block.numbers, block.strata, strict=True)]
         answer.observe(block, [row(plan, e, verdict, rng) for e in drawn])

@@ -17,6 +17,8 @@ from fault_injection.detection.registry import DETECTORS
 from fault_injection.faults import injection_file
 from fault_injection.questions.outcomes import plan_file, plan_start
 from fault_injection.questions.outcomes.plan import EXITS
+from fault_injection.questions.outcomes.wanted import DIMENSIONS
+from fault_injection.questions.outcomes.wanted import WANTED as WANTED_KEYS
 from fault_injection.questions.scoreboard import settings
 from fault_injection.questions.vulnerability import plan_file as pvf_plan_file
 from fault_injection.questions.vulnerability.criteria import CRITERIA
@@ -41,7 +43,7 @@ ROWS = {  # of an injection file, but for options of the workload
     "nonfinite": "what ends a run that is not finite: `loss` (default) or `state`",
 }
 FAULTS = {
-    "experiments": "how many; or `half_width`",
+    "experiments": "how many; or `half_width`, or a table `[wanted]`, beside which it is the most",
     "half_width": "of the interval of a rate, such as 0.05: how many experiments follows from it",
     "confidence": "of that interval, 0.95 by default",
     "epochs": "list of epochs from which one is drawn; all by default",
@@ -54,6 +56,13 @@ FAULTS = {
     "seed": "experiment i is drawn from (seed, i); 1 by default",
     "models": "table of fault models and their weights",
     "schedule": "as the row of an injection file",
+}
+WANTED = {
+    "outcome": "name of an outcome, or list of names that count together; `not masked` by default",
+    "width": "of the interval of its rate, both ends together, such as 0.04",
+    "by": f"list: whose rates are asked for, too: {', '.join(f'`{name}`' for name in DIMENSIONS)}",
+    "cell_width": "of the intervals of these",
+    "confidence": "of the intervals, 0.95 by default",
 }
 START = {
     "epochs": "before which epochs the run restarts; all by default",
@@ -197,11 +206,13 @@ def plans_page() -> str:
             "[Vulnerability](../vulnerability.md) explain them. This page is made from the code.\n",
             "## A campaign\n\n`workload` is a name of a workload, or `FILE.py:FUNCTION`. `[options]` has its options "
             "as keys: see [rows of injection files](rows.md). Then a plan has `[faults]` or `[start]`, and "
-            "perhaps `[run]` and `[score]`.\n",
+            "perhaps `[wanted]`, `[run]` and `[score]`.\n",
             "### `[faults]`\n",
             table(head, _keys(FAULTS, plan_file.FAULTS)),
             "### `[start]`\n",
             table(head, _keys(START, plan_start.START)),
+            "### `[wanted]`\n",
+            table(head, _keys(WANTED, WANTED_KEYS)),
             "### `[run]`\n",
             table(head, _keys(RUN, plan_file.RUN)),
             "### `[score]`\n",

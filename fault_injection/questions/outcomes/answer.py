@@ -69,7 +69,7 @@ class AnsweredRate(NamedTuple):
         return {**named, **self.rate._asdict(), "width": width, "more": self.more if self.asked else None}
 
 
-class Answer:
+class StratifiedAnswer:
     """What is known of the rates of a plan that wants a width.
 
     Args:
@@ -227,9 +227,9 @@ class Answer:
         return Rate(had, known.trials, known.share, known.low, known.high, guesses, audits)
 
 
-def answer_of(store: Store, plan: Plan) -> Answer:
+def answer_of(store: Store, plan: Plan) -> StratifiedAnswer:
     """What a campaign knows at the end of its last whole block."""
-    answer, done = Answer(plan), store.done()
+    answer, done = StratifiedAnswer(plan), store.done()
     for block in store.blocks():
         if not done.issuperset(block.numbers):
             break
@@ -237,7 +237,7 @@ def answer_of(store: Store, plan: Plan) -> Answer:
     return answer
 
 
-def unfinished(store: Store, answer: Answer) -> StoredBlock | None:
+def unfinished(store: Store, answer: StratifiedAnswer) -> StoredBlock | None:
     """The block that follows those that an answer has observed, and is not done yet; None where none was designed."""
     blocks = store.blocks()
     return blocks[answer.blocks] if len(blocks) > answer.blocks else None

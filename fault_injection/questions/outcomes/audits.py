@@ -6,7 +6,7 @@ outcome.
 The number of audits grows as the square root of the number of experiments.
 
 With a wanted width: a tenth.  In a campaign such as the reference that is about the cheapest for widths from 0.02 to
-0.08, everything counted; half or twice as many take up to a third more steps.
+0.08: half as many take about as many steps in all, twice as many a third more (`benchmarks/wanted_widths.py`).
 """
 
 import functools

@@ -132,7 +132,7 @@ def _size(faults: Mapping[str, Any], wanted: tuple[WantedOutcome, float] | None,
     half_width = read.number(faults, "faults.half_width", None, 1e-4, 0.5)
     confidence = read.number(faults, "faults.confidence", 0.95, 0.5, 0.9999)
     if (half_width is None) == ("experiments" not in faults):
-        expected = "expected experiments, or half_width (and confidence), or else a table [wanted]"
+        expected = "expected either experiments, or half_width (and confidence), or else a table [wanted]"
         raise read.wrong("faults", expected)
     if half_width is None and "confidence" in faults:
         raise read.wrong("faults.confidence", "belongs to half_width, and has no effect beside experiments")

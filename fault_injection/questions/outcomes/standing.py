@@ -9,7 +9,7 @@ from ...campaign.page import percent
 from ...campaign.rates import Rate
 from ...machine.files import in_use
 from ...runs.outcome import OUTCOMES, UNDECIDED
-from .answer import Answer, AnsweredRate, answer_of, unfinished
+from .answer import AnsweredRate, StratifiedAnswer, answer_of, unfinished
 from .plan import Plan
 from .report.queries import QUERIES
 from .store import NAME as STORE
@@ -45,7 +45,7 @@ class Standing:
     running: bool
     last_event: tuple[str, str] | None
     plan_file: str | None
-    answer: Answer | None
+    answer: StratifiedAnswer | None
     complete: bool
 
     @property
@@ -118,14 +118,16 @@ def standing(folder: pathlib.Path) -> Standing:
     )
 
 
-def nothing_left(store: Store, plan: Plan | None, answer: Answer | None) -> bool:
+def nothing_left(store: Store, plan: Plan | None, answer: StratifiedAnswer | None) -> bool:
     """Whether a campaign has nothing left to do; `answer` is what it knows, if it wants a width."""
     if plan is None or answer is None:
         return plan is not None and plan.wanted is None and len(store.done()) >= plan.experiments
     return unfinished(store, answer) is None and answer.next() is None
 
 
-def outcome_rates(store: Store, plan: Plan | None, answer: Answer | None = None) -> tuple[dict[str, Rate], Rate | None]:
+def outcome_rates(
+    store: Store, plan: Plan | None, answer: StratifiedAnswer | None = None
+) -> tuple[dict[str, Rate], Rate | None]:
     """The rates of the outcomes that have occurred, by outcome, and that of all that were not masked.
 
     Where verdicts are guesses any outcome may have occurred, so all of them are there.

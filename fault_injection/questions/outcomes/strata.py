@@ -31,7 +31,7 @@ HIGHEST, INTEGER = "highest exponent bit", "bits of an integer"
 PARTS = {"exponent": "other exponent bits", "sign": "sign", "mantissa": "mantissa"}
 
 
-class FaultKind(NamedTuple):
+class StratumPart(NamedTuple):
     """Faults that are drawn alike, a part of a stratum.
 
     Attributes:
@@ -59,7 +59,7 @@ class FaultStratum(NamedTuple):
 
     labels: tuple[str, ...]
     weight: float
-    kinds: tuple[FaultKind, ...]
+    kinds: tuple[StratumPart, ...]
     chances: np.ndarray
 
 
@@ -106,7 +106,7 @@ def divided(plan: Plan) -> Division:
         more = [d for d in DIMENSIONS if d in (*chosen, dimension)]
         if _count(kinds, [dimension]) > 1 and _count(kinds, more) <= max(MANY, _count(kinds, chosen)):
             chosen = more
-    found: dict[tuple[str, ...], list[FaultKind]] = {}
+    found: dict[tuple[str, ...], list[StratumPart]] = {}
     for kind in kinds:
         found.setdefault(_labels(kind, chosen), []).append(kind)
     strata = []
@@ -117,15 +117,15 @@ def divided(plan: Plan) -> Division:
     return Division(tuple(chosen), left_out, tuple(strata))
 
 
-def _labels(kind: FaultKind, dimensions: list[str]) -> tuple[str, ...]:
+def _labels(kind: StratumPart, dimensions: list[str]) -> tuple[str, ...]:
     return tuple(kind.labels[DIMENSIONS.index(dimension)] for dimension in dimensions)
 
 
-def _count(kinds: list[FaultKind], dimensions: list[str]) -> int:
+def _count(kinds: list[StratumPart], dimensions: list[str]) -> int:
     return len({_labels(kind, dimensions) for kind in kinds})
 
 
-def _kinds(plan: Plan) -> Iterator[FaultKind]:
+def _kinds(plan: Plan) -> Iterator[StratumPart]:
     models, sites = sum(model.weight for model in plan.models), plan.targets
     sizes = {name: math.prod(site.shapes[Operand.INPUT]) for name, site in sites.items()}
     if plan.leaf in (None, CHECKPOINT):
@@ -137,7 +137,7 @@ def _kinds(plan: Plan) -> Iterator[FaultKind]:
         for model in plan.models:
             weight = sizes[name] / whole * model.weight / models
             for role, (restricted, share) in _by_role(model, format_of(site.operands[model.operand].dtype)).items():
-                yield FaultKind(name, restricted, weight * share, (model.name, *where, role))
+                yield StratumPart(name, restricted, weight * share, (model.name, *where, role))
 
 
 def layer_of(site: Site) -> str:

@@ -15,7 +15,7 @@ from ....models.fault import Operand
 from ....runs.outcome import MASKED, UNDECIDED
 from ....seam.leaves import part_of
 from ....seam.measure import Measure
-from ..answer import Answer, answer_of
+from ..answer import StratifiedAnswer, answer_of
 from ..store import Store
 from ..strata import layer_of
 from ..tally import Counts, Tally, tally_of, weighted_not_masked
@@ -104,7 +104,7 @@ class Facts:
         return self.decided - self.counts[MASKED]
 
     @functools.cached_property
-    def answer(self) -> Answer:
+    def answer(self) -> StratifiedAnswer:
         """What a campaign that wants a width knows."""
         return answer_of(self.store, self.plan)
 
