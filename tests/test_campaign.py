@@ -25,19 +25,20 @@ from fault_injection.faults.fault_models import FAULT_MODELS
 from fault_injection.faults.injection_file import read_injection, write_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import only_writer
-from fault_injection.questions.outcomes import conditions
+from fault_injection.questions.outcomes import conditions, experiment
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions, Rule
 from fault_injection.questions.outcomes.experiment import Laboratory, run_experiment
 from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.projection import Projection
 from fault_injection.questions.outcomes.result import HORIZON
-from fault_injection.questions.outcomes.sampling import injection_of
+from fault_injection.questions.outcomes.sampling import draw_experiment, injection_of
 from fault_injection.questions.outcomes.store import NAME, VERSION, Store
 from fault_injection.questions.outcomes.tables import TABLES
+from fault_injection.questions.outcomes.wanted import WantedOutcome
 from fault_injection.runs.exits import EXACT, FirstNonFinite
 from fault_injection.runs.follow import follow
 from fault_injection.runs.golden_run import Golden
-from fault_injection.runs.outcome import MASKED, OUTCOMES, UNDECIDED
+from fault_injection.runs.outcome import LOW_TEST, MASKED, OUTCOMES, UNDECIDED
 from fault_injection.runs.records import Recorder, Run, cut, rows_of
 from fault_injection.runs.replay_run import replay
 from fault_injection.runs.steps import Address, addresses, numbered
@@ -124,6 +125,24 @@ def exported(plan, number, folder):
 def test_an_experiment_comes_to_the_verdict_of_its_replay(laboratory, results, tmp_path, number):
     injection = exported(PLAN, number, tmp_path)
     assert_same_verdict(results[number], replay(injection, laboratory.golden), injection.step)
+
+
+@pytest.mark.parametrize("said", [MASKED, LOW_TEST])
+def test_an_early_verdict_that_is_not_masked_is_followed_if_a_width_is_wanted(laboratory, results, monkeypatch, said):
+    """A projected run of which the early verdict says either; what it comes to is known from `full` mode."""
+    early_verdict = experiment._early_verdict
+    saying = lambda *known: dataclasses.replace(early_verdict(*known), outcome=said)  # noqa: E731
+    monkeypatch.setattr(experiment, "_early_verdict", saying)
+    monkeypatch.setattr(experiment, "draw_experiment", lambda plan, number, stratum=None: draw_experiment(PLAN, number))
+    one = next(one for one in results if one.early_rule == Rule.VARIANCE)
+    for wanted in (None, WantedOutcome(("not masked",), 0.1)):
+        assert not draw_experiment(dataclasses.replace(PLAN, audit=0.0), one.number).audited
+        lab = with_plan(laboratory, exit=CONDITIONS, audit=0.0, wanted=wanted)
+        found = run_experiment(lab, one.number, stratum=0)
+        assert (found.exit, found.outcome, found.early_rule) == (CONDITIONS, said, Rule.VARIANCE)
+        followed = wanted is not None and said != MASKED
+        assert found.audit_outcome == (one.outcome if followed else None)
+        assert found.audit_steps == (one.steps - found.steps if followed else 0)
 
 
 EVERY_MODEL = """

@@ -68,9 +68,20 @@ examples = 500
 STATE = PLAN.replace('stages = ["forward", "backward"]\nsites = ["fc*", "!fc_grad_wt"]', 'stages = ["state"]').split(
     "[faults.models]"
 )[0]
+WANTED = (
+    PLAN.replace("experiments = 20", "experiments = 200").replace("horizon = 20\n", "")
+    + """
+[wanted]
+outcome = ["SlowDegrade", "SharpDegrade"]
+width = 0.1
+by = ["model", "bit"]
+cell_width = 0.3
+confidence = 0.9
+"""
+)
 NOBN = [path.read_text() for path in sorted(PUBLISHED.glob("resnet18_nobn*.csv"))]
 KINDS = {
-    "campaign": (read_plan, [PLAN, STATE]),
+    "campaign": (read_plan, [PLAN, STATE, WANTED]),
     "score": (read_settings, [PLAN + SCORE]),
     "pvf": (read_pvf_plan, [PVF]),
     "injection": (
