@@ -239,7 +239,7 @@ def rows_of(plan, block, rng):
 
 @pytest.mark.law
 def test_a_campaign_that_grows_goes_on_where_it_stopped():
-    """By its number: as in one go, bit by bit.  By its width: every experiment stays, and the rest follows."""
+    """By its number or by its width: as in one go, bit by bit, where one rate is asked for."""
 
     def made(widths, number=2000, rows=None, blocks=()):
         plan = wanted_plan(5, f"width = {widths}", "audit = 0.2", f"experiments = {number}")
@@ -263,7 +263,7 @@ def test_a_campaign_that_grows_goes_on_where_it_stopped():
     assert then[: len(first)] == first and some.items() <= more.items() and narrow.experiments > wide.experiments
     again, _, _ = made(0.08, rows=dict(more), blocks=then)
     assert again.rates() == narrow.rates()
-    assert narrow.rates()[0].rate.high - narrow.rates()[0].rate.low <= 0.08
+    assert narrow.rates() == whole.rates() and narrow.rates()[0].rate.high - narrow.rates()[0].rate.low <= 0.08
 
 
 @pytest.mark.law
