@@ -100,7 +100,7 @@ EDITS = {
     "data/digits.py": {"image"},
     "data/shakespeare.py": {"text"},
     "data/batches.py": {"image"},
-    "seam/digest.py": BITS,
+    "seam/digest.py": BITS | {"campaigns"},
     "seam/state_faults.py": BITS | set(VERDICTS),
     "faults/fault_models.py": FAULTS,
     "faults/schedule.py": FAULTS,

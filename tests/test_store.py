@@ -63,7 +63,7 @@ def test_no_flip_of_a_few_bits_is_read_as_other_data(folder, tmp_path, count):
             named += 1
         else:
             assert found == written  # bytes that hold nothing
-    assert named > count / 2
+    assert named > count / 3  # pages of tables without rows hold nothing
 
 
 def alter(folder, sql, *values):

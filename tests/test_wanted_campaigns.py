@@ -172,17 +172,19 @@ def test_every_number_that_is_shown_is_weighted(whole, capsys, tmp_path):
 
 
 def test_exported_experiments_weigh_themselves(whole, capsys, tmp_path):
-    """The mean of weight / chance is about 1, as it is for the share of all."""
+    """The mean of weight / chance is about the weight of the strata that a block could draw from."""
     assert said(capsys, "export", whole, "--out", tmp_path)[0] == 0
     rows = table(tmp_path / "experiments.csv")
     with Store(whole) as store:
-        division, strata = divided(store.plan()), store.strata()
+        division, strata, blocks = divided(store.plan()), store.strata(), store.blocks()
     for row in rows:
         stratum = strata[int(row["number"])]
         assert row["stratum"] == division.title(stratum)
         assert float(row["weight"]) == division.strata[stratum].weight and 0 < float(row["chance"]) <= 1
-    weights = [float(row["weight"]) / float(row["chance"]) for row in rows]
-    assert np.mean(weights) == pytest.approx(1, abs=0.15)
+    for block in blocks:
+        weights = [float(row["weight"]) / float(row["chance"]) for row in rows if int(row["block"]) == block.number]
+        drawn = [one.weight for one, chance in zip(division.strata, block.chances, strict=True) if chance > 0]
+        assert np.mean(weights) == pytest.approx(sum(drawn), rel=0.15)
 
 
 def test_an_experiment_is_exported_and_replayed_by_its_number(whole, capsys, tmp_path, cache):

@@ -65,7 +65,8 @@ def _rates(store: Store) -> list[dict[str, Any]]:
 def _drawn(store: Store) -> dict[int, dict[str, Any]]:
     """Of a campaign that wants a width, by the number of an experiment: its stratum, and what weighs it.
 
-    Over the experiments of a block weight / chance · y has the rate of y as its mean, whatever y is.
+    Over the experiments of a block the mean of weight / chance · y estimates the sum of weight · y of the strata with a
+    chance, whatever y is.
     """
     plan, found = store.plan(), {}
     for block in store.blocks():
