@@ -171,6 +171,19 @@ def test_every_number_that_is_shown_is_weighted(whole, capsys, tmp_path):
     assert [float(row["share"]) for row in exported] == [one.rate.share for one in rates]
 
 
+def test_a_fleet_card_has_the_weighted_rates(whole, capsys):
+    assert said(capsys, "report", whole, "--fleet", "devices=1000,fit=1000")[0] == 0
+    card = json.loads((whole / "fleet.json").read_text())
+    rates = {one.outcome: one.rate for one in known(whole)[2] if not one.dimension}
+    assert card["rates"]["not masked"] == rates["not masked"]._asdict()
+    faults = 1000 * card["hours_a_month"] * 1e-6
+    assert card["expected_a_month"]["not masked"][1] == pytest.approx(faults * rates["not masked"].share)
+    loud = card["rates"]["outcomes with a loss that is not finite"]
+    both = rates["Immediate INFs/NaNs"].share + rates["Short-term INFs/NaNs"].share
+    assert loud["share"] == pytest.approx(both) and loud["low"] <= both <= loud["high"]
+    assert "GROUP BY" not in (whole / "fleet.html").read_text()
+
+
 def test_exported_experiments_weigh_themselves(whole, capsys, tmp_path):
     """The mean of weight / chance is about the weight of the strata that a block could draw from."""
     assert said(capsys, "export", whole, "--out", tmp_path)[0] == 0

@@ -23,7 +23,7 @@ from .plan import Plan
 from .sampling import BLOCK, injection_of
 from .store import Store
 from .strata import divided
-from .wanted import NAMES, NOT_MASKED, has_outcome
+from .wanted import NAMES, NOT_MASKED, has_outcome, outcome_name
 
 
 class AnsweredRate(NamedTuple):
@@ -74,19 +74,20 @@ class StratifiedAnswer:
 
     Args:
       plan: with `wanted`.
+      also: names of outcomes that count together, whose rates are told too.
 
     Attributes:
       blocks: how many were observed.
       experiments: in these.
     """
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, also: Sequence[tuple[str, ...]] = ()):
         assert plan.wanted is not None
         self.plan, self.division = plan, divided(plan)
         self.blocks = self.experiments = 0
         asked = plan.wanted.outcome
         # What is counted, a column of the allocation each; the first one is asked for.
-        self._outcomes = [asked, *((name,) for name in NAMES if (name,) != asked)]
+        self._outcomes = list(dict.fromkeys([asked, *((name,) for name in NAMES), *also]))
         # Dimension, name, column, whether it is asked for, strata.
         self._rates: list[tuple[str, str, int, bool, tuple[int, ...] | None]] = [("", "", 0, True, None)]
         for dimension in self.division.dimensions:
@@ -213,7 +214,7 @@ class StratifiedAnswer:
         allocation = self._allocation
         for one, known, wanted in zip(self._rates, allocation.rates(), allocation.wanted, strict=True):
             dimension, name, column, _, strata = one
-            outcome, rate = " or ".join(self._outcomes[column]), self._rate(known, column, strata)
+            outcome, rate = outcome_name(self._outcomes[column]), self._rate(known, column, strata)
             found.append(AnsweredRate(dimension, name, outcome, rate, wanted.width, known.more))
         [whole] = (one for one in found if not one.dimension and one.outcome == NOT_MASKED)
         n, rate = whole.rate.total, whole.rate
@@ -227,9 +228,9 @@ class StratifiedAnswer:
         return Rate(had, known.trials, known.share, known.low, known.high, guesses, audits)
 
 
-def answer_of(store: Store, plan: Plan) -> StratifiedAnswer:
-    """What a campaign knows at the end of its last whole block."""
-    answer, done = StratifiedAnswer(plan), store.done()
+def answer_of(store: Store, plan: Plan, also: Sequence[tuple[str, ...]] = ()) -> StratifiedAnswer:
+    """What a campaign knows at the end of its last whole block; `also` as of `StratifiedAnswer`."""
+    answer, done = StratifiedAnswer(plan, also), store.done()
     for block in store.blocks():
         if not done.issuperset(block.numbers):
             break

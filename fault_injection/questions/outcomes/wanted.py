@@ -37,7 +37,7 @@ class WantedOutcome:
     @property
     def name(self) -> str:
         """The outcome for people: `not masked`, or names with an *or* between them."""
-        return " or ".join(self.outcome)
+        return outcome_name(self.outcome)
 
     @property
     def sound(self) -> bool:
@@ -62,6 +62,15 @@ class WantedOutcome:
 
 
 _ALL = set(NAMES) - {NOT_MASKED}
+
+
+def outcome_name(names: tuple[str, ...]) -> str:
+    """Outcomes that count together, for people.
+
+    >>> outcome_name(("SlowDegrade", "LowTestAccuracy"))
+    'SlowDegrade or LowTestAccuracy'
+    """
+    return " or ".join(names)
 
 
 def has_outcome(verdict: str, names: tuple[str, ...]) -> bool:

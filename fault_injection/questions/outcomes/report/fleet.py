@@ -14,6 +14,7 @@ Published rates, per GPU: 6 incidents in 54 days on 16,384 GPUs (Llama 3), about
 about 510 FIT.
 """
 
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -24,8 +25,10 @@ from ....campaign.page import Cell, Section, Table, page
 from ....campaign.rates import Rate, wilson
 from ....machine.errors import InputError
 from ....machine.files import write_json, write_text
-from ....runs.outcome import IMMEDIATE, LOW_TEST, MASKED, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
+from ....runs.outcome import IMMEDIATE, LOW_TEST, SHARP, SHARP_SLOW, SHORT_TERM, SLOW
+from ..answer import answer_of
 from ..store import Store
+from ..wanted import outcome_name
 from .facts import Facts
 from .queries import QUERIES
 
@@ -134,9 +137,7 @@ def fleet_card(facts: Facts, fleet: Fleet, detected: Detected | None = None) -> 
     if detected is not None and not detected.after:
         raise InputError("the scoreboard has watched no silent outcome, so nothing is known of what is detected")
     level = confidence if detected is None else 1 - (1 - confidence) / 2
-    outcomes = {name for name in facts.counts if name not in (MASKED, UNDECIDED)}
-    harm = facts.tally.rate(sorted(outcomes | {*SILENT, *LOUD}), level, decided=True)
-    silent, loud = (facts.tally.rate(names, level, decided=True) for names in (SILENT, LOUD))
+    harm, silent, loud = _shares(facts, level)
     low, high = fleet.incidents()
     rates = {"not masked": harm, "outcomes with a loss that is not finite": loud, "silent outcomes": silent}
     expected = [Expected("faults", low, (low + high) / 2, high)]
@@ -150,6 +151,18 @@ def fleet_card(facts: Facts, fleet: Fleet, detected: Detected | None = None) -> 
     steps = facts.epochs * facts.plan.steps_per_epoch
     expected.append(Expected("steps of such runs, which are lost as a whole", *(steps * n for n in expected[-1][1:])))
     return Card(fleet, rates, expected, steps, _sentences(facts, fleet, expected, detected, level))
+
+
+def _shares(facts: Facts, confidence: float) -> tuple[Rate, Rate, Rate]:
+    """What is not masked, silent, and with a loss that is not finite, of the decided; weighted by strata if any."""
+    plan, groups = facts.plan, ((*SILENT, *LOUD), SILENT, LOUD)
+    if plan.wanted is None:
+        harm, silent, loud = (facts.tally.rate(names, confidence, decided=True) for names in groups)
+        return harm, silent, loud
+    answer = answer_of(facts.store, dataclasses.replace(plan, confidence=confidence), groups)
+    rates = {one.outcome: one.rate for one in answer.rates() if not one.dimension}
+    harm, silent, loud = (rates[outcome_name(names)] for names in groups)
+    return harm, silent, loud
 
 
 def _times(what: str, fleet: Fleet, rates: Sequence[Rate]) -> Expected:
@@ -177,7 +190,10 @@ def _sentences(
         "A loss that is not finite is noticed by itself; silent outcomes end worse without one. A silent outcome that "
         f"nobody detects loses its run, all {facts.epochs * facts.plan.steps_per_epoch:,} steps of it.",
     ]
-    latencies = facts.latencies()
+    done = facts.total
+    if facts.plan.wanted is None and done < facts.plan.experiments:
+        said.append(f"{done} of {facts.plan.experiments} experiments are done, epoch after epoch: shares may change.")
+    latencies = facts.latencies() if facts.plan.wanted is None else {}  # else no sample of the plan's faults
     if latencies:
         steps = np.repeat(list(latencies), list(latencies.values()))
         said.append(
@@ -213,14 +229,17 @@ def write_fleet_card(folder: pathlib.Path, fleet: Fleet, detected: Detected | No
     with Store(folder) as store:
         facts = Facts(store)
         card, title = fleet_card(facts, fleet, detected), facts.plan.workload.title
+        queries = {"outcomes": QUERIES["outcomes"]} if facts.plan.wanted is None else {}  # others are weighted
     shares: list[dict[str, Cell]] = [{"share of faults": name, "share": rate} for name, rate in card.rates.items()]
     events: list[dict[str, Cell]] = [
         {"a month": one.what, "from": f"{one.low:.3g}", "middle": f"{one.middle:.3g}", "to": f"{one.high:.3g}"}
         for one in card.expected
     ]
-    tables = [Table("", "Expected events a month.", events), Table("outcomes", "Shares, with their intervals.", shares)]
+    tables = [
+        Table("", "Expected events a month.", events),
+        Table("outcomes" if queries else "", "Shares, with their intervals.", shares),
+    ]
     section = Section("fleet", "Fleet", [], tables)
-    queries = {"outcomes": QUERIES["outcomes"]}
     write_text(folder / "fleet.html", page(f"Fleet card: {title}", card.sentences, [section], queries))
     write_json(folder / "fleet.json", card.as_dict())
     return folder / "fleet.html", card
