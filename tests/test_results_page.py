@@ -75,3 +75,9 @@ def test_examples_of_numbers_and_tests(write):
 def test_no_template_is_left_out(results, write):
     included = re.findall(r'"(\w+)"', (results / "template" / write.TEMPLATE).read_text())
     assert set(included) == {path.name.split(".")[0] for path in results.glob("template/*.jinja")} - {"README"}
+
+
+def test_the_page_on_accelerators_has_the_table_of_what_was_compiled(results, monkeypatch):
+    monkeypatch.syspath_prepend(results.parent / "benchmarks")
+    table = importlib.import_module("tpus").table()
+    assert table in (results.parent / "docs" / "accelerators.md").read_text(encoding="utf-8")
