@@ -106,7 +106,7 @@ def main():
 def part_of(plan, cell, count):
     """So many trials of a cell, in each stratum as many as chance gives it by its size."""
     from fault_injection.questions.vulnerability.bit_strata import mean_reach, strata_of
-    from fault_injection.questions.vulnerability.blocks import BlockPart
+    from fault_injection.questions.vulnerability.cell_blocks import BlockPart
 
     strata = strata_of(plan.bits, cell, mean_reach(plan, cell))
     of = np.sort(np.random.default_rng(1).choice(len(strata), count, p=[stratum.share for stratum in strata]))

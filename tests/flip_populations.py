@@ -11,7 +11,7 @@ import pathlib
 import numpy as np
 
 from fault_injection.questions.vulnerability.bit_strata import sizes_read
-from fault_injection.questions.vulnerability.blocks import CellBlocks, TrialBatch
+from fault_injection.questions.vulnerability.cell_blocks import CellBlocks, TrialBatch
 from fault_injection.questions.vulnerability.components import Component
 from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan
 from fault_injection.questions.vulnerability.sampling import draw_trials, reach

@@ -20,7 +20,7 @@ from fault_injection.questions.outcomes.schema import TABLES
 from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.questions.scoreboard.store import NAME as SCORE
 from fault_injection.questions.scoreboard.store import ScoreStore
-from fault_injection.questions.vulnerability.blocks import OF_TRIALS, TrialBatch
+from fault_injection.questions.vulnerability.cell_blocks import OF_TRIALS, TrialBatch
 from fault_injection.questions.vulnerability.components import Component
 from fault_injection.questions.vulnerability.criteria import Wanted
 from fault_injection.questions.vulnerability.plan import Cell, FaultKind, PvfPlan

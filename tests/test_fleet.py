@@ -43,6 +43,7 @@ def test_expected_events_are_devices_times_hours_times_rates(followed):
     for what, found in (("not masked", 7), ("silent outcomes", 4)):
         rate = wilson(found, 39, 0.95)
         assert expected[what][1:] == pytest.approx([faults * rate.low, faults * rate.share, faults * rate.high])
+    assert "1 of 40 experiments are undecided, and left out of the shares." in card.sentences
     lost = expected["steps of such runs, which are lost as a whole"]
     assert lost[1:] == pytest.approx([32 * n for n in expected["silent outcomes"][1:]])
 

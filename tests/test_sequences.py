@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fault_injection.campaign.allocation import Allocation, Draws, KnownStratum, Proxy, WantedRate
-from fault_injection.campaign.audited import audit_chances, audited, audited_bounds
+from fault_injection.campaign.audited import audited, audited_bounds
 from fault_injection.campaign.sequences import KEPT, PARTS, SIZES, ConfidenceSequence
 from fault_injection.machine.errors import InputError
 
@@ -201,19 +201,6 @@ def test_audits_say_what_early_verdicts_do_not():
     sequence.update(x, low, high)
     least, most = sequence.interval()
     assert least <= 0.2 <= most and early.mean() < least
-
-
-def test_no_other_chances_of_audits_leave_less_variance_for_their_cost():
-    wrong, numbers, costs = np.array([0.3, 0.02, 0.001]), np.array([50, 500, 1000]), np.array([1.0, 0.5, 2.0])
-    found = audit_chances(wrong, numbers, costs, 150, 0.02)
-    assert found @ (numbers * costs) == pytest.approx(150) and found.min() >= 0.02 and found.max() <= 1
-    for others in np.random.default_rng(0).uniform(0.02, 1, (20_000, 3)):
-        if others @ (numbers * costs) <= 150:
-            assert (numbers * wrong) @ (1 / found) <= (numbers * wrong) @ (1 / others) + 1e-9
-    assert (audit_chances(wrong, numbers, costs, 1e9) == 1).all()
-    assert (audit_chances(wrong, numbers, costs, 0, 0.05) == 0.05).all()
-    with pytest.raises(InputError, match="expected one above 0"):
-        audit_chances(wrong, numbers, costs, 150, 0)
 
 
 def test_what_is_known_for_certain_counts_more_than_bets():

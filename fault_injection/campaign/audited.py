@@ -15,8 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..machine.errors import InputError
-
 
 def audited(early: np.ndarray, ends: np.ndarray, chances: np.ndarray) -> np.ndarray:
     """What is observed of outcomes that were guessed early: guesses, corrected where they were audited.
@@ -47,34 +45,3 @@ def audited_bounds(kinds: Sequence[tuple[float, float]], low: float = 0.0, high:
     """
     found = [f + (y - f) / chance for f, chance in kinds for y in (low, high)] + [f for f, _ in kinds]
     return min(found), max(found)
-
-
-def audit_chances(
-    wrong: np.ndarray, numbers: np.ndarray, costs: np.ndarray, budget: float, least: float = 0.01
-) -> np.ndarray:
-    """Chances of audits that make the variance least for what they cost, float64 [kinds].
-
-    π ∝ √(q/cost) for a kind of which the share q is misjudged, but at least `least` and at most 1.
-
-    >>> audit_chances(np.array([0.04, 0.01]), np.array([100, 900]), np.array([1.0, 1.0]), 130).round(3)
-    array([0.236, 0.118])
-
-    Args:
-      wrong: float64 [kinds], of each kind of guess the share that is about to be wrong; audits keep the rate true
-        whatever this is.
-      numbers: [kinds], how many guesses there are, or their share.
-      costs: float64 [kinds], of an audit, above 0.
-      budget: the sum of chance · number · cost; more if `least` costs more, less if all audits cost less.
-
-    Raises:
-      InputError: `least` is not above 0, or above 1.
-    """
-    if not 0 < least <= 1:
-        raise InputError(f"the least chance of an audit is {least:g}: expected one above 0 and at most 1")
-    shape = np.sqrt(np.asarray(wrong, float) / costs)
-    low, high = 0.0, 1 / max(float(shape.min(initial=1.0, where=shape > 0)), 1e-12)  # of the factor
-    for _ in range(60):
-        middle = (low + high) / 2
-        cost = float(np.sum((middle * shape).clip(least, 1) * numbers * costs))
-        low, high = (middle, high) if cost <= budget else (low, middle)
-    return np.asarray((low * shape).clip(least, 1))

@@ -193,6 +193,8 @@ def _sentences(
     done = facts.total
     if facts.plan.wanted is None and done < facts.plan.experiments:
         said.append(f"{done} of {facts.plan.experiments} experiments are done, epoch after epoch: shares may change.")
+    if undecided := done - facts.decided:
+        said.append(f"{undecided} of {done} experiments are undecided, and left out of the shares.")
     latencies = facts.latencies() if facts.plan.wanted is None else {}  # else no sample of the plan's faults
     if latencies:
         steps = np.repeat(list(latencies), list(latencies.values()))
