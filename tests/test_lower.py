@@ -80,6 +80,7 @@ def test_what_is_wrong_is_said():
         (["resnet18", "--topology", "tpu"], "topology 'tpu'; expected cpu"),
         (["resnet18", "--topology", "cpu", "--sites", "fd*"], "--sites 'fd*' names no site of resnet18"),
         (["resnet18", "--topology", "cpu", "--parts", "stap"], "'stap'; expected some of step, supporting, one, all"),
+        (["resnet18", "--topology", "cpu", "--effort", "2"], "'2'; expected a number from -1 to 1"),
         (["resnet81", "--topology", "cpu"], "did you mean 'resnet18'"),
         (["resnet18"], "--topology"),
     ],

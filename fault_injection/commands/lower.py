@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import fnmatch
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -43,8 +44,26 @@ def add(sub: argparse.ArgumentParser) -> None:
         default="float32",
         help="to what operands of matrix products and convolutions are rounded (default: %(default)s)",
     )
+    sub.add_argument(
+        "--effort",
+        type=_effort,
+        default=0.0,
+        metavar="NUMBER",
+        help="how much the compiler optimizes for time and memory, from -1 (little: for TPUs a tenth of the time to "
+        "compile) to 0 (as when it runs) and 1 (default: %(default)g)",
+    )
     json_option(sub)
     workload_options(sub, lambda workload: workload)
+
+
+def _effort(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not -1 <= found <= 1:
+        raise argparse.ArgumentTypeError(f"{text[:60]!r}; expected a number from -1 to 1")
+    return found
 
 
 def _parts(text: str) -> tuple[str, ...]:
@@ -59,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     from ..machine.devices import described  # which imports JAX
 
     prepare(None, options.matrix_precision)
-    with described(options.topology) as devices:
+    with described(options.topology, options.effort) as devices:
         workload = chosen_workload(options)
         sites = [name for name in workload.sites() if fnmatch.fnmatchcase(name, options.sites)]
         if not sites:
@@ -73,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
     wrong, left_out = _wrong(found, strikes), [part for part in options.parts if part not in found]
     if options.json:
         rows = [{**dataclasses.asdict(one), "strikes": strikes.get(name)} for name, one in found.items()]
-        known = {"workload": workload.label, "topology": options.topology, "programs": rows}
+        known = {"workload": workload.label, "topology": options.topology, "effort": options.effort, "programs": rows}
         tell_json({**known, "left_out": left_out, "wrong": wrong})
         return bool(wrong)
     tell(f"{workload.title}, {workload.details}; described: {len(devices)} devices of kind {devices[0].device_kind}")

@@ -18,14 +18,17 @@ from .errors import InputError
 _described = contextvars.ContextVar[list[Any] | None]("_described", default=None)
 TPU_EXAMPLES = "tpu:v2:2x2, tpu:v3:2x2, tpu:v4:2x2x1, tpu:v5e:2x4, tpu:v5p:2x2x2 or tpu:v6e:2x4"
 
+EFFORTS = ("jax_exec_time_optimization_effort", "jax_memory_fitting_effort")
+
 
 @contextlib.contextmanager
-def described(topology: str) -> Iterator[list[Any]]:
+def described(topology: str, effort: float = 0.0) -> Iterator[list[Any]]:
     """Make programs for devices that are only described; gives these.
 
     Args:
       topology: `cpu`, the devices that JAX finds on this machine without accelerators; or `tpu:` and a name that
         libtpu knows, such as `tpu:v2:2x2`: generation and chips along each axis.
+      effort: how much the compiler optimizes for time and memory, from -1 to 1; 0 is what programs that run have.
 
     Raises:
       InputError: it is no such text, or nothing here can describe it.
@@ -36,6 +39,8 @@ def described(topology: str) -> Iterator[list[Any]]:
     """
     found = _devices_of(topology)
     before, cached = _described.set(found), jax.config.jax_enable_compilation_cache  # type: ignore[attr-defined]
+    for name in EFFORTS:
+        jax.config.update(name, effort)
     if topology != "cpu":
         jax.config.update("jax_enable_compilation_cache", False)  # its programs can be read by their devices alone
         with contextlib.suppress(RuntimeError):  # a step of one's own is made for as many devices of this machine
@@ -45,6 +50,8 @@ def described(topology: str) -> Iterator[list[Any]]:
     finally:
         _described.reset(before)
         jax.config.update("jax_enable_compilation_cache", cached)
+        for name in EFFORTS:
+            jax.config.update(name, 0.0)
 
 
 def _devices_of(topology: str) -> list[Any]:

@@ -26,6 +26,8 @@ QUERIES = {
     "epochs": f"SELECT epoch, {KNOWN} GROUP BY epoch, {BY}",
     "sites": f"SELECT site, {KNOWN} GROUP BY site, {BY}",
     "bits": f"SELECT site, operand, bit, {KNOWN} WHERE bit IS NOT NULL GROUP BY site, operand, bit, {BY}",
+    "protection": f"SELECT number % 2 AS half, site, operand, bit, epoch, {KNOWN} "
+    f"GROUP BY half, site, operand, bit, epoch, {BY}",
     "cells": "SELECT model AS 'fault model', stage, site, coalesce(CAST(bit AS TEXT), '') AS bit, exit AS 'ended by', "
     "CASE near WHEN 1 THEN 'yes' ELSE 'no' END AS 'near a threshold', outcome, "
     f"CASE {SETTLED} WHEN 1 THEN 'settled' WHEN 0 THEN audit_outcome || ' (settled before)' "

@@ -11,6 +11,7 @@ from .answers import answered, by_dimension, strata
 from .conduct import accounting, all_counts, audited, environment, not_modelled
 from .facts import Facts
 from .findings import depth, grouped, inverted_bits, latency, necessary_condition, outcomes, worst
+from .protection import protecting
 from .queries import QUERIES
 from .settled import settled
 from .summary import summary
@@ -25,6 +26,7 @@ SECTIONS: Sequence[Callable[[Facts], Section]] = (
     grouped("epochs", "Epochs", "epoch", "The epoch of the fault, counted from 0."),
     depth,
     inverted_bits,
+    protecting,
     latency,
     necessary_condition,
     accounting,
