@@ -31,7 +31,7 @@ NAMED = 4  # checks that a table names
 Unit = tuple[str, ...]
 
 
-class Protection(NamedTuple):
+class ProtectedPart(NamedTuple):
     """A set of checks, and what it gains on experiments that it was not chosen by.
 
     Attributes:
@@ -108,7 +108,7 @@ def _bad(tally: Tally) -> float:
     return tally.total * sum(share for name, share in shares.items() if name not in (MASKED, UNDECIDED))
 
 
-def protections(first: Half, second: Half, confidence: float, by_size: bool = False) -> list[Protection]:
+def protections(first: Half, second: Half, confidence: float, by_size: bool = False) -> list[ProtectedPart]:
     """What protecting small parts gains, chosen by one half of the experiments and measured on the other.
 
     None where too few experiments were not masked, or there is nothing to choose.
@@ -131,12 +131,12 @@ def protections(first: Half, second: Half, confidence: float, by_size: bool = Fa
                 share = wilson(inside.decided, second.whole.decided, confidence)
                 gain = removed(inside, outside, confidence)
                 largest = _of_largest(second, places, checks, known) if by_size and 0 in places else None
-                found.append(Protection(by, asked, checks, share, gain, largest))
+                found.append(ProtectedPart(by, asked, checks, share, gain, largest))
     return found
 
 
 def _of_largest(half: Half, places: Sequence[int], checks: Sequence[Unit], known: Mapping[Unit, Learned]) -> float:
-    """The share of harm that the checks of most faults take away, see `Protection.of_largest`."""
+    """The share of harm that the checks of most faults take away, see `ProtectedPart.of_largest`."""
     largest = sorted(known, key=lambda unit: (-known[unit].share, unit))
     as_many = _within(largest, known, sum(known[unit].share for unit in checks))
     return _bad(half.inside(places, set(as_many))[0]) / _bad(half.whole)
