@@ -1,4 +1,4 @@
-"""`init`: write a training that runs as it is, with the lines to edit marked."""
+"""`init`: write a training, or a detector, that runs as it is, with the lines to edit marked."""
 
 import argparse
 import pathlib
@@ -20,10 +20,12 @@ def add(sub: argparse.ArgumentParser) -> None:
     sub.add_argument("file", type=pathlib.Path, metavar="FILE.py", help="the file to write")
     said = "; ".join(f"{name}: {what}" for name, what in STARTERS.items())
     sub.add_argument("--library", choices=STARTERS, default="jax", help=f"{said} (default: %(default)s)")
+    sub.add_argument("--detector", action="store_true", help="write a detector in place of a training")
 
 
 def run(options: argparse.Namespace) -> None:
-    file, source = options.file, SHIPPED / "examples" / "starters" / f"{options.library}.py"
+    name = "detector" if options.detector else options.library
+    file, source = options.file, SHIPPED / "examples" / "starters" / f"{name}.py"
     if file.suffix != ".py":
         raise InputError("expected a name that ends in .py", file)
     if file.exists() or file.is_symlink():
@@ -33,6 +35,10 @@ def run(options: argparse.Namespace) -> None:
     if not source.is_file():
         raise InputError("this installation lacks it; install the package again", source)
     write_text(file, source.read_text(encoding="utf-8").replace("NAME:", f"{file}:"))
+    if options.detector:
+        tell(f"{file} is a detector; the lines marked EDIT are yours")
+        tell(f"  fault-injection score PLAN.toml --detector {file}:detector --out DIR")
+        return
     tell(f"{file} is a training of {STARTERS[options.library].partition(',')[0]}; the lines marked EDIT are yours")
     for what in ("sites", "golden"):
         tell(f"  fault-injection {what} {file}:training")

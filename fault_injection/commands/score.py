@@ -16,11 +16,13 @@ from .plan_options import driving, places, plan_options
 
 def add(sub: argparse.ArgumentParser) -> None:
     plan_options(sub, "folder of the campaign and its scoreboard", "TOML file, with a table [score]")
+    text = "a detector that watches too: a name, or one of your own, FILE.py:NAME; may be given several times"
+    sub.add_argument("--detector", action="append", default=[], metavar="NAME", help=text)
 
 
 def run(options: argparse.Namespace) -> None:
     known = places(options)
-    plan, settings = read_settings(options.plan)
+    plan, settings = read_settings(options.plan, options.detector)
     task = ScoreTask(plan, settings=settings, **known)
     lines = plan_lines(task)
     if not options.json:

@@ -11,9 +11,10 @@ from .detector import AnyDetector, Memory
 from .dr_dna import sample_places
 from .dr_dna_watch import DrDnaSettings, DrDnaWatch
 from .history_bound import history_bound
+from .own_detector import is_own, own_detector
 from .re_execution import ReExecution, ReExecutionSettings
 from .replicas import ReplicaComparison, ReplicaSettings, replicas
-from .signals import reductions_of
+from .signals import KINDS, PROFILED, reductions_of
 from .value_based import VALUE_BASED, Chosen, changed, value_based
 from .watch import Watch, Watcher
 
@@ -36,14 +37,19 @@ def beside_a_run(
     """A detector that watches the steps of a program.
 
     Args:
+      name: one of `DETECTORS`, or a user's `FILE.py:NAME`.
       program: any of the workload; what its steps report does not matter.
 
     Raises:
       InputError: as `value_based`, or the program has nothing that the detector could watch.
     """
-    if name not in DETECTORS:
+    if is_own(name):
+        if settings:
+            raise InputError(f"{name[:60]} is set in its own file; leave out its settings")
+        chosen = Chosen(own_detector(name))
+    elif name not in DETECTORS:
         raise InputError(f"detector {name[:60]!r} is unknown{did_you_mean(name, DETECTORS)}")
-    if name in VALUE_BASED:
+    elif name in VALUE_BASED:
         chosen = value_based(name, environment, settings)
     else:
         chosen = Chosen(changed(name, OF_A_PROGRAM[name](program), settings or {}))
@@ -55,10 +61,18 @@ def beside_a_run(
 def _unreported(chosen: Chosen, program: Program) -> str:
     """Which signal that a detector watches the steps of a program cannot report, and why; empty where they can."""
     for kind in chosen.detector.signals if chosen.detector else ():
-        for reduction in sorted(reductions_of([kind])):
-            if why := program.extras.unreported(reduction):
-                return f"{kind}, which the steps of this workload do not report: {why}"
+        if why := _unreported_kind(kind, program):
+            return f"{kind}, which the steps of this workload do not report: {why}"
     return ""
+
+
+def _unreported_kind(kind: str, program: Program) -> str:
+    return next(filter(None, map(program.extras.unreported, sorted(reductions_of([kind])))), "")
+
+
+def kinds_of(program: Program) -> dict[str, str]:
+    """The kinds of signals that need no profile: why steps of the program cannot report one, empty where they can."""
+    return {kind: _unreported_kind(kind, program) for kind in KINDS if kind not in PROFILED}
 
 
 def of_one_device(program: Program, environment: Mapping[str, str]) -> dict[str, str]:

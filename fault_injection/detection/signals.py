@@ -40,6 +40,8 @@ KINDS = {
     "variance_checksum/products": SignalKind(frozenset({"variance_checksum/products"})),
 }
 
+PROFILED = ("dr_dna/activations",)  # kinds that only a program reports which watches a profile
+
 
 def reductions_of(kinds: Iterable[str]) -> frozenset[str]:
     """What steps have to report for these kinds of signals.

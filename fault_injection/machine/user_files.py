@@ -9,6 +9,10 @@ import importlib.util
 import pathlib
 import sys
 from types import ModuleType
+from typing import Any
+
+from .errors import InputError
+from .reading import SHOWN
 
 PREFIX = "fault_injection_workload_"  # of a module's name, before its path
 
@@ -42,3 +46,29 @@ def module_named(name: str) -> ModuleType:
         if name.startswith(PREFIX)
         else importlib.import_module(name)
     )
+
+
+def user_object(name: str, what: str) -> tuple[Any, pathlib.Path]:
+    """What a user's file calls by a name, `FILE.py:NAME`, and the file.
+
+    Args:
+      what: it is to be, for messages: `workload`.
+
+    Raises:
+      InputError: there is no such file, its import fails, or it has no such name.
+    """
+    file, _, wanted = name.rpartition(":")
+    path, shown = pathlib.Path(file), name[:SHOWN]
+    try:
+        there = path.is_file()
+    except (OSError, ValueError):  # no file can have this name
+        there = False
+    if not there:
+        raise InputError(f"{what} {shown!r}: there is no such file")
+    try:
+        module = user_module(path)
+    except (Exception, SystemExit) as error:  # a script may end itself
+        raise InputError(f"{what} {shown!r}: {type(error).__name__} on import: {error}", path) from None
+    if not hasattr(module, wanted):
+        raise InputError(f"{what} {shown!r}: no {wanted!r} here", path)
+    return getattr(module, wanted), path

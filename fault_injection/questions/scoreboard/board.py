@@ -15,15 +15,16 @@ from ...runs.steps import Address
 from ..outcomes.report.facts import decode
 from ..outcomes.report.queries import GUESSED, VERDICT
 from ..outcomes.store import Store
+from .localization import NOTHING, Target
 from .store import EXPERIMENT, ScoreStore
 from .tasks import SWEPT, watched_steps
 
 NONFINITE, LATENT = (IMMEDIATE, SHORT_TERM), (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
 MILLION = 1_000_000
 VERDICTS = (
-    f"SELECT number, epoch, step, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, variance_excess, "
-    "exit, audit_outcome, first_nonfinite, exactly_masked_after, steps + audit_steps AS recorded, curve, "
-    f"{GUESSED} AS guessed FROM experiments"
+    f"SELECT number, epoch, step, worker, site, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, "
+    "variance_excess, exit, audit_outcome, first_nonfinite, exactly_masked_after, steps + audit_steps AS recorded, "
+    f"curve, {GUESSED} AS guessed FROM experiments"
 )
 
 
@@ -36,6 +37,7 @@ class ScoredExperiment:
       large: whether it met the necessary condition of a latent outcome: history or running variance
         beyond twice the golden run's largest.
       found: see `tasks.watched`.
+      target: what was struck.
     """
 
     number: int
@@ -43,6 +45,12 @@ class ScoredExperiment:
     outcome: str
     large: bool
     found: Mapping[str, Any]
+    target: Target = NOTHING
+
+    def tensor(self, detector: str) -> str | None:
+        """The tensor that its first alarm names; None without one."""
+        name: str | None = self.found["seen"][detector]["tensor"]
+        return name
 
     def stop(self, detector: str) -> int | None:
         """Steps from the fault to the first alarm that stops; None without one."""
@@ -187,7 +195,8 @@ def read_board(folder: pathlib.Path) -> Board:
             continue
         require_same(number, value, row, watched_steps(plan, window, Address(row["epoch"], row["step"])))
         large = not (row["history_excess"] <= margin and row["variance_excess"] <= margin)  # NaN is large
-        seen.append(ScoredExperiment(number, row["model"], row["outcome"], large, value))
+        struck = Target(row["site"], plan.targets[row["site"]].layer, row["worker"])
+        seen.append(ScoredExperiment(number, row["model"], row["outcome"], large, value, struck))
     decided = [one for one in seen if one.outcome != UNDECIDED]
     watched = [one.found["seen"] for one in decided] + list(fault_free.values())
     if not watched:

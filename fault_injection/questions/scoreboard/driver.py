@@ -23,7 +23,6 @@ from .board import VERDICTS, require_same
 from .store import EXPERIMENT, ScoreStore
 
 PAIRS = 30  # rounds of the measurement of costs
-GROWING = ("fault_free_seeds", "masked", "cannot_watch")  # settings that add rows or sentences, and change none
 
 
 def watch_campaign(
@@ -51,9 +50,8 @@ def watch_campaign(
 def _run(task: tasks.ScoreTask, store: ScoreStore, judged: dict[int, Any], dispatcher: Dispatcher) -> None:
     """All that is missing; `judged` is what the campaign says of its experiments, by their numbers in order."""
     golden: Ready = dispatcher.call("the golden run", jobs.make_golden)
-    settings = dataclasses.asdict(task.settings)
-    determining = {name: value for name, value in settings.items() if name not in GROWING}
-    store.begin(content_hash([golden.key, determining]), settings)
+    key = content_hash([golden.key, task.settings.determining()])
+    store.begin(key, dataclasses.asdict(task.settings))
 
     here = {name for name, _ in store.all("fault_free")}
     for kind, number in _fault_free(task):

@@ -4,17 +4,30 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ...campaign.plan_reader import read_document
 from ...detection.detector import AnyDetector
+from ...detection.own_detector import is_own, shown_name
 from ...detection.recovery import RECOVERIES
 from ...detection.registry import beside_a_run, of_one_device
+from ...machine.errors import InputError, did_you_mean
 from ...machine.files import read_text
+from ...machine.sources import source_hash, with_own_folder
 from ...seam.program import Program
 from ..outcomes.plan import LARGEST, Plan
 from ..outcomes.plan_file import read_plan
 
+GROWING = ("fault_free_seeds", "masked", "cannot_watch")  # settings that add rows or sentences, and change none
 KEYS = ("detectors", "window", "masked", "fault_free_seeds", "recovered", "recovering", "replay_every")
+
+
+class OwnFile(NamedTuple):
+    """A user's detector: what a scoreboard calls it, its `FILE.py:NAME`, and a hash of the code that it is made of."""
+
+    name: str
+    place: str
+    digest: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +44,7 @@ class Settings:
       recovering: names of the detectors on whose alarms it acts.
       replay_every: n of the detector `replay`.
       cannot_watch: why, by the name of a detector that would watch, if the plan does not name detectors.
+      own: the users' detectors among them.
     """
 
     detectors: tuple[str, ...]
@@ -41,10 +55,19 @@ class Settings:
     recovering: tuple[str, ...] = ("history_bound",)
     replay_every: int = 10
     cannot_watch: tuple[tuple[str, str], ...] = ()
+    own: tuple[OwnFile, ...] = ()
+
+    def determining(self) -> dict[str, object]:
+        """What determines the rows of a scoreboard that are there: of a user's file its code, wherever it lies."""
+        known = {name: value for name, value in dataclasses.asdict(self).items() if name not in (*GROWING, "own")}
+        return known | ({"own": [(each.name, each.digest) for each in self.own]} if self.own else {})
 
 
-def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
+def read_settings(path: pathlib.Path, more: Sequence[str] = ()) -> tuple[Plan, Settings]:
     """A plan, and what is scored of it.
+
+    Args:
+      more: detectors that watch beside those of the plan: names, or users' `FILE.py:NAME`.
 
     Raises:
       InputError: one line that says where, what was found and what was expected.
@@ -56,7 +79,8 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
         raise read.wrong("wanted", f"{what}; expected a plan with faults.experiments or half_width to be scored")
     table = read.table(document, "score")
     read.keys(table, KEYS, "score.")
-    reasons = of_one_device(plan.workload.program(frozenset(), devices=1), os.environ)
+    program = plan.workload.program(frozenset(), devices=1)
+    reasons = of_one_device(program, os.environ)
     known = tuple(name for name, why in reasons.items() if not why)
     default = Settings(known)
 
@@ -74,8 +98,14 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
     read.keys(given, RECOVERIES, "score.recovered.")
     recovered = [(name, read.whole(given, f"score.recovered.{name}", None, 0, LARGEST)) for name in given]
 
+    own = _own_files([name for name in more if is_own(name)], program)
+    for name in more:
+        if not is_own(name) and reasons.get(name, "nothing of this kind"):
+            near = f"watches {reasons[name]}" if name in reasons else f"is unknown{did_you_mean(name, reasons)}"
+            raise InputError(f"--detector {name[:60]!r} {near}")
+    added = [shown_name(name) if is_own(name) else name for name in more]
     return plan, Settings(
-        detectors=names("detectors", known),
+        detectors=tuple(dict.fromkeys((*names("detectors", known), *added))),
         masked=read.whole(table, "score.masked", default.masked, 0, LARGEST),
         recovering=names("recovering", default.recovering),
         window=read.whole(table, "score.window", default.window, 1, 10_000),
@@ -83,15 +113,30 @@ def read_settings(path: pathlib.Path) -> tuple[Plan, Settings]:
         recovered=tuple(recovered),
         replay_every=read.whole(table, "score.replay_every", default.replay_every, 1, 10**9),
         cannot_watch=tuple((name, why) for name, why in reasons.items() if why and "detectors" not in table),
+        own=own,
     )
+
+
+def _own_files(names: Sequence[str], program: Program) -> tuple[OwnFile, ...]:
+    """The users' detectors, each tried out."""
+    found: dict[str, OwnFile] = {}
+    for name in names:
+        file, _, wanted = name.rpartition(":")
+        place = f"{pathlib.Path(file).resolve()}:{wanted}"
+        beside_a_run(name, program, os.environ)
+        code = source_hash(with_own_folder(pathlib.Path(file).resolve()))
+        one = OwnFile(shown_name(name), place, code)
+        if found.setdefault(one.name, one) != one:
+            raise InputError(f"--detector {one.name}: two files of this name; give one of them another name", file)
+    return tuple(found.values())
 
 
 def chosen_detectors(settings: Settings, program: Program) -> dict[str, AnyDetector]:
     """The detectors by name, but for those that the environment switches off."""
-    found = {}
+    found, places = {}, {each.name: each.place for each in settings.own}
     for name in settings.detectors:
         changed = {"every": str(settings.replay_every)} if name == "replay" else {}
-        detector = beside_a_run(name, program, os.environ, changed).detector
+        detector = beside_a_run(places.get(name, name), program, os.environ, changed).detector
         if detector is not None:
             found[name] = detector
     return found

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 import numpy as np
 
 from ...campaign.task import Task, environment_of
-from ...detection.detector import STOP, WARN, AnyDetector, Memory
+from ...detection.detector import STOP, WARN, Alarm, AnyDetector, Memory
 from ...detection.recovery import RECOVERIES, needed, undoing
 from ...detection.registry import telling, watcher
 from ...detection.signals import reductions_of
@@ -134,7 +135,8 @@ def watch_experiment(task: ScoreTask, golden_key: str, number: int) -> tuple[dic
     Returns:
       What was found, a row of the store: `old` and `new` bits of the first element struck; `loss` of each step
       watched; `seen`, by detector `stop` and `warn`, the steps from the fault to the first alarm of that level,
-      `tensor`, and `peaks`, the largest excess of each step; `recovered`, by recovery and detector.
+      `tensor`, in the first of these steps the one farthest beyond its threshold, and `peaks`, the largest excess of
+      each step; `recovered`, by recovery and detector.
       And where it was made.
     """
     bench = _bench(task, golden_key)
@@ -176,12 +178,19 @@ def watched_steps(plan: Plan, window: int, fault: Address) -> int:
 def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
     stop, warn = (next((a for a in watching.alarms if a.level == level), None) for level in (STOP, WARN))
     alarm = stop or warn
+    first = [a for a in watching.alarms if alarm is not None and (a.step, a.level) == (alarm.step, alarm.level)]
     return {
         "stop": None if stop is None else stop.step - struck,
         "warn": None if warn is None else warn.step - struck,
-        "tensor": None if alarm is None else alarm.tensor,
+        "tensor": max(first, key=_beyond).tensor if first else None,
         "peaks": [float(f"{x:.4g}") for x in watching.peak],
     }
+
+
+def _beyond(alarm: Alarm) -> float:
+    """How far a value is beyond its threshold: one that is not finite is farthest; so is one that only has to agree."""
+    ratio = abs(alarm.value) / alarm.threshold if alarm.threshold else math.inf
+    return ratio if math.isfinite(ratio) and math.isfinite(alarm.value) else math.inf
 
 
 def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str, Any]:

@@ -1,0 +1,42 @@
+"""A detector of your own.  This command scores it, beside others, on faults of known consequence:
+
+    fault-injection score PLAN.toml --detector NAME:detector --out DIR
+
+It is pure: what it remembers is in the memory that it returns, and it changes nothing that it is given.  It sees the
+fault-free steps up to a fault, the faulty step, and the steps after it; it is not told which is which.
+"""
+
+import numpy as np
+
+
+class FarAbove:
+    """An alarm where a value is `margin` times the largest so far.  It cannot see what stays below that."""
+
+    signals = ("loss", "gradient_norm", "largest/history")  # EDIT: what it watches, see docs/detection.md
+    margin = 10.0  # EDIT
+
+    def init(self, names):
+        """The memory before the first step.
+
+        names: of the N values that each step has, such as "loss" and "opt_state/m/fc/kernel".
+        """
+        return np.full(len(names), np.nan)  # EDIT: the largest value so far, NaN where there is none
+
+    def update(self, memory, values):
+        """What one step gives.
+
+        memory: before the step.
+        values: float64 [N].  NaN and infinities are legal.
+
+        Returns the memory after the step, and the excess [N]: each value in units of its threshold.  Above 1 is an
+        alarm that stops the run; inf for what is not finite, and never NaN.
+        """
+        finite = np.isfinite(values)
+        known = memory > 0
+        threshold = self.margin * np.where(known, memory, 1.0)
+        excess = np.where(finite, np.where(known, np.abs(values) / threshold, 0.0), np.inf)  # EDIT
+        calm = finite & (excess <= 1)  # what raises an alarm is not learned
+        return np.where(calm, np.fmax(memory, np.abs(values)), memory), excess
+
+
+detector = FarAbove()
