@@ -83,8 +83,12 @@ def test_pvf(training, tmp_path, cache, capsys):
 def test_score_with_all_detectors_that_can_watch(training, tmp_path, cache, capsys, monkeypatch):
     monkeypatch.setattr(driver, "PAIRS", 1)  # what detectors cost is another test's
     (tmp_path / "plan.toml").write_text(plan_text(training, SCORE))
-    found = asked(capsys, "score", tmp_path / "plan.toml", "--out", tmp_path / "out", "--cache", cache, "--json")
+    assert main(["init", "--detector", str(tmp_path / "mine.py")]) == 0
+    words = (tmp_path / "plan.toml", "--detector", f"{tmp_path / 'mine.py'}:detector", "--out", tmp_path / "out")
+    found = asked(capsys, "score", *words, "--cache", cache, "--json")
     watching, others = found["detectors"], found["cannot_watch"]
+    own = watching.pop("mine.py:detector")  # one of the user's own beside them
+    assert own["fault_free_steps"] == watching["nonfinite"]["fault_free_steps"] and own["false_alarms"] == 0
     assert watching.keys() | others.keys() == {*DETECTORS} - {"replicas"}  # which is of several devices
     assert {"nonfinite", "loss_spike", "replay", "checksum", "history_bound", "activation_range"} <= watching.keys()
     assert all(why.count("\n") == 0 and "do not report: " in why for why in others.values())

@@ -12,13 +12,13 @@ import numpy as np
 class FarAbove:
     """An alarm where a value is `margin` times the largest so far.  It cannot see what stays below that."""
 
-    signals = ("loss", "gradient_norm", "largest/history")  # EDIT: what it watches, see docs/detection.md
+    signals = ("loss", "largest/state")  # EDIT: what it watches; docs/detection.md#signals lists all kinds
     margin = 10.0  # EDIT
 
     def init(self, names):
         """The memory before the first step.
 
-        names: of the N values that each step has, such as "loss" and "opt_state/m/fc/kernel".
+        names: of the N values that each step has, such as "loss" and "params/fc/kernel".
         """
         return np.full(len(names), np.nan)  # EDIT: the largest value so far, NaN where there is none
 

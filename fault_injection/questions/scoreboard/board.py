@@ -16,7 +16,7 @@ from ..outcomes.report.facts import decode
 from ..outcomes.report.queries import GUESSED, VERDICT
 from ..outcomes.store import Store
 from .localization import NOTHING, Target
-from .store import EXPERIMENT, ScoreStore
+from .store import ALARMS, EXPERIMENT, ScoreStore
 from .tasks import SWEPT, watched_steps
 
 NONFINITE, LATENT = (IMMEDIATE, SHORT_TERM), (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
@@ -187,6 +187,7 @@ def read_board(folder: pathlib.Path) -> Board:
         found = {int(name): value for name, value in store.all(EXPERIMENT)}
         fault_free = dict(store.all("fault_free"))
         cost = store.get("cost", "all") or {}
+        left_out = [*settings.get("cannot_watch", ()), *_enter(dict(store.all(ALARMS)), found, fault_free)]
     margin, window = 2.0, int(settings["window"])
     seen = []
     for number, value in sorted(found.items()):
@@ -213,8 +214,24 @@ def read_board(folder: pathlib.Path) -> Board:
         window,
         plan.confidence,
         sum(verdicts[one.number]["guessed"] for one in decided),
-        settings.get("cannot_watch", ()),
+        left_out,
     )
+
+
+def _enter(
+    entered: Mapping[str, Any], found: Mapping[int, Any], fault_free: Mapping[str, Any]
+) -> Iterable[tuple[str, str]]:
+    """Put what detectors of other frameworks said beside what was seen of each run; returns those left out, and why."""
+    for name, said in entered.items():
+        runs = len(found.keys() - {int(number) for number in said["experiments"]})
+        runs += len(fault_free.keys() - said["fault_free"].keys())
+        if runs:
+            yield name, f"{runs} run(s) that were added after its alarms were read: export the logs again"
+            continue
+        for number, value in found.items():
+            value["seen"][name] = said["experiments"][str(number)]
+        for run, value in fault_free.items():
+            value[name] = said["fault_free"][run]
 
 
 def require_same(number: int, value: Mapping[str, Any], row: Any, whole: int) -> None:

@@ -11,7 +11,6 @@ from ...campaign.executors import Slot
 from ...campaign.task import Ready
 from ...machine.files import only_writer
 from ...runs.dependencies import content_hash
-from ...runs.outcome import MASKED, UNDECIDED
 from ...runs.steps import Address
 from ..outcomes import jobs
 from ..outcomes.sampling import Experiment, draw_experiment
@@ -54,16 +53,13 @@ def _run(task: tasks.ScoreTask, store: ScoreStore, judged: dict[int, Any], dispa
     store.begin(key, dataclasses.asdict(task.settings))
 
     here = {name for name, _ in store.all("fault_free")}
-    for kind, number in _fault_free(task):
+    for kind, number in task.settings.fault_free(task.plan):
         name, arguments = f"{kind} {number}", (golden.golden_key, kind, number)
         if name not in here:
             take = functools.partial(store.put, "fault_free", name)
             dispatcher.ready.append(Errand(f"the fault-free run {name}", tasks.fault_free, arguments, take))
 
-    # All experiments that were not masked, and the first of those that were.
-    masked = [number for number, row in judged.items() if row["outcome"] == MASKED]
-    others = [number for number, row in judged.items() if row["outcome"] not in (MASKED, UNDECIDED)]
-    wanted, done = [*masked[: task.settings.masked], *others], store.done()
+    wanted, done = task.settings.watched(judged), store.done()
     missing = [draw_experiment(task.plan, number) for number in wanted if number not in done]
 
     def keep(e: Experiment, value: tuple[dict[str, Any], dict[str, Any]]) -> None:
@@ -85,18 +81,11 @@ def _run(task: tasks.ScoreTask, store: ScoreStore, judged: dict[int, Any], dispa
         store.put("cost", "all", cost)
 
 
-def _fault_free(task: tasks.ScoreTask) -> list[tuple[str, int]]:
-    """The fault-free runs: kind and number; seeds are not the plan's."""
-    plan = task.plan
-    seeds = [(plan.workload.seed + 1 + n) % 2**31 for n in range(task.settings.fault_free_seeds)]
-    return [("golden", 0), *(("twin", n) for n in range(1, plan.twins + 1)), *(("seed", seed) for seed in seeds)]
-
-
 def plan_lines(task: tasks.ScoreTask) -> list[str]:
     """What a scoreboard does, one sentence per line."""
     s, plan = task.settings, task.plan
     watched = f"what was not masked of {plan.experiments} experiments, and at most {s.masked} others"
-    steps = len(_fault_free(task)) * plan.workload.epochs * plan.steps_per_epoch
+    steps = len(s.fault_free(plan)) * plan.workload.epochs * plan.steps_per_epoch
     return [
         plan.sentence(),
         f"{len(s.detectors)} detectors watch {watched}, for at most {s.window} steps: {', '.join(s.detectors)}.",

@@ -9,11 +9,13 @@ from matplotlib.axes import Axes
 from ...campaign import figures
 from ...campaign.page import Cell, Part, Section, Table, page
 from ...campaign.page import percent as shown
-from ...campaign.rates import Rate
 from ...machine.files import write_json, write_text
 from ...runs.outcome import MASKED, OUTCOMES
 from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment, read_board
+from .comparison import advice, said
+from .comparison import percent as short
 from .store import NAME
+from .table_section import table_section
 
 QUERIES = {
     "experiments": "SELECT name AS number, value FROM rows WHERE kind = 'experiment'",
@@ -42,6 +44,7 @@ def write_scoreboard_page(folder: pathlib.Path) -> pathlib.Path:
     """
     board = read_board(folder)
     sections = [
+        table_section(board),
         _overview(board),
         _sweep(board),
         _outcomes(board),
@@ -52,40 +55,26 @@ def write_scoreboard_page(folder: pathlib.Path) -> pathlib.Path:
     ]
     whole = page(f"Detectors on {board.title}", _summary(board), sections, QUERIES, NAME)
     figures.write(folder / "score_figures", sections)
-    write_json(folder / "score.json", board.as_dict())
+    write_json(folder / "score.json", said(board))
     write_text(folder / "score.html", whole)
     return folder / "score.html"
 
 
-def short(rate: Rate) -> str:
-    """A share in percent with its interval, as narrow as tables of a paper are.
-
-    >>> short(Rate(121, 122, 121 / 122, 0.955, 0.9985))
-    '99.2 [95.5, 99.9]'
-    """
-    if not rate.total:
-        return ""
-    return f"{100 * rate.share:.3g} [{100 * rate.low:.3g}, {100 * rate.high:.3g}]"
-
-
 def _summary(board: Board) -> list[str]:
     latent, nonfinite = board.of(LATENT), board.of(NONFINITE)
-    said = [
+    known = [
         f"{len(board.seen):,} experiments on {board.title} ({board.details}): {len(latent)} latent outcomes, "
         f"{len(nonfinite)} with a loss that is not finite, {len(board.of([MASKED]))} masked. All detectors watched "
         f"the same runs for at most {board.window} step(s) after the fault, and none influenced them.",
         f"False alarms are counted in {len(board.fault_free)} fault-free runs of {board.fault_free_steps:,} steps.",
     ]
-    said += [f"{name} does not watch {why}." for name, why in board.cannot_watch]
+    known += [f"{name} does not watch {why}." for name, why in board.cannot_watch]
     if board.guesses:
-        said.append(
+        known.append(
             f"{board.guesses:,} of the experiments have an early verdict that nobody followed to the end. Detectors "
             "are scored on verdicts as they are; no share here says anything of what these verdicts miss."
         )
-    if latent:
-        best = max(board.detectors, key=lambda name: board.detected(name, latent).share)
-        said.append(f"Latent outcomes: {best} detects the most, {shown(board.detected(best, latent))}.")
-    return said
+    return [*(one.sentence() for one in advice(board)), *known]
 
 
 def _overview(board: Board) -> Section:

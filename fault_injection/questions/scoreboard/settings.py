@@ -3,8 +3,8 @@
 import dataclasses
 import os
 import pathlib
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from ...campaign.plan_reader import read_document
 from ...detection.detector import AnyDetector
@@ -14,6 +14,7 @@ from ...detection.registry import beside_a_run, of_one_device
 from ...machine.errors import InputError, did_you_mean
 from ...machine.files import read_text
 from ...machine.sources import source_hash, with_own_folder
+from ...runs.outcome import MASKED, UNDECIDED
 from ...seam.program import Program
 from ..outcomes.plan import LARGEST, Plan
 from ..outcomes.plan_file import read_plan
@@ -56,6 +57,21 @@ class Settings:
     replay_every: int = 10
     cannot_watch: tuple[tuple[str, str], ...] = ()
     own: tuple[OwnFile, ...] = ()
+
+    def watched(self, judged: Mapping[int, Mapping[str, Any]]) -> list[int]:
+        """Numbers of the experiments that are watched: the first that were masked, and all that were not.
+
+        Args:
+          judged: what the campaign says of them, with their `outcome`, by their numbers in order.
+        """
+        masked = [number for number, row in judged.items() if row["outcome"] == MASKED]
+        others = [number for number, row in judged.items() if row["outcome"] not in (MASKED, UNDECIDED)]
+        return [*masked[: self.masked], *others]
+
+    def fault_free(self, plan: Plan) -> list[tuple[str, int]]:
+        """The fault-free runs: kind and number; seeds are not the plan's."""
+        seeds = [(plan.workload.seed + 1 + n) % 2**31 for n in range(self.fault_free_seeds)]
+        return [("golden", 0), *(("twin", n) for n in range(1, plan.twins + 1)), *(("seed", seed) for seed in seeds)]
 
     def determining(self) -> dict[str, object]:
         """What determines the rows of a scoreboard that are there: of a user's file its code, wherever it lies."""

@@ -12,6 +12,7 @@ from ...runs.dependencies import content_hash
 
 NAME = "score.sqlite"
 EXPERIMENT = "experiment"
+ALARMS = "alarms"  # of a detector that has read exported logs, by its name
 
 
 class ScoreTable(StoredTable):
@@ -37,8 +38,8 @@ TABLES = {"rows": ScoreTable("rows", dict.fromkeys(("kind", "name", "value"), Co
 class ScoreStore(ComparedStore):
     """A scoreboard's file, open; see `ComparedStore`.
 
-    Rows have a kind (`experiment`, `fault_free`, `cost`, `about`), a name within it, and a JSON text.  A row is a
-    transaction.
+    Rows have a kind (`experiment`, `fault_free`, `cost`, `alarms`, `about`), a name within it, and a JSON text.  A row
+    is a transaction.
     """
 
     WHAT, FILE = "scoreboard", NAME

@@ -98,6 +98,14 @@ def bench_of(lab: Laboratory, detectors: dict[str, AnyDetector]) -> Bench:
     return Bench(lab, detectors, memories.before)
 
 
+def program_of(task: Task[Plan], golden: Program, kind: str, number: int) -> Program:
+    """The program of a fault-free run, see `fault_free`; of another seed one of its own, else the golden run's."""
+    if kind != "seed":
+        return golden
+    workload = dataclasses.replace(task.plan.workload, seed=number)
+    return workload.program(frozenset(), 1, task.data_dir, task.reductions())
+
+
 def fault_free(task: ScoreTask, golden_key: str, kind: str, number: int) -> dict[str, Any]:
     """What the detectors say of a whole fault-free run.
 
@@ -106,10 +114,7 @@ def fault_free(task: ScoreTask, golden_key: str, kind: str, number: int) -> dict
       number: of the twin, or the seed.
     """
     bench = _bench(task, golden_key)
-    plan, program = task.plan, bench.lab.golden.program
-    if kind == "seed":
-        workload = dataclasses.replace(plan.workload, seed=number)
-        program = workload.program(frozenset(), 1, task.data_dir, task.reductions())
+    plan, program = task.plan, program_of(task, bench.lab.golden.program, kind, number)
     program = telling(program, bench.detectors.values())
     watching = {name: watcher(program, detector) for name, detector in bench.detectors.items()}
     start = program.place(nudged(program, number if kind == "twin" else 0))
