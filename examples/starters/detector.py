@@ -12,7 +12,7 @@ import numpy as np
 class FarAbove:
     """An alarm where a value is `margin` times the largest so far.  It cannot see what stays below that."""
 
-    signals = ("loss", "largest/state")  # EDIT: what it watches; docs/detection.md#signals lists all kinds
+    signals = ("loss", "largest/state")  # EDIT: what it watches; docs/scoreboard.md#signals lists all kinds
     margin = 10.0  # EDIT
 
     def init(self, names):

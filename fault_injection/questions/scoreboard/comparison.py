@@ -17,7 +17,7 @@ BOUND = 0.95  # confidence of the upper bound of false alarms
 
 
 @dataclasses.dataclass(frozen=True)
-class Standing:
+class DetectorStanding:
     """One detector on a scoreboard.
 
     Attributes:
@@ -89,12 +89,12 @@ class Advice(NamedTuple):
         )
 
 
-def standings(board: Board) -> list[Standing]:
+def standings(board: Board) -> list[DetectorStanding]:
     """All detectors of a scoreboard, in its order."""
     return [_standing(board, name) for name in board.detectors]
 
 
-def _standing(board: Board, name: str) -> Standing:
+def _standing(board: Board, name: str) -> DetectorStanding:
     harmful, false = board.of(HARM), board.false_alarms(name)
     steps = board.latencies(name, harmful)
     by_model: dict[str, list[ScoredExperiment]] = {}
@@ -107,7 +107,7 @@ def _standing(board: Board, name: str) -> Standing:
         for recovery in board.recoveries
     }
     slower = board.slower(name)
-    return Standing(
+    return DetectorStanding(
         detector=name,
         latent=board.detected(name, board.of(LATENT)),
         nonfinite=board.detected(name, board.of(NONFINITE)),

@@ -63,7 +63,7 @@ class LogTask(Task[Plan]):
         return reductions_of(self.kinds)
 
 
-class Rows(Observer):
+class SignalRows(Observer):
     """Keeps the signals of each step.
 
     Attributes:
@@ -91,10 +91,10 @@ def run_name(key: str, kind: str, number: int) -> str:
 
 
 @functools.lru_cache(maxsize=1)
-def _golden_rows(task: LogTask, golden_key: str) -> Rows:
+def _golden_rows(task: LogTask, golden_key: str) -> SignalRows:
     """The signals of the golden run, which is made again for them and compared with its record."""
     lab = jobs.alike(task, golden_key)
-    program, rows = lab.golden.program, Rows(lab.golden.program, task)
+    program, rows = lab.golden.program, SignalRows(lab.golden.program, task)
     last = Address(lab.plan.golden_epochs - 1, program.steps_per_epoch - 1)
     steps = addresses(Address(0, 0), last, program.steps_per_epoch)
     follow(program, lab.golden.fetch_state_before(0), steps, observers=[Repeats(lab.golden), rows])
@@ -105,7 +105,7 @@ def log_of_fault_free(task: LogTask, golden_key: str, kind: str, number: int) ->
     """Names of the signals and their values [steps, N] in a fault-free run, see `tasks.fault_free`."""
     lab = jobs.alike(task, golden_key)
     program = program_of(task, lab.golden.program, kind, number)
-    start, rows = program.place(nudged(program, number if kind == "twin" else 0)), Rows(program, task)
+    start, rows = program.place(nudged(program, number if kind == "twin" else 0)), SignalRows(program, task)
     follow(program, start, addresses(Address(0, 0), task.plan.end, program.steps_per_epoch), observers=[rows])
     return rows.names, np.array(rows.values)
 
@@ -114,7 +114,7 @@ def log_of_experiment(task: LogTask, golden_key: str, number: int) -> tuple[list
     """The same of an experiment, with the fault-free steps before; and what tells that it is the judged run."""
     lab, before = jobs.alike(task, golden_key), _golden_rows(task, golden_key)
     choice = choose(lab.plan, draw_experiment(lab.plan, number))
-    at, rows = choice.at, Rows(lab.golden.program, task)
+    at, rows = choice.at, SignalRows(lab.golden.program, task)
     course = lab.course(choice, at)
     last = course.later(watched_steps(lab.plan, task.window, at) - 1)
     course.take(lab.state_before(at.epoch, at.step), at, last, [rows], past_nonfinite=True)
