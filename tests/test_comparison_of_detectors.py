@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment
-from fault_injection.questions.scoreboard.comparison import CHEAP, advice, latex, markdown, said, standings, table
+from fault_injection.questions.scoreboard.comparison import (
+    CHEAP,
+    cheapest_pairs,
+    latex,
+    markdown,
+    said,
+    standings,
+    table,
+)
 from fault_injection.questions.scoreboard.localization import Localized, Target, localized
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW
 
@@ -99,7 +107,7 @@ def test_the_advice_is_the_best_of_all_pairs(seed):
     ones.append(experiment(12, SLOW, stops()))
     false = {name: int(rng.random() < 0.2) for name in names}
     costs = {name: float(rng.choice([-0.01, 0.0, 0.01, 0.03, 0.06, 0.5])) for name in names if rng.random() < 0.8}
-    given = advice(board(ones, false, costs))
+    given = cheapest_pairs(board(ones, false, costs))
     cheap, any_cost = (best_by_hand(ones, false, costs, most) for most in (CHEAP, math.inf))
     expected = [one for one in (cheap, any_cost) if one is not None]
     if len(expected) == 2 and expected[0][0] == expected[1][0]:
@@ -112,9 +120,13 @@ def test_the_advice_is_the_best_of_all_pairs(seed):
 
 def test_without_fault_free_steps_or_harm_nothing_is_advised():
     harmless = [experiment(0, MASKED, {"a": 0})]
-    assert advice(board(harmless, {"a": 0}, {})) == [] == advice(board([experiment(0, SLOW, {"a": 0})], {"a": 1}, {}))
-    assert advice(board([experiment(0, SLOW, {"a": 0})], {"a": 0}, {}, steps=0)) == []
-    (one,) = advice(board([experiment(0, IMMEDIATE, {"a": 0})], {"a": 0}, {}))
+    assert (
+        cheapest_pairs(board(harmless, {"a": 0}, {}))
+        == []
+        == cheapest_pairs(board([experiment(0, SLOW, {"a": 0})], {"a": 1}, {}))
+    )
+    assert cheapest_pairs(board([experiment(0, SLOW, {"a": 0})], {"a": 0}, {}, steps=0)) == []
+    (one,) = cheapest_pairs(board([experiment(0, IMMEDIATE, {"a": 0})], {"a": 0}, {}))
     assert one.outcomes == "harmful outcomes" and one.cost is None and "its cost was not measured" in one.sentence()
 
 

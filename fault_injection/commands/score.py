@@ -15,7 +15,7 @@ from ..questions.outcomes.standing import finished
 from ..questions.outcomes.store import Store, open_plan
 from ..questions.scoreboard.alarms import enter_alarms
 from ..questions.scoreboard.board import read_board
-from ..questions.scoreboard.comparison import TABLES, advice, said, table
+from ..questions.scoreboard.comparison import TABLES, cheapest_pairs, said, table
 from ..questions.scoreboard.driver import plan_lines, watch_campaign
 from ..questions.scoreboard.exported import export_logs
 from ..questions.scoreboard.leaderboard import file_name, record
@@ -119,7 +119,7 @@ def _show(options: argparse.Namespace, out: pathlib.Path) -> None:
     elif options.table:
         tell(TABLES[options.table](table(board)).rstrip("\n"))
     else:
-        for one in advice(board):
+        for one in cheapest_pairs(board):
             tell(one.sentence())
         tell(f"written to {page}")
 

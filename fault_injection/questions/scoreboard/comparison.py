@@ -58,7 +58,7 @@ class DetectorStanding:
         }
 
 
-class Advice(NamedTuple):
+class CheapestPair(NamedTuple):
     """The detectors to switch on: one, or two together.
 
     Attributes:
@@ -127,7 +127,7 @@ def _standing(board: Board, name: str) -> DetectorStanding:
     )
 
 
-def advice(board: Board) -> list[Advice]:
+def cheapest_pairs(board: Board) -> list[CheapestPair]:
     """What to switch on: at a cost of at most `CHEAP`, and at any cost if that detects more.
 
     Of all groups of one or two detectors without a false alarm it is the one that detects the most, and the cheapest of
@@ -145,15 +145,15 @@ def advice(board: Board) -> list[Advice]:
     caught = {name: {id(one) for one in harmful if one.stop(name) is not None} for name in quiet}
     ids = {id(one) for one in wanted}
 
-    def advised(names: tuple[str, ...]) -> Advice:
+    def advised(names: tuple[str, ...]) -> CheapestPair:
         times = [board.slower(name) for name in names]
         cost = None if None in times else sum(max(0.0, known[2]) for known in times if known is not None)
         steps = min(board.false_alarms(name).total for name in names)
         covered = len(set().union(*(caught[name] for name in names)) & ids)
         share = wilson(covered, len(wanted), board.confidence)
-        return Advice(names, what, share, cost, steps, MILLION * at_most(0, steps, BOUND))
+        return CheapestPair(names, what, share, cost, steps, MILLION * at_most(0, steps, BOUND))
 
-    def order(one: Advice) -> tuple[int, bool, float, int, int]:
+    def order(one: CheapestPair) -> tuple[int, bool, float, int, int]:
         most = len(set().union(*(caught[name] for name in one.detectors)))
         return -one.covered.found, one.cost is None, one.cost or 0.0, len(one.detectors), -most
 
@@ -168,7 +168,7 @@ def said(board: Board) -> dict[str, Any]:
     known = board.as_dict()
     for one in standings(board):
         known["detectors"][one.detector] |= one.as_dict()
-    known["switch_on"] = [{**one._asdict(), "covered": one.covered._asdict()} for one in advice(board)]
+    known["switch_on"] = [{**one._asdict(), "covered": one.covered._asdict()} for one in cheapest_pairs(board)]
     return known
 
 

@@ -12,7 +12,7 @@ from ...campaign.page import percent as shown
 from ...machine.files import write_json, write_text
 from ...runs.outcome import MASKED, OUTCOMES
 from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment, read_board
-from .comparison import advice, said
+from .comparison import cheapest_pairs, said
 from .comparison import percent as short
 from .store import NAME
 from .table_section import table_section
@@ -74,7 +74,7 @@ def _summary(board: Board) -> list[str]:
             f"{board.guesses:,} of the experiments have an early verdict that nobody followed to the end. Detectors "
             "are scored on verdicts as they are; no share here says anything of what these verdicts miss."
         )
-    return [*(one.sentence() for one in advice(board)), *known]
+    return [*(one.sentence() for one in cheapest_pairs(board)), *known]
 
 
 def _overview(board: Board) -> Section:

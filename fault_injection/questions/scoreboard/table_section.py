@@ -2,7 +2,7 @@
 
 from ...campaign.page import Commands, Part, Section, Table
 from .board import Board
-from .comparison import NOTE, advice, latex, markdown, table
+from .comparison import NOTE, cheapest_pairs, latex, markdown, table
 
 
 def table_section(board: Board) -> Section:
@@ -13,4 +13,4 @@ def table_section(board: Board) -> Section:
         Commands("The same in Markdown:", markdown(rows).splitlines()),
         Commands("The same in LaTeX, with the package booktabs:", latex(rows).splitlines()),
     ]
-    return Section("table", "Which detector", [*(one.sentence() for one in advice(board)), NOTE], parts)
+    return Section("table", "Which detector", [*(one.sentence() for one in cheapest_pairs(board)), NOTE], parts)
