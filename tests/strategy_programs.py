@@ -65,13 +65,19 @@ class Drawn:
 
 @functools.cache
 def program(
-    strategy=str(REPLICATED), optimizer="sgd", supported=frozenset(), only=None, devices=None, reductions=frozenset()
+    strategy=str(REPLICATED),
+    optimizer="sgd",
+    supported=frozenset(),
+    only=None,
+    devices=None,
+    reductions=frozenset(),
+    rate=None,
 ):
     """The program of a strategy; of one worker's batches alone, where it is named."""
     workers = WORKERS if only is None else 1
     recipe = Recipe(
         NETWORK,
-        OPTIMIZERS[optimizer],
+        OPTIMIZERS.get(optimizer, optimizer),
         jax.ShapeDtypeStruct(IMAGE, np.float32),
         lambda: OpenData(Drawn(only), Measure("accuracy", "higher", 0.2, 0.1), "drawn"),
         workers=workers,
@@ -79,6 +85,7 @@ def program(
         steps_per_epoch=5,
         seed=1,
         strategy=parse_strategy(strategy),
+        rate=rate,
     )
     return explicit_program(recipe, supported, devices, reductions)
 

@@ -1,5 +1,6 @@
 """The value-based detectors decide as scalar code written from the published description does, and forget no NaN."""
 
+import functools
 import math
 import statistics
 
@@ -12,14 +13,19 @@ from hypothesis import strategies as st
 
 from fault_injection.detection.activation_range import ActivationRange
 from fault_injection.detection.asd import Asd
+from fault_injection.detection.asd_activations import AsdActivations
 from fault_injection.detection.asd_environment import AsdConfig, AsdThresholds, read_config, read_thresholds
 from fault_injection.detection.asd_v1 import AsdV1
 from fault_injection.detection.asd_v3 import AsdV3
 from fault_injection.detection.detector import STOP
 from fault_injection.detection.history_bound import HistoryBound
+from fault_injection.detection.history_ratio import HistoryRatio
 from fault_injection.detection.nonfinite import NonFinite
+from fault_injection.detection.probe import ProbeSettings
+from fault_injection.detection.rt_jump import RtJump
 from fault_injection.detection.spike import GradientNorm, LossSpike
 from fault_injection.detection.strikes import MINUTE, Counted, Strikes
+from fault_injection.detection.update_norm import UpdateNorm
 from fault_injection.detection.value_based import value_based
 
 NAN, INF = math.nan, math.inf
@@ -34,8 +40,8 @@ SEQUENCES = st.one_of(st.lists(VALUES, max_size=40), st.lists(st.floats(0.5, 2.0
     lambda quiet: st.lists(VALUES, max_size=20).map(lambda loud: quiet + loud)
 )
 DETECTORS = [
-    *(Asd(), AsdV1(), AsdV3(), GradientNorm(), LossSpike(), NonFinite()),
-    *(HistoryBound((("x", 20.0),)), ActivationRange()),
+    *(Asd(), AsdActivations(), AsdV1(), AsdV3(), GradientNorm(), LossSpike(), NonFinite()),
+    *(HistoryBound((("x", 20.0),)), HistoryRatio(("x",)), ActivationRange(), UpdateNorm(), ProbeSettings()),
 ]
 
 
@@ -55,6 +61,7 @@ def asd(sequence):
     for value in sequence:
         x = value * value
         if x == 0:
+            previous = 0.0
             found.append(0)
             continue
         if not math.isfinite(x):
@@ -112,6 +119,16 @@ def asd_v3(sequence):
     return found
 
 
+def history_ratio(sequence, most=100.0):
+    """So many times the largest value without an alarm, of three at least."""
+    calm, found = [], []
+    for x in sequence:
+        far = not math.isfinite(x) or (len(calm) >= 3 and 0 < max(calm) < x / most)
+        found.append(int(far))
+        calm += [] if far else [x]
+    return found
+
+
 def activation_range(sequence):
     """Ten times the largest value without an alarm, once there is one that is not zero."""
     largest, found = 0.0, []
@@ -124,13 +141,18 @@ def activation_range(sequence):
 
 @pytest.mark.parametrize(
     ("detector", "oracle"),
-    [(Asd(), asd), (AsdV1(), asd_v1), (AsdV3(), asd_v3), (ActivationRange(), activation_range)],
+    [
+        *((Asd(), asd), (AsdActivations(), asd), (AsdV1(), asd_v1), (AsdV3(), asd_v3)),
+        *((ActivationRange(), activation_range), (HistoryRatio(), history_ratio)),
+        (HistoryRatio(("x",)), functools.partial(history_ratio, most=10.0)),
+    ],
 )
 @settings(max_examples=60, deadline=None)
 @given(SEQUENCES)
 @example([1.0] * 20 + [NAN, 2000.0, 1.0, 2000.0])  # a NaN must not hide the jump after it
 @example([1.0] * 120 + [NAN, 1e7, 1.0])
 @example([0.0] * 5 + [1.0] * 12 + [0.0, 1500.0])
+@example([0.0] * 5 + [1.0] * 12 + [1100.0, 0.0, 1100.0, 1100.0])  # a zero hides no jump
 @example([3.0] * 130 + [2e4])  # constant: no range, so no jump
 @example([1.0] * 9 + [1e9])  # still warming up
 def test_decisions_are_those_of_the_published_description(detector, oracle, sequence):
@@ -168,6 +190,95 @@ def test_decisions_inside_a_compiled_step_are_the_same(detector):
         with jax.numpy_dtype_promotion("strict"):
             memories[1], inside = compiled(memories[1], jnp.asarray(values))
         np.testing.assert_array_equal(beside.level, inside.level)
+
+
+def rt_jump(steps):
+    """The published code, line by line: norm and sizes of a step, from which its alarm follows."""
+    mean, count, before, norm_before, found = 0.0, 0, None, None, []
+    for number, (norm, *sizes) in enumerate(steps):
+        size = NAN if any(map(math.isnan, sizes)) else max(sizes)
+        alarm = not math.isfinite(norm)
+        if before is not None:
+            jump, rise = abs(size - before), norm - norm_before
+            if number < 1000:
+                count += 1
+                mean += (jump - mean) / count
+            if number >= 10 and rise > 0:
+                alarm = alarm or jump > mean / (0.05 * math.sqrt(rise))
+        before, norm_before = size, norm
+        found.append(alarm)
+    return found
+
+
+NAMES = ["rms/adam_steps/a", "gradient_norm", "rms/adam_steps/b"]
+SIZES = st.one_of(st.floats(0.01, 0.02), st.floats(0.01, 0.02), st.sampled_from([0.0, 1.0, 50.0, INF, NAN]))
+NORM = st.one_of(st.floats(0.5, 2.0), st.floats(0, 1e6), st.sampled_from([0.0, 1e30, NAN, INF]))
+CALM = st.tuples(st.floats(0.5, 2.0), st.floats(0.01, 0.02), st.floats(0.01, 0.02))
+
+
+def rt_alarms(steps):
+    """Of each step the names that its alarms have."""
+    detector = RtJump()
+    memory, found = detector.init(NAMES), []
+    with np.errstate(all="ignore"):
+        for norm, one, other in steps:
+            memory, alarms = detector.update(memory, np.array([one, norm, other]))
+            assert ((alarms.excess > 1) == (alarms.level == STOP)).all()
+            found.append([name for name, level in zip(NAMES, alarms.level, strict=True) if level])
+    return found
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(CALM, max_size=40), st.lists(st.tuples(NORM, SIZES, SIZES), max_size=6), st.lists(CALM, max_size=8))
+@example([(1.0, 0.01, 0.02)] * 30, [(1e4, 0.01, 5.0)], [(1.0, 0.01, 0.02)] * 3)
+@example([(1.0, 0.01, 0.02)] * 30, [(1.0, NAN, 0.02), (1e4, 0.01, 5.0)], [])  # W is NaN: no jump is seen again
+@example([(1.0, 0.01, 0.02)] * 5, [(NAN, 0.01, 0.02), (1e4, 0.01, 0.02)], [])
+@example([(1.0, 0.0, 0.0)] * 30, [(0.0, 0.0, 0.0), (2.0, 0.0, 0.0), (3.0, 1.0, 0.0)], [])
+def test_rt_jump_decides_as_the_published_code(calm, loud, after):
+    steps = [*calm, *loud, *after]
+    assert [bool(names) for names in rt_alarms(steps)] == rt_jump(steps)
+
+
+def test_the_traps_of_rt_jump_are_those_of_the_published_code():
+    """It names the parameter; what jumps in the warm-up enters W, and a NaN stays in it; W ends with the warm-up."""
+    calm = [(1.0 + 0.1 * (step % 2), 0.01, 0.02 + 0.001 * (step % 2)) for step in range(1200)]
+    loud = (400.0, 0.01, 0.6)
+    assert rt_alarms([*calm[:40], loud])[-1] == ["rms/adam_steps/b"]
+    assert rt_alarms([*calm[:20], (1.0, 0.01, 900.0), *calm[:20], loud])[-1] == []
+    assert rt_alarms([*calm[:20], (1.0, 0.01, NAN), *calm, loud])[-1] == []
+    assert "gradient_norm" in rt_alarms([*calm[:40], (INF, 0.01, 0.02)])[-1]
+    late = (1.0, 0.01, 900.0)  # with a norm that falls: no alarm
+    assert rt_alarms([*calm[:1100], late, *calm[:20], loud])[-1] == ["rms/adam_steps/b"]
+
+
+def test_rt_jump_inside_a_compiled_step_decides_alike():
+    """With sizes of so many parameters that XLA's maximum would lose a NaN."""
+    detector, rng = RtJump(), np.random.default_rng(0)
+    names = ["gradient_norm", *(f"rms/adam_steps/{i}" for i in range(5000))]
+    memories, compiled = [detector.init(names)] * 2, jax.jit(detector.update)
+    for step in range(30):
+        values = np.full(len(names), 0.01, np.float32) + rng.random(len(names)).astype(np.float32) * 1e-4
+        values[0] = 100.0 if step == 25 else 1.0
+        values[77] = {25: 0.5, 27: NAN}.get(step, 0.01)
+        memories[0], beside = detector.update(memories[0], values)
+        memories[1], inside = compiled(memories[1], jnp.asarray(values))
+        np.testing.assert_array_equal(beside.level, inside.level)
+        assert bool(beside.level.any()) == (step == 25)
+    assert np.isnan(memories[1].mean[0])
+
+
+def test_asd_samples_the_gradients_of_each_worker():
+    """Every n-th local gradient, for each worker by itself; what a log has is watched, all of it."""
+    local = [f"largest/local_gradients/worker_{worker}/{name}" for worker in (0, 1) for name in "abcd"]
+    for detector, names, expected in (
+        (Asd(), local, [1, 0, 0, 1, 1, 0, 0, 1]),
+        (Asd(grad_sample_interval=1), local, [1] * 8),
+        (Asd(), ["grad_max/a", "grad_max/b"], [1, 1]),
+    ):
+        memory = detector.init(names)
+        for value in [1.0] * 20 + [1e5]:
+            memory, alarms = detector.update(memory, np.full(len(names), value))
+        assert alarms.level.tolist() == expected
 
 
 def test_a_spike_is_what_lies_beyond_so_many_deviations():
@@ -220,16 +331,23 @@ def test_three_strikes(minutes, raised):
     assert found == raised
 
 
+mindspore = functools.partial(AsdConfig, grad_sample_interval=10)
+ASKED = AsdConfig(with_checksum=True, grad_sample_interval=1)
+
+
 @pytest.mark.parametrize(
     ("environment", "expected", "notes"),
     [
         ({}, AsdConfig(), 0),
         ({"NPU_ASD_CONFIG": "enable:false"}, AsdConfig(enable=False), 0),
-        ({"MS_NPU_ASD_CONFIG": "enable:true, cooldown:1,upper_thresh1:60"}, AsdConfig(cooldown=1, upper_thresh1=60), 0),
+        ({"MS_NPU_ASD_CONFIG": "enable:true, cooldown:1,upper_thresh1:60"}, mindspore(cooldown=1, upper_thresh1=60), 0),
         ({"NPU_ASD_CONFIG": "upper_thresh1:2,upper_thresh2:3"}, AsdConfig(upper_thresh2=3), 1),
         ({"NPU_ASD_CONFIG": "strikes_num:-1,strikes_window:x,enable:yes,foo,bar:1"}, AsdConfig(), 5),
-        ({"NPU_ASD_CONFIG": "with_checksum:true,grad_sample_interval:1"}, AsdConfig(with_checksum=True), 1),
-        ({"NPU_ASD_CONFIG": "cooldown:2", "MS_NPU_ASD_CONFIG": "cooldown:3"}, AsdConfig(cooldown=3), 1),
+        ({"NPU_ASD_CONFIG": "with_checksum:true,grad_sample_interval:1"}, ASKED, 1),
+        ({"NPU_ASD_CONFIG": "cooldown:2", "MS_NPU_ASD_CONFIG": "cooldown:3"}, mindspore(cooldown=3), 1),
+        ({"NPU_ASD_CONFIG": "cooldown=2,strikes_num:2"}, AsdConfig(strikes_num=2), 1),  # torch_npu is strict
+        ({"MS_NPU_ASD_CONFIG": "cooldown=2,strikes_num:2, more=1"}, mindspore(cooldown=2, strikes_num=2), 0),
+        ({"MS_NPU_ASD_CONFIG": "cooldown=x,nothing"}, mindspore(), 2),
     ],
 )
 def test_settings_of_asd_are_read_as_the_vendors_do(environment, expected, notes):

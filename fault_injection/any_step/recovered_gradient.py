@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..machine.errors import InputError
-from ..models.observe.reductions import reduced, together
+from ..models.observe.reductions import local_gradient, reduced, together
 from ..seam.leaves import MEANS, SUMS, Leaf, Role
 
-REPORTED = frozenset(
-    f"{reduction}/{kind}" for reduction in ("norm", "largest") for kind in ("gradients", "parameter_gradients")
-)
+KINDS = ("gradients", "parameter_gradients", "local_gradients")
+REPORTED = frozenset(f"{reduction}/{kind}" for reduction in ("norm", "largest") for kind in KINDS)
 NO_MOMENT = "its state has no first moment from which gradients follow"
+AS_GIVEN = "the gradient is the one that the optimizer was given: after a clip, where there is one"
 UNEVEN = 2.0**-6  # what rounding to bfloat16 can make of one decay
 
 
@@ -101,6 +101,9 @@ def reductions_of_gradients(
     found: dict[str, jax.Array] = {}
     for rule in rules:
         gradient = rule.gradient(before[rule.place], after[rule.place])
-        for kind in ("gradients", "parameter_gradients"):
-            found |= together(reduced(wanted, kind, rule.name, gradient))
+        for kind in KINDS:
+            local = kind == "local_gradients"  # on one device it is the gradient
+            if not local or gradient.ndim > 1:
+                name = local_gradient(0, 0, rule.name) if local else rule.name
+                found |= together(reduced(wanted, kind, name, gradient))
     return found

@@ -26,7 +26,7 @@ from ..seam.reporting import report
 from ..seam.state_spec import StateSpec
 from ..seam.trees import leaf_names
 from ..seam.watched_activations import returned, scored, with_largest
-from . import recovered_gradient, step_looks
+from . import recovered_gradient, step_looks, step_updates
 from .example_axes import layers_of
 from .instrument import Instrumented, instrument
 from .jax_internals import BESIDE_THE_TRAINING
@@ -36,6 +36,7 @@ from .state_roles import state_leaves
 from .step_forms import Modules, loss_and_metric, one_form, taken_by
 from .step_looks import Layers
 from .step_mistakes import called, first_line
+from .step_updates import ADAM_STEPS, reductions_of_updates
 from .traced_step import flattened
 from .training import Training
 
@@ -196,7 +197,7 @@ class TracedTraining:
         added = [new[place] - arrays[place] for place in self.state.places(Role.PARAMETER)]
         tensors = {} if profile is None else {SAMPLES: step_looks.samples(told.seen, program.all_sites, profile.layers)}
         found = reductions_of_gradients(reductions, rules, arrays, new) | step_looks.named(told.seen, program.all_sites)
-        found |= scored(profile, tensors, None)
+        found |= reductions_of_updates(reductions, self.state.leaves, arrays, new) | scored(profile, tensors, None)
         loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)
         struck = as_one(tuple(map(struck_of, told.words))) if told.words else None
         return new, report(loss, value, added, new, struck, returned(profile, tensors), found)
@@ -208,6 +209,8 @@ class TracedTraining:
           followed: by which rules gradients are recovered.
         """
         try:
+            if reduction.endswith("/local_gradients") and self.devices > 1:
+                return f"its step runs on {self.devices} devices, and sums up their gradients within it"
             if reduction in recovered_gradient.REPORTED:
                 return "" if followed() else NO_MOMENT
             if reduction == SCORES:
@@ -216,10 +219,24 @@ class TracedTraining:
                 return few if seen < FEWEST else ""
         except InputError as error:
             return str(error)
+        if reduction in step_updates.REPORTED:
+            missing = reduction.endswith(ADAM_STEPS) and not step_updates.moments(self.state.leaves)
+            return step_updates.NO_MOMENTS if missing else ""
         products = map(step_looks.is_activation, self.program.all_sites.values())
         if reduction == step_looks.ACTIVATIONS and not any(products):
             return "its forward pass has no product of floating-point numbers"
         return "" if reduction in step_looks.REPORTED else "its step is not written layer by layer"
+
+    def remark(self, reduction: str) -> str:
+        """What is to be known of a reduction; empty where nothing is."""
+        if reduction.endswith(ADAM_STEPS):
+            return step_updates.UNKNOWN_RATE
+        return recovered_gradient.AS_GIVEN if reduction == "norm/parameter_gradients" else ""
+
+    @property
+    def devices(self) -> int:
+        """How many the step runs on."""
+        return max((mesh.devices.size for mesh in self.program.meshes if isinstance(mesh, Mesh)), default=1)
 
     def distance(self, reference: Any) -> dict[str, Any]:
         """How far the reference is from the user's own step, see `own_distance.distance`."""

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from ..machine.devices import only_described
 from ..machine.errors import Untrustworthy
@@ -27,8 +26,8 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
     """What runs of a user's training need.
 
     Args:
-      reductions: what every step reports of gradients (`recovered_gradient.REPORTED`) and products
-        (`step_looks.REPORTED`).
+      reductions: what every step reports of gradients (`recovered_gradient.REPORTED`), updates
+        (`step_updates.REPORTED`) and products (`step_looks.REPORTED`).
 
     Raises:
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.
@@ -67,7 +66,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
         return Program(
             state=state,
             steps_per_epoch=training.steps_per_epoch,
-            devices=max((mesh.devices.size for mesh in program.meshes if isinstance(mesh, Mesh)), default=1),
+            devices=made.devices,
             measure=lambda: training.metric,
             data=data,
             init=made.init,
@@ -83,6 +82,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
             ),
             extras=Extras(
                 unreported=reasons,
+                remark=made.remark,
                 own_step=own,
                 load=None if training.load is None else made.load,
                 lower={

@@ -15,7 +15,6 @@ LEAST = 3  # of every threshold
 WITHOUT_EFFECT = {  # keys that are read and checked, and what to do instead
     "with_checksum": "products are checked by the detector `checksum`",
     "checksum_cooldown": "products are checked by the detector `checksum`",
-    "grad_sample_interval": "every gradient is watched",
 }
 SHOWN = 40  # characters of a wrong value that a note repeats
 
@@ -30,7 +29,7 @@ class AsdConfig:
       cooldown, strikes_window, checksum_cooldown: in minutes.
       strikes_num: see `Strikes`.
       upper_thresh1, upper_thresh2: `Asd.upper` and `Asd.accepted`.
-      grad_sample_interval: of so many gradients one is watched; here 1 unless it is said.
+      grad_sample_interval: of so many gradients one is watched; MindSpore's default is 10.
     """
 
     enable: bool = True
@@ -41,11 +40,14 @@ class AsdConfig:
     checksum_cooldown: int = 180
     upper_thresh1: int = 1_000_000
     upper_thresh2: int = 100
-    grad_sample_interval: int = 1
+    grad_sample_interval: int = 3
 
 
 def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
     """The settings of `asd`, and a note for every value that was not used.
+
+    MindSpore also takes `KEY=VALUE`, and ignores keys that it does not know.  torch_npu wants `KEY:VALUE`, and a key of
+    its own.
 
     >>> read_config({"NPU_ASD_CONFIG": "enable:true,cooldown:10,upper_thresh1:2"})[0].cooldown
     10
@@ -57,10 +59,15 @@ def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
         return AsdConfig(), []
     name = given[-1]
     notes = [f"{CONFIGS[0]} is not used: {CONFIGS[1]} is set too"] if len(given) > 1 else []
-    defaults: dict[str, int] = dataclasses.asdict(AsdConfig())
+    lenient = name == CONFIGS[1]
+    config = AsdConfig(grad_sample_interval=10) if lenient else AsdConfig()
+    defaults: dict[str, int] = dataclasses.asdict(config)
     values: dict[str, Any] = {}
     for part in environment[name].split(","):
-        key, colon, text = (piece.strip() for piece in part.partition(":"))
+        between = "=" if lenient and "=" in part else ":"
+        key, colon, text = (piece.strip() for piece in part.partition(between))
+        if lenient and colon and key not in defaults:
+            continue
         if not colon or key not in defaults:
             notes.append(
                 f"{name}: {part.strip()[:SHOWN]!r} is not used; expected KEY:VALUE with one of {', '.join(defaults)}"
@@ -81,7 +88,7 @@ def read_config(environment: Mapping[str, str]) -> tuple[AsdConfig, list[str]]:
     for key, instead in WITHOUT_EFFECT.items():
         if values.get(key, defaults[key]) != defaults[key]:
             notes.append(f"{name}: {key} has no effect here: {instead}")
-    return dataclasses.replace(AsdConfig(), **values), notes
+    return dataclasses.replace(config, **values), notes
 
 
 def _whole(text: str, least: int) -> int | None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..logs.log import Lineage, Log
 from .detector import STOP, Alarm, Detector
+from .localization import whose
 from .strikes import Counted, Strikes
 
 
@@ -82,11 +83,12 @@ def raised(found: Sequence[tuple[int, Alarm]], log: Log, strikes: Strikes | None
     stops = [(row, alarm) for row, alarm in found if alarm.level == STOP]
     if strikes is None:
         return stops[0][1].step if stops else None
-    struck, up = Counted(), False
+    struck: dict[str, Counted] = {}  # of each worker, or rank, by itself
     if log.times is not None:
         times = log.times
         for row, alarm in sorted(stops, key=lambda pair: float(times[pair[0]])):
-            struck, up = strikes.update(struck, float(times[row]))
+            worker = whose(alarm.tensor)
+            struck[worker], up = strikes.update(struck.get(worker, Counted()), float(times[row]))
             if up:
                 return alarm.step
     return None

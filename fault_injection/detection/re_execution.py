@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ..runs.steps import Address
+from ..runs.steps import Address, Again
 from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
@@ -24,9 +24,12 @@ class ReExecutionSettings(AnyDetector):
 
     Attributes:
       every: n; steps are counted over all epochs, and number n − 1 is the first that is checked.
+      after_load: how many of the first steps are checked, whatever their numbers, where a run begins, loads a
+        checkpoint, or goes on after a recovery.
     """
 
     every: int = 10
+    after_load: int = 0
 
     signals: ClassVar[tuple[str, ...]] = ()
     remembers = False
@@ -47,9 +50,15 @@ class ReExecution(Watcher):
     def __init__(self, *watcher: Any, again: Program | None = None, **named: Any) -> None:
         super().__init__(*watcher, **named)
         self._other = again
+        self._began = 0  # number of the first step after a load
+
+    def starts(self, at: Address, state: State, again: Again) -> None:
+        self._began = self.number(at)
+        super().starts(at, state, again)
 
     def due(self, number: int) -> bool:
-        return (number + 1) % self.detector.every == 0
+        after_load = 0 <= number - self._began < self.detector.after_load
+        return after_load or (number + 1) % self.detector.every == 0
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
         number = self.number(at)

@@ -11,16 +11,24 @@ from .detector import AnyDetector, Memory
 from .dr_dna import sample_places
 from .dr_dna_watch import DrDnaSettings, DrDnaWatch
 from .history_bound import history_bound
+from .history_ratio import history_ratio
 from .own_detector import is_own, own_detector
+from .probe import Probe, ProbeSettings
 from .re_execution import ReExecution, ReExecutionSettings
 from .replicas import ReplicaComparison, ReplicaSettings, replicas
+from .rt_jump import RtJump
 from .signals import KINDS, PROFILED, reductions_of
+from .update_norm import UpdateNorm
 from .value_based import VALUE_BASED, Chosen, changed, value_based
 from .watch import Watch, Watcher
 
 # Those that need to know the program that they watch.
 OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "history_bound": history_bound,
+    "history_ratio": history_ratio,
+    "rt_jump": lambda program: RtJump(),
+    "update_norm": lambda program: UpdateNorm(),
+    "probe": lambda program: ProbeSettings(),
     "activation_range": lambda program: ActivationRange(),
     "checksum": lambda program: Checksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
@@ -55,7 +63,9 @@ def beside_a_run(
         chosen = Chosen(changed(name, OF_A_PROGRAM[name](program), settings or {}))
     if reason := _unreported(chosen, program):
         raise InputError(f"{name} watches {reason}")
-    return chosen
+    wanted = reductions_of(chosen.detector.signals) if chosen.detector else frozenset()
+    said = (program.extras.remark(reduction) for reduction in sorted(wanted))
+    return chosen._replace(notes=(*chosen.notes, *(f"{name}: {remark}" for remark in said if remark)))
 
 
 def _unreported(chosen: Chosen, program: Program) -> str:
@@ -89,6 +99,7 @@ def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:
 
 
 WATCHERS: dict[type, Callable[..., Watcher]] = {
+    ProbeSettings: Probe,
     ReExecutionSettings: ReExecution,
     ReplicaSettings: ReplicaComparison,
     DrDnaSettings: DrDnaWatch,

@@ -22,13 +22,16 @@ class SignalKind(NamedTuple):
     roles: tuple[Role, ...] = ()
 
 
-# Of the gradients, those of parameters are summed over the workers; the others are those of the
-# inputs of norms and of the head, and of the outputs of embeddings.
+# Of the gradients, those of parameters are summed over the workers, local ones are before that sum, and the others are
+# those of the inputs of norms and of the head, and of the outputs of embeddings.
 KINDS = {
     "loss": SignalKind(),
     "gradient_norm": SignalKind(frozenset({"norm/parameter_gradients"})),
     "norm/gradients": SignalKind(frozenset({"norm/gradients"})),
     "largest/gradients": SignalKind(frozenset({"largest/gradients"})),
+    "largest/local_gradients": SignalKind(frozenset({"largest/local_gradients"})),
+    "rms/updates": SignalKind(frozenset({"rms/updates"})),
+    "rms/adam_steps": SignalKind(frozenset({"rms/adam_steps"})),
     "largest/activations": SignalKind(frozenset({"largest/activations"})),
     # Reported by a program that watches a profile (`Program.watching`); its kind is what its names begin with.
     "dr_dna/activations": SignalKind(frozenset({"dr_dna/activations"})),

@@ -54,7 +54,8 @@ def watch(
     - `loss`: the extra argument `value` of `update`, as for `optax.contrib.reduce_on_plateau`;
     - `gradient_norm`: the L2 norm of all leaves together;
     - `norm/gradients`: the L2 norm of each leaf;
-    - `largest/gradients`, `largest/gradients_of_parameters`: the largest absolute value of each leaf.
+    - `largest/gradients`, `largest/gradients_of_parameters`: the largest absolute value of each leaf;
+    - `largest/local_gradients`: the same, of leaves with two or more axes.
 
     Leaves are named by their paths, such as `norm/gradients/dense/kernel`.  Leaves without floating
     point or complex numbers are not measured.
@@ -232,6 +233,7 @@ EACH: dict[str, Callable[[jax.Array], jax.Array]] = {
     "norm/gradients": lambda leaf: jnp.sqrt(_squares(leaf)),
     "largest/gradients": _largest,
     "largest/gradients_of_parameters": _largest,
+    "largest/local_gradients": _largest,
 }
 
 
@@ -245,7 +247,13 @@ def _floating(tree: Any) -> dict[str, jax.Array]:
 def _names(kinds: Sequence[str], tree: Any) -> list[str]:
     """Names of the signals, in the order of `_values`."""
     leaves = _floating(tree)
-    return [name for kind in kinds for name in ([kind] if kind in WHOLE else [f"{kind}/{path}" for path in leaves])]
+    each = ([kind] if kind in WHOLE else [f"{kind}/{path}" for path in _watched(kind, leaves)] for kind in kinds)
+    return [name for names in each for name in names]
+
+
+def _watched(kind: str, leaves: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The leaves that signals of one kind are made of: of local gradients, those with two or more axes."""
+    return {path: leaf for path, leaf in leaves.items() if leaf.ndim > 1 or kind != "largest/local_gradients"}
 
 
 def _values(kinds: Sequence[str], leaves: dict[str, jax.Array], value: Any) -> jax.Array:
@@ -253,7 +261,8 @@ def _values(kinds: Sequence[str], leaves: dict[str, jax.Array], value: Any) -> j
     found: list[jax.Array] = []
     for kind in kinds:
         one = kind in WHOLE
-        found += [WHOLE[kind]([*leaves.values()], value)] if one else [EACH[kind](leaf) for leaf in leaves.values()]
+        every = _watched(kind, leaves).values()
+        found += [WHOLE[kind]([*every], value)] if one else [EACH[kind](leaf) for leaf in every]
     return jnp.stack(found) if found else jnp.zeros(0, jnp.float32)
 
 

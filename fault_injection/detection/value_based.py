@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from ..machine.errors import InputError, did_you_mean
 from .asd import Asd
+from .asd_activations import AsdActivations
 from .asd_environment import AsdThresholds, read_config, read_thresholds
 from .asd_v1 import AsdV1
 from .asd_v3 import AsdV3
@@ -33,9 +34,10 @@ class Chosen(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def _asd(environment: Mapping[str, str]) -> Chosen:
+def _asd(kind: type[Asd], environment: Mapping[str, str]) -> Chosen:
     config, notes = read_config(environment)
-    detector = Asd(float(config.upper_thresh1), float(config.upper_thresh2)) if config.enable else None
+    thresholds = float(config.upper_thresh1), float(config.upper_thresh2)
+    detector = kind(*thresholds, config.grad_sample_interval) if config.enable else None
     strikes = Strikes(config.strikes_num, float(config.cooldown), float(config.strikes_window))
     return Chosen(detector, strikes=strikes, notes=tuple(notes))
 
@@ -51,7 +53,8 @@ VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
     "nonfinite": lambda environment: Chosen(NonFinite()),
     "loss_spike": lambda environment: Chosen(LossSpike()),
     "gradient_norm": lambda environment: Chosen(GradientNorm()),
-    "asd": _asd,
+    "asd": functools.partial(_asd, Asd),
+    "asd_activations": functools.partial(_asd, AsdActivations),
     "asd_v1": functools.partial(_thresholded, lambda said: AsdV1(said.upper, said.sigma)),
     "asd_v3": functools.partial(_thresholded, lambda said: AsdV3(said.upper)),
 }
@@ -73,7 +76,7 @@ def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str
     return chosen if not settings else chosen._replace(detector=changed(name, chosen.detector, settings))
 
 
-DERIVED = ("bounds", "of")  # fields that a program decides
+DERIVED = ("bounds", "of", "variances")  # fields that a program decides
 
 
 def changed(name: str, detector: Any, settings: Mapping[str, str]) -> Any:

@@ -19,8 +19,7 @@ from ..models.largest import largest_across
 from ..models.layer import Context, Observations
 from ..models.loss import predicted
 from ..models.observe.dr_dna import Profile
-from ..models.observe.reductions import WHOLE as WHOLE_GRADIENTS
-from ..models.observe.reductions import reduced, together
+from ..models.observe.reductions import together
 from ..models.precision import MAXIMA
 from ..seam.digest import digest, magnitude
 from ..seam.leaves import Batch
@@ -28,9 +27,8 @@ from ..seam.packed import Packed
 from ..seam.report import Inference, StepReport
 from ..seam.reporting import report
 from ..seam.strategies import Sum
-from ..seam.trees import leaf_names
 from ..seam.watched_activations import returned, scored, with_largest
-from . import sparse
+from . import sparse, step_reductions
 from .exchange import Striker
 from .layout import Layout
 from .mesh import AXIS, WHOLE, jitted
@@ -135,10 +133,11 @@ class Engine:
         summed = jax.tree.map(lambda each: jnp.sum(each, 0), here.grads) if at_once else here.grads
         mine, of_tables = sparse.apart(summed, here.seen.rows)
         rule, passes = recipe.strategy.gradients, here._replace(grads=mine)
+        local = step_reductions.of_local_gradients(recipe, self.reductions, here.grads, across, layout.devices)
         loss, metric, grads, struck = exchanged(rule, passes, striker, numbers, across, layout.devices, alone)
         grads, rows = sparse.joined(grads, of_tables, params, AXIS, layout.devices)
         new_stats = self._statistics(stats, here, numbers)
-        told = together(here.seen.reduced, across) | scored(profile, here.seen.tensors, across)
+        told = together(here.seen.reduced, across) | scored(profile, here.seen.tensors, across) | local
         struck = striker.told(struck)
         return Gathered(loss, metric, grads, new_stats, rows, struck, told, returned(profile, here.seen.tensors))
 
@@ -177,34 +176,24 @@ class Engine:
             in_axes = (0 if recipe.own_gradients else None, 0, 0)
             params, opt_state = self.layout.of_copies(update, in_axes)(grads, state.opt_state, read)
             params = striker.of_update(params, read, lambda: added(grads, state.opt_state, read))
+        done = address[1] * recipe.steps_per_epoch + address[2]
+        found = here.found | step_reductions.of_gradients(recipe, self.reductions, grads, state.params, rows)
+        found |= step_reductions.of_update(recipe, self.reductions, read, params, opt_state, done)
         params, kept, known = sparse.written(state.params, read, params, state.tables, rows)
         if strategy.every:
-            done = address[1] * recipe.steps_per_epoch + address[2] + 1
             maxima = {MAXIMA: stats[MAXIMA]} if MAXIMA in stats else {}  # which all workers share
             params, opt_state, stats = lax.cond(
-                done % strategy.every == 0,
+                (done + 1) % strategy.every == 0,
                 lambda each: averaged(each, AXIS),
                 lambda each: each,
                 (params, opt_state, stats),
             )
             stats |= maxima
         new = ExplicitState(params, stats, opt_state, kept)
-        found = here.found | self._of_gradients(grads, state, rows)
         told = report(here.loss, here.metric, grads, new, striker.told(here.struck), here.tensors, found, known)
         if recipe.own_gradients:
             told = told._replace(magnitude=largest_across(jnp.asarray(told.magnitude), AXIS))
         return new, told
-
-    def _of_gradients(self, grads: Params, state: ExplicitState, rows: sparse.Rows) -> dict[str, jax.Array]:
-        """What was asked for of the gradients of parameters, by `REDUCTION/KIND/NAME`."""
-        found: dict[str, jax.Array] = {}
-        of_all = AXIS if self.recipe.own_gradients else None
-        for name, gradient in zip(leaf_names(grads), jax.tree.leaves(grads), strict=True):
-            found |= together(reduced(self.reductions, "parameter_gradients", name, gradient), of_all)
-        if WHOLE_GRADIENTS in self.reductions:
-            tables = sparse.whole_tables(grads, state.params, rows)
-            found |= {f"{WHOLE_GRADIENTS}/{name}": table for name, table in tables.items()}
-        return found
 
     def stepping(self, with_fault: bool) -> Any:
         """The compiled step `(state, batch, address, numbers, profile) -> state, report`, or with a fault behind these.

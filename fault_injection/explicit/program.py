@@ -16,7 +16,7 @@ from ..seam.measure import Evaluation
 from ..seam.program import Extras, ForwardPasses, Program
 from ..seam.report import StepReport
 from ..seam.trees import Array, leaf_names
-from . import sparse
+from . import sparse, step_reductions
 from .batch_source import read_alike
 from .engine import LOWERED, Engine
 from .gradient_scale import gradient_scale
@@ -70,6 +70,8 @@ def explicit_program(
             infer=lambda state, batch, fault: inferred(state, batch, numbers, profile, fault),
         )
         extras = Extras(
+            unreported=functools.partial(step_reductions.unreported, recipe),
+            remark=functools.partial(step_reductions.remark, recipe, layout.devices),
             gradient_scale=lambda: gradient_scale(recipe.network, single.params, single.stats, recipe.inputs),
             undo=_undoing(recipe, replicate),
             lower={part: functools.partial(engine.lowered, part, profile) for part in LOWERED},

@@ -39,6 +39,7 @@ class Recipe:
       batch_size: global, a multiple of the workers.
       steps_per_epoch: steps in each epoch.
       seed: of initial values, dropout and whatever else a layer draws.
+      rate: the optimizer's learning rate by the number of steps done, for reductions; None where not known.
       head: what is minimised, and the metric; loss and metric of a batch are means over its targets.
       tables: parameters whose gradients are sparse (`Observations.rows`); the optimizer keeps no history of them.
       strategy: how the workers share their work.  Where each has its own copy, every leaf of the state has the
@@ -54,6 +55,7 @@ class Recipe:
     batch_size: int
     steps_per_epoch: int
     seed: int
+    rate: optax.Schedule | None = None
     head: Head = cross_entropy
     tables: frozenset[str] = frozenset()
     strategy: Strategy = REPLICATED

@@ -39,6 +39,7 @@ class Extras:
 
     Attributes:
       unreported: why steps cannot report a reduction, empty where they can; it may take steps to find out.
+      remark: what is to be known of a reduction that steps report, empty where nothing is.
       gradient_scale: √(n / B²) of parameters by name, with n the number of partial sums in one of a parameter's
         gradients and B the examples of the global batch; empty where that is not known.
       undo: the state before a step, from the one after it and the step's report of whole gradients (the reduction
@@ -55,6 +56,7 @@ class Extras:
     """
 
     unreported: Callable[[str], str] = lambda reduction: ""
+    remark: Callable[[str], str] = lambda reduction: ""
     gradient_scale: Callable[[], Mapping[str, float]] = dict
     undo: Callable[[State, StepReport], State] | None = None
     own_step: Callable[[], Mapping[str, Any]] = dict

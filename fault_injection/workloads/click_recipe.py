@@ -33,6 +33,7 @@ def click_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         jax.ShapeDtypeStruct((log.numbers + len(log.sizes),), np.int32),
         data,
         **w.shared,
+        rate=lambda done: w.learning_rate,
         head=binary_cross_entropy,
         tables=frozenset(f"emb_{k}/table" for k in range(len(log.sizes))),
     )

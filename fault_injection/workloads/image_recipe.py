@@ -36,4 +36,5 @@ def image_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         jax.ShapeDtypeStruct(SHAPE, np.float32),
         data,
         **w.shared,
+        rate=schedule,
     )

@@ -29,13 +29,15 @@ def text_recipe(w: Any, data_dir: pathlib.Path | None) -> Recipe:
         batches = TokenBatches(tokens, w.seed, w.workers, w.batch_size, w.context)
         return OpenData(batches, Measure("loss", "lower", tokens.chance, TOLERANCE), tokens.sha256)
 
+    rate = schedule(w.learning_rate, w.epochs * w.steps_per_epoch)
     network = transformer(w.vocabulary, w.width, w.blocks, w.heads, w.kv_heads, w.tied == "yes")
     return Recipe(
         network,
-        clipped_adamw(schedule(w.learning_rate, w.epochs * w.steps_per_epoch)),
+        clipped_adamw(rate),
         jax.ShapeDtypeStruct((w.context,), np.int32),
         data,
         **w.shared,
+        rate=rate,
         head=nats_per_token,
     )
 

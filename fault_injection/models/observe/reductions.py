@@ -47,10 +47,17 @@ def _histogram(tensor: jax.Array) -> jax.Array:
     return jnp.sum(bin.reshape(-1, 1) == jnp.arange(bins), axis=0, dtype=jnp.int32)
 
 
-# By name.  `norm` is the Euclidean norm, `largest` the largest absolute value; `moments` are the means of x, x², x³
-# and x⁴; `histogram` counts binary exponents, see `_histogram`.  A NaN makes all of them NaN but the histogram.
+def _squares(tensor: jax.Array) -> jax.Array:
+    """The sum of the squares, then the number of elements."""
+    return jnp.stack([jnp.sum(tensor * tensor), jnp.float32(tensor.size)])
+
+
+# By name.  `norm` is the Euclidean norm, `rms` the root of the mean square, `largest` the largest absolute value;
+# `moments` are the means of x, x², x³ and x⁴; `histogram` counts binary exponents, see `_histogram`.  A NaN makes all
+# of them NaN but the histogram.
 OF_TENSORS = {
     "norm": Reduction(lambda tensor: jnp.sum(tensor * tensor), "sum", jnp.sqrt),
+    "rms": Reduction(_squares, "sum", lambda found: jnp.sqrt(found[0] / found[1])),
     "largest": Reduction(largest, "max", lambda found: found),
     "moments": Reduction(_moments, "sum", lambda found: found[1:] / found[0]),
     "histogram": Reduction(_histogram, "sum", lambda found: found),
@@ -64,8 +71,10 @@ OF_PRODUCTS = {
 WHOLE = "whole/parameter_gradients"
 REDUCTIONS = OF_TENSORS | OF_PRODUCTS | {"whole": Reduction(lambda tensor: tensor, "max", lambda found: found)}
 # Results of the operations of the forward pass; gradients with respect to the inputs of norms and of the head, and
-# to the outputs of embeddings; gradients of parameters, summed over the workers.
-KINDS = ("activations", "gradients", "parameter_gradients")
+# to the outputs of embeddings; gradients of parameters, summed over the workers; gradients of parameters with two or
+# more axes before that sum, under a name from `local_gradient` each; what a step adds to the parameters; and what Adam
+# would add with the new moments, without bias correction (see `adam_step`).
+KINDS = ("activations", "gradients", "parameter_gradients", "local_gradients", "updates", "adam_steps")
 CHOICES = (
     *(f"{reduction}/{kind}" for reduction in OF_TENSORS for kind in KINDS),
     *(f"{reduction}/products" for reduction in OF_PRODUCTS),
@@ -101,6 +110,37 @@ def together(parts: dict[str, jax.Array], axis: str | None = None) -> dict[str, 
             part = lax.psum(part, axis) if is_sum(name) else largest_across(part, axis)
         found[name] = REDUCTIONS[name.partition("/")[0]].finish(part)
     return found
+
+
+def local_gradient(first: int, last: int, parameter: str) -> str:
+    """The name of a gradient before it is summed over all workers.
+
+    Args:
+      first, last: the workers that it belongs to.  A device with several adds up theirs within one product, so that
+        none of them has a gradient of its own.
+
+    >>> local_gradient(3, 3, "fc/kernel"), local_gradient(0, 7, "fc/kernel")
+    ('worker_3/fc/kernel', 'workers_0_to_7/fc/kernel')
+    """
+    who = f"worker_{first}" if first == last else f"workers_{first}_to_{last}"
+    return f"{who}/{parameter}"
+
+
+def adam_step(m: jax.Array, v: jax.Array, rate: jax.Array | float) -> jax.Array:
+    """What Adam adds to a parameter, without bias correction and without its sign; float32.
+
+    .. math:: α m / (\\sqrt{v} + 10^{-8})
+
+    Args:
+      m, v: the moments after the step.
+      rate: α.
+
+    Reference: arXiv 2604.00726, R_t.
+
+    >>> adam_step(jnp.float32(3), jnp.float32(4), 0.5).item()
+    0.75
+    """
+    return jnp.float32(rate) * wide(m) / (jnp.sqrt(wide(v)) + jnp.float32(1e-8))
 
 
 def is_sum(name: str) -> bool:
