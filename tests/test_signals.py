@@ -1,6 +1,7 @@
 """What steps tell of gradients before their sum and of updates is what other code computes, and changes no bit."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from strategy_programs import WORKERS, named, program, trained
@@ -8,6 +9,7 @@ from strategy_programs import WORKERS, named, program, trained
 from fault_injection.detection.history_ratio import history_ratio
 from fault_injection.detection.localization import located
 from fault_injection.detection.registry import beside_a_run
+from fault_injection.explicit.optimizers import keras_adam
 from fault_injection.machine.errors import InputError
 from fault_injection.workloads.registry import make_workload
 
@@ -43,8 +45,8 @@ def test_a_local_gradient_is_that_of_its_worker_alone():
     [
         ("replicated", 1, ["workers_0_to_7"]),
         ("replicated", 2, ["workers_0_to_3", "workers_4_to_7"]),
-        ("zero parameters", 2, ["workers_0_to_3", "workers_4_to_7"]),
-        ("horovod", 2, [f"worker_{k}" for k in range(WORKERS)]),
+        pytest.param("zero parameters", 2, ["workers_0_to_3", "workers_4_to_7"], marks=pytest.mark.slow),
+        pytest.param("horovod", 2, [f"worker_{k}" for k in range(WORKERS)], marks=pytest.mark.slow),
         pytest.param("local 3", 1, [f"worker_{k}" for k in range(WORKERS)], marks=pytest.mark.slow),
         pytest.param("pipeline 2", 2, ["workers_0_to_7"], marks=pytest.mark.slow),
     ],
@@ -93,7 +95,7 @@ def test_what_adam_would_add_has_the_schedule_and_no_correction_of_its_bias():
     """The formula of arXiv 2604.00726, of the moments in the state after each step."""
 
     def rate(done):
-        return 0.01 / (1 + done)
+        return 0.01 / (1 + jnp.float32(done))
 
     own = program(optimizer=keras_adam(rate), rate=rate, devices=1, reductions=frozenset({ADAM}))
     state = own.place(own.init())

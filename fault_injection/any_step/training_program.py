@@ -26,8 +26,7 @@ def training_program(made: TracedTraining, reductions: frozenset[str] = frozense
     """What runs of a user's training need.
 
     Args:
-      reductions: what every step reports of gradients (`recovered_gradient.REPORTED`), updates
-        (`step_updates.REPORTED`) and products (`step_looks.REPORTED`).
+      reductions: what every step reports, of `REPORTED` in `recovered_gradient`, `step_updates` and `step_looks`.
 
     Raises:
       InputError: gradients are to be reported, and cannot be recovered from the optimizer's moments.

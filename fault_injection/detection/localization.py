@@ -17,7 +17,7 @@ PASSES = ("_grad_in", "_grad_wt")
 KINDS = frozenset({*REDUCTIONS, NAME.partition("/")[0]})
 
 
-class Located(NamedTuple):
+class PointedAt(NamedTuple):
     """What the name of an alarm's tensor tells; what it does not tell is empty.
 
     Attributes:
@@ -31,30 +31,30 @@ class Located(NamedTuple):
     workers: tuple[int, ...] = ()
 
 
-def located(tensor: str) -> Located:
+def located(tensor: str) -> PointedAt:
     """Where an alarm points to.
 
     Args:
       tensor: `Alarm.tensor`, a name as `signals.KINDS` makes them.
 
     >>> located("largest/local_gradients/worker_3/fc/kernel")
-    Located(site='', leaf='fc/kernel', workers=(3,))
+    PointedAt(site='', leaf='fc/kernel', workers=(3,))
     >>> located("checksum/products/conv1_grad_wt").site, located("opt_state/m/fc/kernel").leaf, located("loss").leaf
     ('conv1_grad_wt', 'opt_state/m/fc/kernel', '')
     """
     if tensor in OF_ALL:
-        return Located()
+        return PointedAt()
     reduction, _, rest = tensor.partition("/")
     kind, _, name = rest.partition("/")
     if reduction not in KINDS or not name:
-        return Located(leaf=tensor)
+        return PointedAt(leaf=tensor)
     if kind in OF_OPERATIONS:
-        return Located(site=name)
+        return PointedAt(site=name)
     match = WORKERS.match(name) if kind == "local_gradients" else None
     if match is None:
-        return Located(leaf=name)
+        return PointedAt(leaf=name)
     first, last = int(match[1]), int(match[2] or match[1])
-    return Located(leaf=name[match.end() :], workers=tuple(range(first, last + 1)))
+    return PointedAt(leaf=name[match.end() :], workers=tuple(range(first, last + 1)))
 
 
 def names(tensor: str, target: str, parameters: Mapping[str, str] | None = None) -> bool:

@@ -99,8 +99,10 @@ def of_update(
                 found |= together(reduced(wanted, "updates", name, update), of_all)
         if any(each.endswith(ADAM_STEPS) for each in wanted) and not unreported(recipe, ADAM_STEPS):
             assert recipe.rate is not None  # nothing is unreported
+            with jax.numpy_dtype_promotion("standard"):  # as Optax's schedules need it
+                rate = jnp.float32(recipe.rate(done))
             steps = jax.jit(lambda m, v, rate: jax.tree.map(lambda one, other: adam_step(one, other, rate), m, v))
-            made = steps(*_moments(opt_state, before), jnp.float32(recipe.rate(done)))
+            made = steps(*_moments(opt_state, before), rate)
             for name, step in zip(leaf_names(made), jax.tree.leaves(made), strict=True):
                 found |= together(reduced(wanted, "adam_steps", name, step), of_all)
     return found
