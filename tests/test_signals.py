@@ -3,9 +3,13 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import own_training
 import pytest
 from strategy_programs import WORKERS, named, program, trained
 
+from fault_injection import instrument
+from fault_injection.any_step.traced_training import TracedTraining
+from fault_injection.any_step.training_program import training_program
 from fault_injection.detection.history_ratio import history_ratio
 from fault_injection.detection.localization import located
 from fault_injection.detection.registry import beside_a_run
@@ -123,3 +127,34 @@ def test_that_workers_share_a_device_is_said():
     sharing = [beside_a_run("asd", program(devices=count), {}).notes for count in (1, min(8, jax.device_count()))]
     assert sharing[0] == ("asd: a gradient before the exchange is that of the 8 workers of one device together",)
     assert jax.device_count() < 8 or sharing[1] == ()
+
+
+@pytest.fixture
+def usual_promotion():
+    """Optax raises floats to integer powers."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.mark.usefixtures("usual_promotion")
+def test_a_step_of_ones_own_tells_its_gradient_its_updates_and_adams_steps():
+    """Two dense layers with Adam, on one device; the learning rate counts as 1, and a line says so."""
+    training = own_training.training()
+    initial = training.init()
+    traced = TracedTraining(training, initial, instrument(training.step, initial, training.batch(0, 0)))
+    own = training_program(traced, frozenset({LOCAL, UPDATES, ADAM}))
+    state, number = own.place(own.init()), 2
+    for step in range(number):
+        before = jax.tree.map(jnp.copy, state)
+        state, report = own.step(state, own.batch(0, step), 0, step)
+    report, old, new = jax.device_get(report), named(before), named(state)
+    assert told(report, LOCAL).keys() == {f"worker_0/params/fc{layer}/kernel" for layer in (1, 2)}
+    for name, value in told(report, UPDATES).items():
+        moved = np.float64(new[name]) - np.float64(old[name])
+        assert value == pytest.approx(np.sqrt(np.mean(moved**2)), rel=1e-4)
+        # Adam's step has a correction of its bias that depends on the number of the step alone.
+        share = 0.01 * np.sqrt(1 - 0.999**number) / (1 - 0.9**number)
+        assert told(report, ADAM)[name] * share == pytest.approx(value, rel=1e-3)
+    said = beside_a_run("rt_jump", own, {}).notes
+    assert [note.partition(":")[0] for note in said] == ["rt_jump"] * 2
+    assert beside_a_run("asd", own, {}).notes == ()
