@@ -7,6 +7,7 @@ import re
 import numpy as np
 import pytest
 
+from fault_injection.detection.localization import Target
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment
 from fault_injection.questions.scoreboard.comparison import (
     CHEAP,
@@ -17,37 +18,9 @@ from fault_injection.questions.scoreboard.comparison import (
     standings,
     table,
 )
-from fault_injection.questions.scoreboard.localization import Localized, Target, localized
 from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW
 
 SITE = Target("conv2_grad_in", "conv2", 3)
-
-
-@pytest.mark.parametrize(
-    ("tensor", "struck", "expected"),
-    [
-        ("checksum/products/conv2_grad_in", SITE, (True, True, False)),
-        ("checksum/products/conv2", SITE, (False, True, False)),
-        ("checksum/products/conv21", SITE, (False, False, False)),
-        ("opt_state/m/conv2/kernel", SITE, (False, True, False)),
-        ("largest/activations/conv2", SITE, (False, True, False)),
-        ("loss", SITE, (False, False, False)),
-        ("", SITE, (False, False, False)),
-        ("gradient_norm", Target("loss_grad_in", "", 0), (False, False, False)),
-        ("gradient/conv2/kernel/worker 3", SITE, (False, True, True)),
-        ("rank_2/conv2", SITE, (False, True, False)),
-        ("loss of worker 3", Target("params/fc/kernel", "params/fc/kernel", -1), (False, False, False)),
-        ("params/fc/kernel", Target("params/fc/kernel", "params/fc/kernel", -1), (True, True, False)),
-        ("opt_state/v/fc/kernel", Target("params/fc/kernel", "params/fc/kernel", -1), (False, True, False)),
-        ("opt_state/v/fc/bias", Target("params/fc/kernel", "params/fc/kernel", -1), (False, False, False)),
-        ("1/0/mu/head", Target("grad_wt:0/head", "0/head", 0), (False, True, False)),
-        ("largest/activations/forward:0/head", Target("grad_wt:0/head", "0/head", 0), (False, True, False)),
-        ("1/0/mu/Dense_1/kernel", Target("x", "0/params/Dense_0/kernel", 0), (False, False, False)),
-        ("params/m", Target("forward:m", "m", 0), (False, True, False)),  # a layer that is called as a container is
-    ],
-)
-def test_an_alarm_names_the_site_the_layer_and_the_worker_or_not(tensor, struck, expected):
-    assert localized(tensor, struck) == Localized(*expected)
 
 
 def experiment(number, outcome, stops, model="RD", recovered=None):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fault_injection.detection.detector import STOP, Alarm
-from fault_injection.detection.localization import PointedAt, located, names
+from fault_injection.detection.localization import Localized, PointedAt, Target, localized, located
 from fault_injection.detection.log_reading import raised
 from fault_injection.detection.strikes import MINUTE, Strikes
 from fault_injection.models.observe.reductions import local_gradient
@@ -32,29 +32,34 @@ def test_the_name_of_a_tensor_tells_where_it_is_from(tensor, expected):
     assert located(tensor) == expected
 
 
-def test_an_alarm_names_the_layer_that_was_struck_and_no_other():
-    alarms = [
-        *("largest/activations/conv1", "checksum/products/conv1_grad_in", "opt_state/v/conv1/kernel"),
-        *("rms/updates/conv1/kernel", "largest/local_gradients/worker_0/conv1/kernel", "params/conv1/kernel"),
-    ]
-    targets = [
-        "conv1",
-        "conv1_grad_wt",
-        "gradient/conv1/kernel",
-        "worker_gradient/conv1/bias",
-        "opt_state/m/conv1/bias",
-    ]
-    assert all(names(alarm, target) for alarm in alarms for target in targets)
-    assert not any(names(alarm, target.replace("conv1", "conv11")) for alarm in alarms for target in targets)
-    assert not any(names("loss", target) for target in targets)
+SITE = Target("conv2_grad_in", "conv2", 3)
 
 
-def test_parameters_of_a_users_state_may_lie_deep():
-    """Of two layers whose names end alike."""
-    parameters = {f"opt/mu/{block}/q/kernel": f"params/{block}/q/kernel" for block in "ab"}
-    parameters |= {name: name for name in parameters.values()}
-    assert names("opt/mu/a/q/kernel", "params/a/q/kernel", parameters)
-    assert not names("opt/mu/a/q/kernel", "params/b/q/kernel", parameters)
+@pytest.mark.parametrize(
+    ("tensor", "struck", "expected"),
+    [
+        ("checksum/products/conv2_grad_in", SITE, (True, True, False)),
+        ("checksum/products/conv2", SITE, (False, True, False)),
+        ("checksum/products/conv21", SITE, (False, False, False)),
+        ("opt_state/m/conv2/kernel", SITE, (False, True, False)),
+        ("largest/activations/conv2", SITE, (False, True, False)),
+        ("loss", SITE, (False, False, False)),
+        ("", SITE, (False, False, False)),
+        ("gradient_norm", Target("loss_grad_in", "", 0), (False, False, False)),
+        ("gradient/conv2/kernel/worker 3", SITE, (False, True, True)),
+        ("rank_2/conv2", SITE, (False, True, False)),
+        ("loss of worker 3", Target("params/fc/kernel", "params/fc/kernel", -1), (False, False, False)),
+        ("params/fc/kernel", Target("params/fc/kernel", "params/fc/kernel", -1), (True, True, False)),
+        ("opt_state/v/fc/kernel", Target("params/fc/kernel", "params/fc/kernel", -1), (False, True, False)),
+        ("opt_state/v/fc/bias", Target("params/fc/kernel", "params/fc/kernel", -1), (False, False, False)),
+        ("1/0/mu/head", Target("grad_wt:0/head", "0/head", 0), (False, True, False)),
+        ("largest/activations/forward:0/head", Target("grad_wt:0/head", "0/head", 0), (False, True, False)),
+        ("1/0/mu/Dense_1/kernel", Target("x", "0/params/Dense_0/kernel", 0), (False, False, False)),
+        ("params/m", Target("forward:m", "m", 0), (False, True, False)),  # a layer that is called as a container is
+    ],
+)
+def test_an_alarm_names_the_site_the_layer_and_the_worker_or_not(tensor, struck, expected):
+    assert localized(tensor, struck) == Localized(*expected)
 
 
 class Clock:

@@ -1,19 +1,21 @@
 """Where an alarm points to: the operation, the array or the workers that the name of its tensor tells."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..faults.injection import ALL
 from ..models.observe.dr_dna import NAME
 from ..models.observe.reductions import REDUCTIONS
-from ..seam.leaves import part_of
-from ..seam.stages import EXCHANGED
 
-WORKERS = re.compile(r"workers?_(\d+)(?:_to_(\d+))?/")
-RANK = re.compile(r"rank[ _]?\d+/")  # as trainers write it into logs
+# A part of a name, or what ends it; trainers write ranks into logs.
+WORKERS = re.compile(r"(?<![^/ ])(?:workers?|rank)[ _:]?(\d+)(?:_to_(\d+))?(?:/|$)")
 OF_ALL = ("loss", "gradient_norm", "probe")  # what is of the whole step
 OF_OPERATIONS = ("activations", "gradients", "products")  # kinds of reductions named by a layer or an operation
-PASSES = ("_grad_in", "_grad_wt")
+# What holds parameters, moments or statistics in a tree, and says nothing of where they belong.
+CONTAINERS = {
+    *("params", "opt_state", "stats", "state", "m", "v", "mu", "nu", "trace", "gradient", "update", "master"),
+}
 KINDS = frozenset({*REDUCTIONS, NAME.partition("/")[0]})
 
 
@@ -44,53 +46,83 @@ def located(tensor: str) -> PointedAt:
     """
     if tensor in OF_ALL:
         return PointedAt()
+    workers: tuple[int, ...] = ()
+    if match := WORKERS.search(tensor):
+        tensor = (tensor[: match.start()] + tensor[match.end() :]).rstrip("/")
+        workers = tuple(range(int(match[1]), int(match[2] or match[1]) + 1))
     reduction, _, rest = tensor.partition("/")
     kind, _, name = rest.partition("/")
     if reduction not in KINDS or not name:
-        return PointedAt(leaf=tensor)
+        return PointedAt(leaf=tensor, workers=workers)
     if kind in OF_OPERATIONS:
-        return PointedAt(site=name)
-    match = WORKERS.match(name) if kind == "local_gradients" else None
-    if match is None:
-        return PointedAt(leaf=name)
-    first, last = int(match[1]), int(match[2] or match[1])
-    return PointedAt(leaf=name[match.end() :], workers=tuple(range(first, last + 1)))
+        return PointedAt(site=name, workers=workers)
+    return PointedAt(leaf=name, workers=workers)
 
 
-def names(tensor: str, target: str, parameters: Mapping[str, str] | None = None) -> bool:
-    """Whether an alarm names what was struck: the layer of the operation, or of the parameter, that its tensor is of.
+class Target(NamedTuple):
+    """What an experiment struck.
+
+    Attributes:
+      site: name of the operation or leaf.
+      layer: that it belongs to; empty where it belongs to none.
+      worker: the one struck, or `ALL`.
+    """
+
+    site: str
+    layer: str
+    worker: int
+
+
+NOTHING = Target("", "", ALL)
+
+
+class Localized(NamedTuple):
+    """Whether an alarm names the struck operation or leaf itself, its layer, and its worker alone."""
+
+    site: bool
+    layer: bool
+    worker: bool
+
+
+def localized(tensor: str, struck: Target) -> Localized:
+    """Whether an alarm points to where the fault struck.
+
+    A tensor names a layer if its path contains the layer's, one part after the other.  The parts before that hold
+    parameters, moments or statistics of all layers, and do not count.  No alarm names a worker where all workers share
+    what was struck.
 
     Args:
-      tensor: `Alarm.tensor`.
-      target: the name of a site, of something that is exchanged, or of an array of the state.
-      parameters: of arrays of a user's state, by name, the names of the parameters that they are kept for
-        (`Leaf.parameter`): its parameters lie as deep as the user likes.  Without it a name ends in layer and
-        parameter, as those of `models` do.
+      tensor: as the alarm calls it.
 
-    >>> names("largest/activations/conv1", "conv1_grad_wt"), names("opt_state/v/conv1/kernel", "conv1_grad_wt")
-    (True, True)
-    >>> names("opt_state/v/conv1/kernel", "gradient/conv1/kernel"), names("opt_state/v/conv1/kernel", "params/fc/bias")
-    (True, False)
-    >>> names("loss", "conv1")
-    False
+    >>> struck = Target("conv1_grad_wt", "conv1", 3)
+    >>> localized("checksum/products/conv1_grad_wt", struck)
+    Localized(site=True, layer=True, worker=False)
+    >>> localized("opt_state/m/conv1/kernel", struck), localized("loss", struck)
+    (Localized(site=False, layer=True, worker=False), Localized(site=False, layer=False, worker=False))
+    >>> localized("1/0/mu/head", Target("grad_wt:0/head", "0/head", 0)).layer
+    True
     """
     at = located(tensor)
-    if not at.site and not at.leaf:
-        return False
-    stage, _, rest = target.partition("/")
-    struck = rest if stage in EXCHANGED and rest else target
-    return _layer(at.site or at.leaf, parameters or {}) == _layer(struck, parameters or {})
+    name = at.site or at.leaf
+    site = bool(name) and (name == struck.site or name.endswith(f"/{struck.site}"))
+    layer = site or _within(_path(struck.layer), name.split("/"))
+    return Localized(site, layer, struck.worker != ALL and at.workers == (struck.worker,))
 
 
-def _layer(name: str, parameters: Mapping[str, str]) -> str:
-    """The layer of an operation without its pass, or of an array."""
-    if name in parameters:
-        return parameters[name].rpartition("/")[0] or parameters[name]
-    if part_of(name) != name:  # of a state: layer and parameter are its last two parts
-        return name.split("/")[-2]
-    for suffix in PASSES:
-        name = name.removesuffix(suffix)
-    return name.partition("/")[0]
+def _path(layer: str) -> list[str]:
+    """The parts of a layer's path, without what holds it; all of them where nothing else is left."""
+    parts = layer.split("/")
+    left = list(parts)
+    while left and (left[0] in CONTAINERS or left[0].isdigit()):
+        del left[0]
+    return left or parts
+
+
+def _within(parts: Sequence[str], path: Sequence[str]) -> bool:
+    """Whether all parts stand in a path, one after the other; an operation's role may end its name."""
+    plain = [re.sub(r"_grad_(in|wt)$", "", part).rpartition(":")[2] for part in path]
+    size = len(parts)
+    return any(parts) and any(list(parts) == plain[i : i + size] for i in range(len(plain) - size + 1))
 
 
 def whose(tensor: str) -> str:
@@ -99,5 +131,5 @@ def whose(tensor: str) -> str:
     >>> whose("largest/local_gradients/worker_3/fc/kernel"), whose("rank1/grad_max"), whose("loss")
     ('worker_3/', 'rank1/', '')
     """
-    match = WORKERS.search(tensor) or RANK.search(tensor)
+    match = WORKERS.search(tensor)
     return match[0] if match else ""

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from ...campaign.rates import Rate, wilson
+from ...detection.localization import NOTHING, Target
 from ...machine.errors import InputError, Untrustworthy
 from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
 from ...runs.steps import Address
 from ..outcomes.report.facts import decode
 from ..outcomes.report.queries import GUESSED, VERDICT
 from ..outcomes.store import Store
-from .localization import NOTHING, Target
 from .store import ALARMS, EXPERIMENT, ScoreStore
 from .tasks import SWEPT, watched_steps
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...campaign.rates import Rate, at_most, wilson
+from ...detection.localization import Localized, localized
 from ...runs.outcome import MASKED
 from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment
-from .localization import Localized, localized
 
 HARM = (*LATENT, *NONFINITE)
 CHEAP = 0.05  # of a step's time
