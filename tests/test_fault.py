@@ -180,7 +180,7 @@ def test_elements_of_64_bits_are_overwritten_beside_narrower_operands(dtype, wor
 @pytest.mark.parametrize("mask", [np.uint32, np.uint64])
 def test_a_fault_and_what_it_did_are_one_vector_of_the_type_of_its_masks(mask):
     fault = fault_at([3], np.zeros(9, "float64" if mask is np.uint64 else "float32"), keep=ALL_ONES, flip=1 << 31)
-    told = Struck(np.int32(1), fault.flip, ~fault.flip, np.int32(1), np.int32(2))
+    told = Struck(np.int32(1), fault.flip, ~fault.flip, np.int32(1), np.int32(2), None)
     with jax.enable_x64(True):
         for vector in (words_of(fault, told), np.asarray(words_of(fault, told))):
             assert vector.dtype == mask and vector.shape == (6 + 6 * 8,)

@@ -10,14 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..models.fault import LARGEST_OPERAND, Fault, Operand
+from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck
 from ..models.faulty_product import faulty_product
 from ..models.isolation import fence
 from ..models.overwrite import Integer, fault_of, struck_of, words_of
+from ..models.rule import Rule
 from .jax_internals import gathered, resharded
 from .product_form import Form
 
 NOWHERE = -1
+RULE_SEED = Rule._fields.index("seed")
 
 
 class Aim(NamedTuple):
@@ -48,6 +50,8 @@ class Aim(NamedTuple):
 def aimed(words: jax.Array, site: jax.Array) -> Aim:
     """The aim of a whole step, with the struck site's number."""
     fault = fault_of(words)
+    if fault.rule is not None:  # which looks at each turn
+        return Aim(site, None, np.int32(-1), jnp.int32(0), jnp.int32(LARGEST_OPERAND), words)
     first = jnp.min(jnp.where(fault.index >= 0, fault.index, LARGEST_OPERAND))
     last = jnp.max(fault.index)  # or below zero, as all that pads
     return Aim(site, None, np.int32(-1), first, last, words)
@@ -123,10 +127,31 @@ def _struck(
             of_turn = dataclasses.replace(fault, index=index, source=source)
         # Positions count through the operands as they are on all devices together.
         a, b = (gathered(one.back(kept)) for one, kept in zip(form.operands[:2], operands, strict=True))
+        if fault.rule is not None:  # its positions are those of one turn, and each turn has a chance of its own
+            turn = jnp.int32(0) if aim.turn is None else aim.turn
+            seed = fault.rule.at[RULE_SEED].add(turn.astype(fault.rule.dtype))
+            of_turn = dataclasses.replace(fault, rule=seed)
         y, _, struck = faulty_product(of_gathered, (a, b), gathered(clean), of_turn)
-        # A site that is struck in several turns of a loop is one operation.
-        both = dataclasses.replace(jax.tree.map(lax.add, struck_of(words), struck), hits=np.int32(1))
+        both = _together(struck_of(words), struck, before)
         return lax.full_like(hit, False), resharded(y, clean), words_of(fault, both)
 
     _, struck_result, words = lax.while_loop(lambda carry: carry[0], strike, (hit, result, aim.words))
     return struck_result, words
+
+
+def _together(earlier: Struck, struck: Struck, before: Integer) -> Struck:
+    """What a fault did in a turn of a loop and in those before it: a site struck in several turns is one operation.
+
+    Args:
+      before: elements of the operand in the turns before.
+    """
+    both = jax.tree.map(lax.add, earlier, struck)
+    if struck.matched is None:
+        return dataclasses.replace(both, hits=np.int32(1))
+    # The first element is that of the first turn in which there is one.
+    known = earlier.matched[0] > 0
+    old, new = (jnp.where(known, *pair) for pair in ((earlier.old, struck.old), (earlier.new, struck.new)))
+    there = jnp.where(struck.matched[0] > 0, struck.matched[1] + before, 0)
+    first = jnp.where(known, earlier.matched[1], there)
+    matched = jnp.stack([both.matched[0], first])
+    return dataclasses.replace(both, hits=lax.min(both.hits, np.int32(1)), old=old, new=new, matched=matched)

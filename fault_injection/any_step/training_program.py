@@ -112,11 +112,11 @@ def _compared(names: Sequence[str], reference: Any, struck: Any) -> Callable[...
     compared: set[Any] = set()  # numbers of elements, types of masks, and what is watched: each has its executable
 
     def step(arrays: list[Any], batch: Batch, fault: Faults, watched: Profile | None) -> Any:
-        kinds = [(len(one.index), one.keep.dtype) for one in each_of(fault)]
+        kinds = [(len(one.index), one.keep.dtype, one.rule is not None) for one in each_of(fault)]
         kind = (*kinds, jax.tree.structure(watched))
         if kind not in compared:
             clean, _ = reference([jnp.copy(one) for one in arrays], batch, watched)
-            inactive = (inactive_fault(size, mask=mask) for size, mask in kinds)
+            inactive = (inactive_fault(size, mask=mask, ruled=ruled) for size, mask, ruled in kinds)
             silent, _ = struck(as_one(tuple(map(words_of, inactive))), arrays, batch, watched)
             pairs = zip(names, jax.device_get(clean), jax.device_get(silent), strict=True)
             if odd := [name for name, a, b in pairs if a.tobytes() != b.tobytes()]:

@@ -95,6 +95,8 @@ def _new_bits(injection: Injection) -> str:
     format = format_of(injection.tensor.dtype)
     if injection.values:
         return f"{int(format.bits(injection.values[:1])[0]):0{format.width // 4}x}"
+    if injection.profile is not None:
+        return injection.profile.error.sentence()
     first = injection.bits[0]
     inverted = first.flip if first.keep == ALL_ONES else 0
     roles = [format.role(bit) for bit in range(format.width - 1, -1, -1) if inverted >> bit & 1]

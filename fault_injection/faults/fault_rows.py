@@ -13,7 +13,8 @@ FAULT_ROWS = (
     *("inj_pos", "inj_values"),
 )
 OF_OPERATIONS = ("stage", "fmodel", "target_worker", "target_layer")  # for which `target` stands, of the state
-OWN_ROWS = ("target", "inj_lane", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
+OWN_ROWS = ("target", "profile", "inj_lane", "inj_bits", "schedule", "horizon", "nonfinite")  # ours, optional
+SAID_BY_PROFILE = ("stage", "fmodel", "target", "inj_pos", "inj_values", "inj_lane", "inj_bits")  # or by the operation
 INSTEAD = {"inj_pos": "inj_lane", "inj_values": "inj_bits"}  # a row that can replace a published one
 OF_THE_RUN = ("model", "horizon", "nonfinite")  # which all faults of a file share, as they do the workload's options
 OF_ONE_FAULT = tuple(key for key in (*FAULT_ROWS, *OWN_ROWS) if key not in OF_THE_RUN)
@@ -76,7 +77,14 @@ def _check_complete(rows: dict[str, Row], path: object, workload: Workload, suff
         if key in rows and key != "target_worker":
             what = f"{rows[key].key} does not go with the row {rows['target'].key}: a leaf is struck, not an operation"
             raise InputError(f"{what}; leave out one", path, rows[key].line)
+    of_profile = (*SAID_BY_PROFILE, "target_layer", "target_worker") if "profile" in rows else ()
+    for key in SAID_BY_PROFILE if of_profile else ():
+        if key in rows:
+            what = f"{rows[key].key} does not go with the row {rows['profile'].key}, which says what is struck"
+            raise InputError(f"{what}; leave out one", path, rows[key].line)
     for key in (*FAULT_ROWS, *workload.REQUIRED):
+        if key in of_profile:
+            continue
         if of_leaf and key in OF_OPERATIONS:
             continue
         other = INSTEAD.get(key, key)

@@ -5,19 +5,20 @@ import itertools
 import math
 import operator
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
 from ..models.bits import NewBits, unstruck
 from ..models.fault import INACTIVE, LARGEST_OPERAND, Fault, Operand
-from ..models.site import Site, TensorSpec, make_fault
+from ..models.site import Site, TensorSpec, make_fault, ruled_fault
 from ..seam.measure import NONFINITE_RULES
 from ..seam.stages import CHECKPOINT, GRADIENT, STATE, UPDATE, WORKER_GRADIENT
 from ..seam.workload import Workload
 from .element_bits import ElementBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 from .fault_models import FAULT_MODELS
 from .number_formats import format_of
+from .profiles.profile import Profile
 from .schedule import ONCE, Schedule
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}  # of operations, as files name them
@@ -59,12 +60,14 @@ in the output [128×10] of fc.
       fmodel: published name of the fault model; it selects the operand.  Empty for a leaf.
       worker, epoch, step: where, counted from 0; `ALL` workers share the state, the summed gradient and the update.
       layer: name of the site, or of the leaf.
-      positions: coordinates in the operand of one worker, or in the leaf, at least one.
+      positions: coordinates in the operand of one worker, or in the leaf, at least one; none with a profile.
       values: what each of them becomes, rounded to the operand's type.
       bits: what becomes of the bits of each.
       horizon: steps to go on after the fault; None goes on to the end of the training.
       nonfinite: one of `NONFINITE_RULES`: what ends the run when it is not finite.
       schedule: when it strikes again after its first step.
+      profile: a defect profile, which says in place of positions, values and bits what is struck.
+      draw: tells devices of one profile apart, see `Profile.rule`.
       also: further faults of the same workload, horizon and rule, in the order of `together`, none with further ones.
         All else that is said here is said of the first fault.
 
@@ -86,10 +89,14 @@ in the output [128×10] of fc.
     horizon: int | None = None
     nonfinite: str = "loss"
     schedule: Schedule = ONCE
+    profile: Profile | None = None
+    draw: int = 0
     also: "tuple[Injection, ...]" = ()
 
     def __post_init__(self) -> None:
-        if bool(self.values) == bool(self.bits):
+        if self.profile is not None and (self.values or self.bits or self.positions):
+            raise ValueError("a profile says what is struck, and takes neither positions nor values nor bits")
+        if self.profile is None and bool(self.values) == bool(self.bits):
             raise ValueError("an injection has either values or bits")
         if len(self.values or self.bits) != len(self.positions):
             raise ValueError(f"{len(self.values or self.bits)} values or bits for {len(self.positions)} positions")
@@ -114,7 +121,9 @@ in the output [128×10] of fc.
         worker: int,
         epoch: int,
         step: int,
-        bits: NewBits,
+        bits: NewBits | None,
+        profile: Profile | None = None,
+        draw: int = 0,
         horizon: int | None = None,
         nonfinite: str = "loss",
         schedule: Schedule = ONCE,
@@ -123,13 +132,18 @@ in the output [128×10] of fc.
 
         Args:
           site: one of `workload.sites()`.
-          bits: what becomes of which elements of the operand of the one worker.
+          fmodel: empty with a profile.
+          bits: what becomes of which elements of the operand of the one worker; None with a profile.
+          profile, draw: in place of a fault model.
 
         Raises:
           ValueError: a position lies outside the operand, or the masks are none that a fault model draws.
         """
         of_operation = site.stage in STAGES.values()
-        tensor = site.operands[FAULT_MODELS[fmodel].operand if of_operation else Operand.INPUT]
+        drawn: dict[str, Any] = {"profile": profile, "draw": draw, "positions": ()}
+        if bits is not None:
+            tensor = site.operands[FAULT_MODELS[fmodel].operand if of_operation else Operand.INPUT]
+            drawn = {"positions": tuple(unravel(bits.index, tensor.shape)), "bits": from_masks(bits, tensor)}
         return cls(
             workload=workload,
             stage=next((published for published, stage in STAGES.items() if stage == site.stage), site.stage),
@@ -138,8 +152,7 @@ in the output [128×10] of fc.
             layer=site.name,
             epoch=epoch,
             step=step,
-            positions=tuple(unravel(bits.index, tensor.shape)),
-            bits=from_masks(bits, tensor),
+            **drawn,
             horizon=horizon,
             nonfinite=nonfinite,
             schedule=schedule,
@@ -175,6 +188,8 @@ in the output [128×10] of fc.
     @property
     def operand(self) -> Operand:
         """The operand struck; that of a leaf is `INPUT`, because the step reads it."""
+        if self.profile is not None:
+            return self.profile.operand
         return Operand.INPUT if self.of_leaf else FAULT_MODELS[self.fmodel].operand
 
     @property
@@ -208,6 +223,8 @@ in the output [128×10] of fc.
         Raises:
           ValueError: a position lies outside the operand, or is listed twice.
         """
+        if self.profile is not None:
+            return ruled_fault(self.site, self.operand, self.worker, self.profile.rule(self.site, self.draw))
         index = ravel(self.positions, self.tensor.shape)
         if self.bits:
             masks = to_masks(self.bits, index, self.tensor.shape)
@@ -219,8 +236,10 @@ in the output [128×10] of fc.
         """The faults in English, without old values, which only the run can tell."""
         if self.also:
             return " ".join(one.sentence() for one in self.every)
-        where = format_position(self.positions[0])
-        if len(self.positions) > 1:
+        where = "" if self.profile is not None else format_position(self.positions[0])
+        if self.profile is not None:
+            what = f"the defect profile {self.profile.name} strikes: {self.profile.sentence()}"
+        elif len(self.positions) > 1:
             what = (
                 f"{len(self.positions)} elements from {where} to {format_position(self.positions[-1])} are overwritten"
             )

@@ -36,9 +36,11 @@ from .fault_rows import FAULT_ROWS, OWN_ROWS, rows_of_faults
 from .injection import ALL, STAGES, Injection, clash, too_large
 from .lanes import LANE, lane_of, positions_of
 from .number_formats import Format, format_of
+from .profiles.reader import find_profile
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
-from .schedule import ONCE, SCHEDULE
+from .schedule import ONCE, SCHEDULE, Schedule
 
+MOST_OPERATIONS = 64  # of a profile at a step: each fault is compiled for each operation
 EXACT = 2**53 - 1  # a float64 has all whole numbers up to there
 
 # What other programs write for numbers that are none, and how an injection file writes it.
@@ -102,8 +104,9 @@ def parse_injection(text: str, path: object = "injection") -> Injection:
     listed = [row._replace(key="model") if row.key == "workload" else row for row in list_rows(text, path)]
     published = _published_workload(listed, path)
     every = rows_of_faults(listed, path, published)
-    faults = [_fault(rows, published) for rows in every]
-    for number, (rows, fault) in enumerate(zip(every, faults, strict=True)):
+    each = [(rows, fault) for rows in every for fault in _faults(rows, published)]
+    faults = [fault for _, fault in each]
+    for number, (rows, fault) in enumerate(each):
         problems = [clash(sooner, fault) for sooner in faults[:number]]
         problem = next(filter(None, problems), None) or _too_late(fault, faults)
         if problem is not None:
@@ -120,8 +123,75 @@ def _too_late(fault: Injection, faults: Sequence[Injection]) -> str | None:
     return f"the {what}, and the row horizon ends the run {fault.horizon} steps after it; expected a longer horizon"
 
 
+def _faults(rows: Rows, published: Workload) -> list[Injection]:
+    """The faults that the rows of one describe: one, but of a profile one for each operation that it strikes."""
+    if "profile" not in rows:
+        return [_fault(rows, published)]
+    name, *draw = rows.every("profile", ANY_NAME)
+    if len(draw) > 1 or (draw and not re.fullmatch("[0-9]{1,9}", draw[0])):
+        raise rows.wrong("profile", f"profile takes a name and perhaps a number, found {', '.join(draw)[:SHOWN]!r}")
+    try:
+        profile = find_profile(name)
+    except InputError as error:
+        raise rows.wrong("profile", str(error)) from None
+    number = int(draw[0]) if draw else 0
+    known = {**published.REQUIRED, **published.OPTIONS}
+    setup = SetUp(rows, published, {key: rows.one(key, option.kind) for key, option in known.items() if key in rows})
+    _check_options(setup)
+    worker = rows.one("target_worker", whole(0)) if "target_worker" in rows else profile.worker
+    if worker is None:
+        raise rows.wrong("profile", f"the profile {name} names no worker; expected a row 'target_worker,…'")
+    epoch, step = _check_when(setup, worker)
+    if "target_layer" in rows:
+        layer = rows.one("target_layer", ANY_NAME)
+        site = _find_site(setup, layer, None)
+        if (why := profile.refuses(site, setup.workload.kind(site))) is not None:
+            raise rows.wrong("target_layer", f"the profile {name} does not strike {layer}: {why}")
+        sites = {layer: site}
+    else:
+        sites = profile.chosen(setup.workload, number)
+        if not 0 < len(sites) <= MOST_OPERATIONS:
+            what = f"the profile {name} strikes {len(sites)} operations of {setup.workload.name}"
+            expected = f"expected 1 to {MOST_OPERATIONS}; name one in a row 'target_layer,…', or let the profile say fewer"
+            raise rows.wrong("profile", f"{what}; {expected}")
+    horizon, nonfinite, schedule = _of_the_run(rows, profile.schedule)
+    return [
+        Injection(
+            *(setup.workload, _stage_of(site), "", worker, layer, epoch, step, ()),
+            horizon=horizon,
+            nonfinite=nonfinite,
+            schedule=schedule,
+            profile=profile,
+            draw=number,
+        )
+        for layer, site in sites.items()
+    ]
+
+
+def _stage_of(site: Site) -> str:
+    """The stage of an operation, as files name it."""
+    return next(published for published, stage in STAGES.items() if stage == site.stage)
+
+
+def _of_the_run(rows: Rows, schedule: Schedule = ONCE) -> tuple[int | None, str, Schedule]:
+    """The horizon, the rule of what is not finite, and the schedule: by default this one."""
+    horizon = rows.one("horizon", whole(0)) if "horizon" in rows else None
+    nonfinite = rows.one("nonfinite", one_of(NONFINITE_RULES)) if "nonfinite" in rows else NONFINITE_RULES[0]
+    return horizon, nonfinite, rows.one("schedule", SCHEDULE) if "schedule" in rows else schedule
+
+
+def _check_when(setup: SetUp, worker: int | None) -> tuple[int, int]:
+    """Epoch and step, which are there, as is the worker, if one is given."""
+    epoch, step = (setup.rows.one(f"target_{place}", whole(0)) for place in ("epoch", "step"))
+    if worker is not None:
+        _check_address(setup, "worker", worker, lambda workload: workload.workers, "workers")
+    _check_address(setup, "epoch", epoch, lambda workload: workload.epochs, "epochs")
+    _check_address(setup, "step", step, lambda workload: workload.steps_per_epoch, "steps of an epoch")
+    return epoch, step
+
+
 def _fault(rows: Rows, published: Workload) -> Injection:
-    """One of the faults that a file describes."""
+    """One fault of listed elements."""
     known = {**published.REQUIRED, **published.OPTIONS}
     of_leaf = "target" in rows
     worker = rows.one("target_worker", whole(0)) if "target_worker" in rows else ALL
@@ -130,19 +200,14 @@ def _fault(rows: Rows, published: Workload) -> Injection:
     else:
         stage, fmodel = rows.one("stage", one_of(STAGES)), rows.one("fmodel", one_of(FAULT_MODELS))
         layer = rows.one("target_layer", ANY_NAME)
-    epoch, step = rows.one("target_epoch", whole(0)), rows.one("target_step", whole(0))
     listed_positions = rows.every("inj_pos", POSITION) if "inj_pos" in rows else ()
     options = {name: rows.one(name, option.kind) for name, option in known.items() if name in rows}
-    horizon = rows.one("horizon", whole(0)) if "horizon" in rows else None
-    nonfinite = rows.one("nonfinite", one_of(NONFINITE_RULES)) if "nonfinite" in rows else NONFINITE_RULES[0]
-    schedule = rows.one("schedule", SCHEDULE) if "schedule" in rows else ONCE
+    horizon, nonfinite, schedule = _of_the_run(rows)
 
     setup = SetUp(rows, published, options)
     _check_options(setup)
-    if worker != ALL and not layer.startswith(f"{CHECKPOINT}/"):  # of those that load it, see `_find_leaf`
-        _check_address(setup, "worker", worker, lambda workload: workload.workers, "workers")
-    _check_address(setup, "epoch", epoch, lambda workload: workload.epochs, "epochs")
-    _check_address(setup, "step", step, lambda workload: workload.steps_per_epoch, "steps of an epoch")
+    checked = worker != ALL and not layer.startswith(f"{CHECKPOINT}/")  # of those that load it, see `_find_leaf`
+    epoch, step = _check_when(setup, worker if checked else None)
     site = _find_leaf(setup, layer) if of_leaf else _find_site(setup, layer, stage)
     stage, operand = stage or site.stage, FAULT_MODELS[fmodel].operand if fmodel else Operand.INPUT
     positions = listed_positions or _lane(rows, site, operand)
@@ -217,8 +282,8 @@ def _check_address(setup: SetUp, place: str, at: int, limit_of: Callable[[Worklo
         raise setup.outside(f"target_{place}", message, place, lambda other: at < limit_of(other))
 
 
-def _find_site(setup: SetUp, layer: str, stage: str) -> Site:
-    """The site of this name, in this stage, with operands small enough."""
+def _find_site(setup: SetUp, layer: str, stage: str | None) -> Site:
+    """The site of this name, in this stage if one is given, with operands small enough."""
     workload, sites = setup.workload, setup.workload.sites()
     if layer not in sites:
         names = setup.differing("layer")
@@ -230,7 +295,7 @@ def _find_site(setup: SetUp, layer: str, stage: str) -> Site:
             why = did_you_mean(layer, sites)
         raise setup.rows.wrong("target_layer", f"target_layer {layer[:SHOWN]!r} is not a site of {of}{why}{hint}")
     site = sites[layer]
-    if site.stage != STAGES[stage]:
+    if stage is not None and site.stage != STAGES[stage]:
         meant = [other.name for other in sites.values() if (other.layer, other.stage) == (site.layer, STAGES[stage])]
         meant.append(f"the stage '{next(name for name, of in STAGES.items() if of == site.stage)}'")
         raise setup.rows.wrong(
@@ -332,22 +397,31 @@ def format_injection(injection: Injection) -> str:
     """
     options = [[name, format_option(value)] for name, value in _stated_options(injection.workload).items()]
     rows: list[list[object]] = [["model", injection.workload.name], *_rows_of(injection), *options]
-    if injection.schedule != ONCE:
+    if injection.schedule != _unsaid(injection):
         rows.append(["schedule", injection.schedule])
     if injection.horizon is not None:
         rows.append(["horizon", injection.horizon])
     if injection.nonfinite != NONFINITE_RULES[0]:
         rows.append(["nonfinite", injection.nonfinite])
     for number, one in enumerate(injection.also, 2):
-        of_one = [*_rows_of(one), *([] if one.schedule == ONCE else [["schedule", one.schedule]])]
+        of_one = [*_rows_of(one), *([] if one.schedule == _unsaid(one) else [["schedule", one.schedule]])]
         rows += [[f"{key}.{number}", *cells] for key, *cells in of_one]
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     return out.getvalue()
 
 
+def _unsaid(injection: Injection) -> Schedule:
+    """The schedule of a fault whose file does not say one."""
+    return ONCE if injection.profile is None else injection.profile.schedule
+
+
 def _rows_of(injection: Injection) -> list[list[object]]:
     """The rows of the first fault alone, but for its schedule."""
+    at: list[list[object]] = [["target_epoch", injection.epoch], ["target_step", injection.step]]
+    if injection.profile is not None:
+        said = ["profile", injection.profile.name, *([injection.draw] if injection.draw else [])]
+        return [said, ["target_worker", injection.worker], ["target_layer", injection.layer], *at]
     where: list[object] = ["inj_pos", *map(format_position, injection.positions)]
     count, lane = len(injection.positions), lane_of(injection.positions, injection.tensor.shape)
     if lane is not None and len({*map(repr, injection.values or injection.bits)}) == 1:
@@ -366,7 +440,6 @@ def _rows_of(injection: Injection) -> list[list[object]]:
     leaf: list[list[object]] = [["target", injection.layer]]
     if injection.worker != ALL:
         leaf.append(["target_worker", injection.worker])
-    at: list[list[object]] = [["target_epoch", injection.epoch], ["target_step", injection.step]]
     return [*(leaf if injection.of_leaf else operation), *at, where, become]
 
 

@@ -56,6 +56,9 @@ def scale(injection: Injection, **options: Any) -> tuple[Injection, list[str]]:
         would become one, or the operand grows too large for positions in it; or two of several faults would strike
         the same.
     """
+    if any(one.profile is not None for one in injection.every):
+        what = "the file has a defect profile, which lists no positions that could be scaled"
+        raise InputError(f"{what}; write its rows with the options of the other scale")
     if not injection.also:
         return _scale_fault(injection, options)
     scaled, lines = [], []

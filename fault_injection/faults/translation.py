@@ -16,13 +16,13 @@ def translate(injection: Injection, precision: str) -> Injection:
     Inverted and stuck bits keep their roles: the sign, the k-th bit of the exponent from the top, the k-th of
     the mantissa from the top.  Values, and bits that replace an element's own, become the nearest
     number of the new format, which may be infinite or NaN.  Copies stay copies.  An operand of
-    integers stays as it is.
+    integers stays as it is.  A profile says itself what it does in each format.
 
     Args:
       precision: key of `models.precisions.PRECISIONS`.
 
     Raises:
-      InputError: the new format has no bit of a role.
+      InputError: the new format has no bit of a role, or is none that the profile strikes.
 
     >>> from fault_injection.faults.injection_file import read_injection
     >>> old = read_injection("injections/published/resnet18_nobn-slow_degrade.csv")
@@ -32,6 +32,10 @@ def translate(injection: Injection, precision: str) -> Injection:
     if injection.also:
         return injection.changed(lambda one: translate(one, precision))
     moved = dataclasses.replace(injection, workload=injection.workload.changed(precision=precision))
+    if injection.profile is not None:
+        if (why := injection.profile.refuses(moved.site, moved.workload.kind(moved.site))) is not None:
+            raise InputError(f"the profile {injection.profile.name} does not strike it: {why}")
+        return moved
     old, new = (format_of(each.tensor.dtype) for each in (injection, moved))
     values = tuple(new.values(new.bits(injection.values)).astype(float).tolist())
     return dataclasses.replace(moved, values=values, bits=tuple(_moved(each, old, new) for each in injection.bits))

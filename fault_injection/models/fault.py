@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .bits import NewBits
+from .rule import NO_RULE
 
 INACTIVE = -1
 LARGEST_OPERAND = 2**31 - 1  # elements: positions are int32
@@ -42,6 +43,9 @@ class Fault(NewBits):
       index: int32 [K], distinct row-major positions in the operand of that worker; `INACTIVE` pads.
       source: int32 [K], positions whose bits are read.
       keep, flip: uint32 [K], masks, of an operand of 64 bits uint64; one of narrower elements takes their low bits.
+      rule: [11], of the type of the masks: which elements are struck, and what they become, see `rule.Rule`.  It says
+        so in place of the four above, of which there is one each: `index` is 0, or `INACTIVE` if nothing is struck.
+        None where those say it.
 
     >>> fault = inactive_fault(2)
     >>> fault.index.shape, int(fault.site) == INACTIVE
@@ -51,6 +55,7 @@ class Fault(NewBits):
     site: Any
     operand: Any
     worker: Any
+    rule: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +63,14 @@ class Struck:
     """What a fault did, as the step that it struck reports it.
 
     Attributes:
-      hits: int32, number of operations struck: 1, or 0 for an inactive fault.
-      old, new: [K], bits of the listed elements before and after, of the type of the fault's masks.
+      hits: int32, number of operations struck: 1, or 0 for an inactive fault, and for a rule that no element fits.
+      old, new: [K], bits of the listed elements before and after, of the type of the fault's masks; of a rule, those of
+        the first element that it strikes.
       operand_changed: int32, number of elements of the whole operand whose bits changed.
       output_changed: int32, number of elements of the operation's result (of that worker) whose
         bits differ from the clean result.
+      matched: int32 [2], of a rule: how many elements it struck, changed or not, and the position of the first of them;
+        None of listed elements.
     """
 
     hits: Any
@@ -70,6 +78,7 @@ class Struck:
     new: Any
     operand_changed: Any
     output_changed: Any
+    matched: Any
 
 
 Faults = Fault | tuple[Fault, ...]  # of one step: one, or several, each at an operation or a leaf of its own
@@ -115,11 +124,12 @@ def padded_size(count: int) -> int:
     return size
 
 
-def inactive_fault(size: int = 1, site: Any = None, mask: Any = np.uint32) -> Fault:
+def inactive_fault(size: int = 1, site: Any = None, mask: Any = np.uint32, ruled: bool = False) -> Fault:
     """A fault of K = `size` elements that strikes nowhere, or no element of the site that it names.
 
     Args:
       mask: the type of its masks, see `bits.mask_type`.
+      ruled: whether it has a rule; of one element then.
 
     >>> inactive_fault(2).index
     array([-1, -1], dtype=int32)
@@ -127,7 +137,8 @@ def inactive_fault(size: int = 1, site: Any = None, mask: Any = np.uint32) -> Fa
     none, zero, keep = (fixed(np.full(size, *each)) for each in ((INACTIVE, np.int32), (0, np.int32), (0, mask)))
     site = np.int32(INACTIVE) if site is None else site
     where = {"site": site, "operand": np.int32(0), "worker": np.int32(INACTIVE)}
-    return Fault(index=none, source=zero, keep=keep, flip=keep, **where)
+    rule = NO_RULE.words(np.dtype(mask).type) if ruled else None
+    return Fault(index=none, source=zero, keep=keep, flip=keep, rule=rule, **where)
 
 
 def is_fixed(fault: Fault) -> bool:
@@ -136,7 +147,7 @@ def is_fixed(fault: Fault) -> bool:
     >>> is_fixed(inactive_fault()), is_fixed(dataclasses.replace(inactive_fault(), flip=np.zeros(1, np.uint32)))
     (True, False)
     """
-    return not any(leaf.flags.writeable for leaf in vars(fault).values())
+    return not any(leaf is not None and leaf.flags.writeable for leaf in vars(fault).values())
 
 
 def fixed(array: np.ndarray) -> np.ndarray:
@@ -148,4 +159,4 @@ def fixed(array: np.ndarray) -> np.ndarray:
 def nothing_struck(fault: Fault) -> Struck:
     """The report of an operation that was not struck: all zero, of the fault's K."""
     zero, none = np.int32(0), np.zeros(fault.index.shape, fault.keep.dtype)
-    return Struck(zero, none, none, zero, zero)
+    return Struck(zero, none, none, zero, zero, None if fault.rule is None else np.zeros(2, np.int32))

@@ -54,7 +54,8 @@ def faulty_product(
     # Whole tensors are compared, so that the report would show an element that was changed by mistake.
     written = [bits(x) != bits(y) for x, y in zip((*operands, result), (a, b, struck_result), strict=True)]
     in_operand, in_result = _counted(written, differs)
-    struck = dataclasses.replace(struck, hits=jnp.int32(1), operand_changed=in_operand, output_changed=in_result)
+    hits = jnp.int32(1) if fault.rule is None else (struck.matched[0] > 0).astype(jnp.int32)
+    struck = dataclasses.replace(struck, hits=hits, operand_changed=in_operand, output_changed=in_result)
     return new, differs, struck
 
 

@@ -10,19 +10,20 @@ from jax import lax
 
 from .bits import NewBits, rewritten, width_of
 from .fault import LARGEST_OPERAND, Fault, Struck, inactive_fault, nothing_struck
+from .rule import struck_by
 
 Integers = jax.Array | np.ndarray
 Integer = jax.Array | np.ndarray | np.integer
 
 BITS = ("index", "source", "keep", "flip")
-LEAVES = ("site", "operand", "worker", *BITS)  # of a fault, in the order of its words
+LEAVES = ("site", "operand", "worker", *BITS, "rule")  # of a fault, in the order of its words
 jax.tree_util.register_dataclass(NewBits, BITS, ())
 jax.tree_util.register_dataclass(Fault, LEAVES, ())
 jax.tree_util.register_dataclass(Struck, [field.name for field in dataclasses.fields(Struck)], ())
 
 
 def words_of(fault: Fault, struck: Struck | None = None) -> Any:
-    """A fault and what it did, as one vector [6 + 6K]: each array that a step takes or gives costs time.
+    """A fault and what it did, as one vector [6 + 6K], or [25] with a rule: each array that a step takes costs time.
 
     The vector has the type of the fault's masks: uint32, or uint64.
 
@@ -33,11 +34,11 @@ def words_of(fault: Fault, struck: Struck | None = None) -> Any:
     >>> fault_of(words_of(fault)).index, len(words_of(fault))
     (array([-1, -1], dtype=int32), 18)
     """
-    here, mask = [getattr(fault, name) for name in LEAVES], fault.keep.dtype
+    here, mask = [leaf for name in LEAVES if (leaf := getattr(fault, name)) is not None], fault.keep.dtype
     if struck is None and all(isinstance(leaf, np.ndarray | np.generic) for leaf in here):
         if mask == np.uint64:
             here = [leaf.view(f"u{leaf.itemsize}").astype(mask) for leaf in here]
-        none = bytes(mask.itemsize * (3 + 2 * fault.index.size))
+        none = bytes(mask.itemsize * (3 + 2 * fault.index.size + (0 if fault.rule is None else 2)))
         # NumPy's own calls are slower, and a loop asks at each step.
         return np.frombuffer(b"".join([leaf.tobytes() for leaf in here]) + none, mask)
     leaves = jax.tree.leaves((fault, nothing_struck(fault) if struck is None else struck))
@@ -88,7 +89,8 @@ jax.tree_util.register_pytree_node(
 
 
 def _parted(words: jax.Array | np.ndarray) -> tuple[Fault, Struck]:
-    fault = inactive_fault(words.size // 6 - 1, mask=words.dtype)
+    ruled = words.size % 6 != 0
+    fault = inactive_fault(1 if ruled else words.size // 6 - 1, mask=words.dtype, ruled=ruled)
     leaves, tree = jax.tree.flatten((fault, nothing_struck(fault)))
     here = isinstance(words, np.ndarray)
     parts = (np if here else jnp).split(words, np.cumsum([leaf.size for leaf in leaves])[:-1])
@@ -141,6 +143,8 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
     >>> x.tolist(), w.tolist(), struck.old.tolist(), struck.new.tolist()
     ([1, 2], [5, 4, 7], [6], [4])
     """
+    if fault.rule is not None:
+        return _ruled(tensors, fault)
     before, mask = [bits(tensor).reshape(-1) for tensor in tensors], fault.keep.dtype
     named = [lax.eq(fault.operand, np.int32(number)) for number in range(len(tensors))]
     size = _element(np.array([min(words.size, LARGEST_OPERAND) for words in before], np.int32), fault.operand)
@@ -175,6 +179,27 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
         after, old, new = lax.fori_loop(0, count, write, start)
     written = (of_bits(words.reshape(tensor.shape), tensor.dtype) for words, tensor in zip(after, tensors, strict=True))
     return tuple(written), dataclasses.replace(nothing_struck(fault), old=old, new=new)
+
+
+def _ruled(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.Array, ...], Struck]:
+    """As `overwrite`, of a fault with a rule, which looks at every element of the tensor that it names."""
+    told, active = nothing_struck(fault), fault.index[0] >= 0
+    old, new, matched, after = told.old, told.new, told.matched, []
+    for number, tensor in enumerate(tensors):
+        words = bits(tensor).reshape(-1)
+        fits, become = struck_by(words, tensor.reshape(-1), tensor.dtype, fault.rule)
+        fits &= active & (fault.operand == number)
+        written = jnp.where(fits, become, words)
+        after.append(of_bits(written.reshape(tensor.shape), tensor.dtype))
+        count = jnp.sum(fits, dtype=jnp.int32)
+        if words.size:
+            first = jnp.argmax(fits).astype(jnp.int32)
+            old, new = (
+                jnp.where(count > 0, part[first].astype(fault.keep.dtype), known)
+                for part, known in ((words, old), (written, new))
+            )
+            matched = jnp.where(count > 0, jnp.stack([count, first]), matched)
+    return tuple(after), dataclasses.replace(told, old=old, new=new, matched=matched)
 
 
 def overwritten(tensor: jax.Array, fault: Fault) -> tuple[jax.Array, Struck]:

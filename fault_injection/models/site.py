@@ -9,7 +9,7 @@ import ml_dtypes  # noqa: F401  # NumPy knows bfloat16 and its like by it
 import numpy as np
 
 from .bits import low_bits, mask_type, unstruck
-from .fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, fixed, padded_size, site_id
+from .fault import INACTIVE, LARGEST_OPERAND, Fault, Operand, fixed, inactive_fault, padded_size, site_id
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,4 +136,38 @@ def make_fault(
         source=padded(source, 0, np.int32),
         keep=padded(kept.astype(mask), 0, mask),
         flip=padded(np.asarray(flip, mask) & low_bits(struck.dtype), 0, mask),
+    )
+
+
+def ruled_fault(site: Site, operand: Operand, worker: int, rule: np.ndarray) -> Fault:
+    """A fault that strikes what fits a rule, see `rule.Rule`.
+
+    Args:
+      site: the operation.
+      operand: the operand struck, of floating-point numbers.
+      worker: global number of the worker struck.
+      rule: its words [11], of the type of the operand's masks.
+
+    Raises:
+      ValueError: the operand has more elements than positions can count, or the words another type.
+
+    >>> from fault_injection.models.rule import NO_RULE
+    >>> operands = dict.fromkeys(Operand, TensorSpec((4, 3), np.dtype("float32")))
+    >>> fault = ruled_fault(Site("fc", "fc", "forward", operands), Operand.OUTPUT, 2, NO_RULE.words(np.uint32))
+    >>> fault.index, len(fault.rule)
+    (array([0], dtype=int32), 11)
+    """
+    struck = site.operands[operand]
+    if (elements := math.prod(struck.shape)) > LARGEST_OPERAND:
+        name = site.named(operand)
+        raise ValueError(f"{name} has {elements} elements; a fault reaches at most {LARGEST_OPERAND}")
+    mask = mask_type(struck.dtype)
+    if rule.dtype != mask:
+        raise ValueError(f"the rule is {rule.dtype}; masks of {site.named(operand)} are {np.dtype(mask)}")
+    return dataclasses.replace(
+        inactive_fault(1, np.int32(site_id(site.name)), mask, ruled=True),
+        operand=np.int32(operand),
+        worker=np.int32(worker),
+        index=fixed(np.zeros(1, np.int32)),
+        rule=rule,
     )

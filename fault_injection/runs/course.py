@@ -12,7 +12,7 @@ from .golden_run import Golden
 from .outcome import Noise, Outcome, Thresholds, verdict_of
 from .records import Epoch, Recorder, Run
 from .steps import Address, Observer, addresses, numbered
-from .strikes import Strike, struck_steps
+from .strikes import Strike, faults_of_steps, struck_steps
 from .witness import Witness
 
 
@@ -60,10 +60,11 @@ class Course:
         self.at, self.end = strikes[0].at, Address(workload.epochs - 1, self._steps - 1)
         steps = struck_steps(strikes, workload.epochs, self._steps, workload.seed)
         again = {at: tuple(number for number in steps[at] if strikes[number].lasting) for at in steps}
-        self.faults, self._lasting = (
-            {at: tuple(strikes[number].fault for number in numbers) for at, numbers in each.items()}
-            for each in (steps, again)
-        )
+        self.faults = faults_of_steps(strikes, steps)
+        self._lasting = {
+            at: tuple(fault for fault, number in zip(self.faults[at], steps[at], strict=True) if number in again[at])
+            for at in steps
+        }
         self.recorder, self.witness = recorder, Witness(strikes, steps, again, struck)
         self.nonfinite = FirstNonFinite(self.since, nonfinite)
         last_strike = self.since(max(self.faults))

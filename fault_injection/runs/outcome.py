@@ -171,7 +171,8 @@ class Outcome:
 
     def of_nothing(self) -> "Outcome":
         """The same of a fault that struck nothing."""
-        rule = f"nothing was struck: the operation was left out of every step taken that the fault names; {self.rule}"
+        why = "every step taken that the fault names left the operation out, or no element fitted the profile"
+        rule = f"nothing was struck: {why}; {self.rule}"
         return dataclasses.replace(self, rule=rule, struck=False)
 
 

@@ -71,6 +71,9 @@ def other_places(injection: Injection, count: int, seed: int) -> list[Injection]
     if injection.also:
         what = f"the file has {len(injection.every)} faults, and places moves one"
         raise InputError(f"{what}; write a file of the one that is to be moved")
+    if injection.profile is not None:
+        what = f"the file has the profile {injection.profile.name}, which finds its places by itself"
+        raise InputError(f"{what}; places moves the listed elements of a fault: expected a file with inj_pos")
     shape = injection.tensor.shape
     index, size = ravel(injection.positions, shape), math.prod(shape)
     side_by_side = len(index) > 1 and (np.diff(index) == 1).all() and index[0] % len(index) == size % len(index) == 0

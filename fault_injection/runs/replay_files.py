@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..faults.element_bits import digits_of
+from ..faults.element_bits import Position, digits_of, format_position, unravel
 from ..faults.injection import ALL, Injection
 from ..faults.injection_file import format_injection
 from ..faults.number_formats import format_of
@@ -110,7 +110,8 @@ def _struck(injection: Injection, struck: Struck | None) -> dict[str, Any] | Non
     old, new = (struck_values(injection, bits) for bits in (struck.old, struck.new))
     digits = digits_of(old.dtype)
     return {
-        "elements": len(injection.positions),
+        "elements": _struck_elements(injection, struck),
+        **({} if injection.profile is None else {"profile": injection.profile.as_json()}),
         "elements_changed": int(struck.operand_changed),
         "output_elements_changed": int(struck.output_changed),
         "old": old.tolist(),
@@ -120,9 +121,22 @@ def _struck(injection: Injection, struck: Struck | None) -> dict[str, Any] | Non
     }
 
 
+def _struck_elements(injection: Injection, struck: Struck) -> int:
+    """How many elements a fault struck, changed or not."""
+    return len(injection.positions) if injection.profile is None else int(struck.matched[0])
+
+
 def struck_values(injection: Injection, bits: Any) -> np.ndarray:
-    """The numbers whose bits a step reported of the struck elements, in the operand's own dtype."""
-    return format_of(injection.tensor.dtype).values(np.asarray(bits[: len(injection.positions)]))
+    """The numbers whose bits a step reported of the struck elements, in the operand's own dtype; of a rule the first."""
+    told = 1 if injection.profile is not None else len(injection.positions)
+    return format_of(injection.tensor.dtype).values(np.asarray(bits[:told]))
+
+
+def struck_positions(injection: Injection, struck: Struck) -> list[Position]:
+    """The positions of the elements that `struck_values` has."""
+    if injection.profile is None:
+        return list(injection.positions)
+    return unravel(np.asarray(struck.matched[1:]), injection.tensor.shape)
 
 
 def describe_faults(replay: Replay) -> list[str]:
@@ -135,16 +149,26 @@ def describe_fault(injection: Injection, struck: Struck | None) -> str:
     if struck is None:
         return f"{injection.sentence().removesuffix('.')}: the run had ended before, so nothing was struck."
     if left_out(injection.site, struck):
-        return f"{injection.sentence().removesuffix('.')}: this step left the operation out, so nothing was struck."
+        return f"{injection.sentence().removesuffix('.')}: {_why_nothing(injection)}, so nothing was struck."
     old, new = (struck_values(injection, bits)[0] for bits in (struck.old, struck.new))
     changed = int(struck.old[0]) ^ int(struck.new[0])
     differing = [bit for bit in range(width_of(old.dtype) - 1, -1, -1) if changed >> bit & 1]
     which = f"bits {', '.join(map(str, differing))} differ" if differing else "no bit differs"
     values = f"from {_number(old)!r} to {_number(new)!r} ({which}, bit 0 the lowest)"
     first = "" if len(injection.positions) == 1 else "the first of them "
+    if injection.profile is not None:
+        (where,) = struck_positions(injection, struck)
+        count, changed = int(struck.matched[0]), int(struck.operand_changed)
+        first = f"{count} element(s) struck, {changed} of them changed; the first, {format_position(where)}, "
     result = f"; {int(struck.output_changed)} element(s) of the operation's result changed"
     result = "" if injection.of_leaf else result
     return f"{injection.sentence().removesuffix('.')}: {first}{values}{result}."
+
+
+def _why_nothing(injection: Injection) -> str:
+    if injection.profile is None:
+        return "this step left the operation out"
+    return "no element of this step's operand fits it" + (" or it was left out" if injection.site.conditional else "")
 
 
 def published_log(replay: Replay) -> str:
@@ -191,7 +215,8 @@ def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
     """The lines that stand before the faulty step's own."""
     shape = injection.site.shapes[injection.operand]
     if left_out(injection.site, struck):
-        return [f"Inject layer: {injection.layer}", "The step left the operation out: nothing was struck"]
+        why = _why_nothing(injection).replace("this step", "the step", 1)
+        return [f"Inject layer: {injection.layer}", f"{why[0].upper()}{why[1:]}: nothing was struck"]
     # A file's own numbers where it gives them; they may have more digits than the operand's dtype.
     new = injection.values or [_number(value) for value in struck_values(injection, struck.new)]
     return [
@@ -201,7 +226,7 @@ def _struck_lines(injection: Injection, struck: Struck) -> list[str]:
         *(
             f"Position is {position}, Golden data is {_number(before)!r}, inject data is {value!r}"
             for position, before, value in zip(
-                injection.positions, struck_values(injection, struck.old), new, strict=True
+                struck_positions(injection, struck), struck_values(injection, struck.old), new, strict=True
             )
         ),
     ]

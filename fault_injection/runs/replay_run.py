@@ -103,7 +103,8 @@ def replay(
     begun, last = time.monotonic(), last_step(injection)
     complete_golden(golden, injection.epoch + 1, last.epoch + 1)
     watched = ["watched"] if watching else []
-    key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY), *watched])
+    profiles = [one.profile.as_json() for one in injection.every if one.profile is not None]  # whose files may change
+    key = content_hash([golden.key, format_injection(injection), source_of_verdicts(REPLAY), *watched, *profiles])
     store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
     _made(golden, last)  # a damaged record is named before anything is computed
     with store.alone():

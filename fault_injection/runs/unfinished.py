@@ -72,9 +72,14 @@ def read_unfinished(store: RunStore, injection: Injection) -> Unfinished | None:
     return Unfinished(Run(first, epochs, len(epochs)), struck) if epochs else None
 
 
+def _told(struck: Struck) -> dict[str, np.ndarray]:
+    """What a fault did, by field; without those that only a rule tells, where there is none."""
+    return {field: value for field, value in dataclasses.asdict(struck).items() if value is not None}
+
+
 def _arrays_of(struck: Sequence[Struck | None]) -> dict[str, np.ndarray]:
     """What faults did as arrays by their names; those of a second fault end in `.2`."""
-    told = {number: dataclasses.asdict(one) for number, one in enumerate(struck, 1) if one is not None}
+    told = {number: _told(one) for number, one in enumerate(struck, 1) if one is not None}
     return {name if number == 1 else f"{name}.{number}": told[number][name] for number in told for name in told[number]}
 
 
@@ -83,16 +88,18 @@ def _read_struck(path: pathlib.Path, strikes: Sequence[Strike]) -> tuple[Struck 
     arrays = read_arrays(path)
     found: list[Struck | None] = []
     for number, (site, fault, *_) in enumerate(strikes, 1):
-        named = {field.name: field.name if number == 1 else f"{field.name}.{number}" for field in FIELDS}
+        fields = [field.name for field in FIELDS if field.name != "matched" or fault.rule is not None]
+        named = {field: field if number == 1 else f"{field}.{number}" for field in fields}
         own = {field: arrays.pop(name) for field, name in named.items() if name in arrays}
         if not own and number > 1:  # the first has struck where an epoch has ended
             found.append(None)
             continue
-        expected = {field: np.shape(fault.index) if field in ("old", "new") else () for field in named}
+        vectors = {"old": np.shape(fault.index), "new": np.shape(fault.index), "matched": (2,)}
+        expected = {field: vectors.get(field, ()) for field in named}
         shapes = {name: array.shape for name, array in own.items()}
         if shapes != expected or any(array.dtype.kind not in "iu" for array in own.values()):
             raise DamagedFile(f"{path} is not what a faulty step reports")
-        struck = Struck(**own)
+        struck = Struck(**{"matched": None, **own})
         try:
             found.append(check_struck(site.name, fault, struck, left_out(site, struck)))
         except FaultNotApplied as error:

@@ -62,8 +62,11 @@ class Witness(Observer):
 
 
 def left_out(site: Site, struck: Struck | None) -> bool:
-    """Whether a step has left out an operation that it may leave out, such as one in a branch not taken."""
-    return site.conditional and struck is not None and int(struck.hits) == 0
+    """Whether nothing was struck, as it may be.
+
+    A step may leave out an operation, such as one in a branch not taken; and no element may fit a rule.
+    """
+    return struck is not None and int(struck.hits) == 0 and (site.conditional or struck.matched is not None)
 
 
 def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = False) -> Struck:
@@ -74,7 +77,9 @@ def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = 
     The new bits of an element that is a copy of another cannot be told beforehand, and are not compared.
 
     Args:
-      absent: the step has left the operation out, see `left_out`; then nothing may have changed.
+      absent: nothing was struck, see `left_out`; then nothing may have changed.
+
+    What a rule strikes only the step knows.  Of it the counts are compared: no more elements changed than fit.
 
     Raises:
       FaultNotApplied: they contradict it.
@@ -83,7 +88,14 @@ def check_struck(site: str, fault: Fault, struck: Struck | None, absent: bool = 
         raise FaultNotApplied(f"{site}: the step has no fault support")
     if absent:
         if struck.operand_changed or struck.output_changed:
-            raise FaultNotApplied(f"{site}: elements changed of an operation that was left out")
+            raise FaultNotApplied(f"{site}: elements changed of an operation that was not struck")
+        return struck
+    if fault.rule is not None:
+        matched, changed = int(struck.matched[0]), int(struck.operand_changed)
+        of_result = fault.operand == Operand.OUTPUT and int(struck.output_changed) != changed
+        if int(struck.hits) != 1 or changed > matched or of_result:
+            told = f"{matched} elements fit, {changed} and {int(struck.output_changed)} of the result changed"
+            raise FaultNotApplied(f"{site}: the step contradicts the rule: {told}")
         return struck
     listed = fault.index >= 0
     known = listed & ((fault.keep == 0) | (fault.source == fault.index))

@@ -135,7 +135,7 @@ def _altered(state: State, target: _Target, fault: Fault) -> tuple[State, Struck
     for (number, at), word in zip(places(fault.index), new[listed], strict=True):
         leaves[number].reshape(-1)[at] = _number(word, target.dtype, leaves[number].dtype)
     differ = np.int32(np.sum(old != new))
-    return jax.tree.unflatten(tree, leaves), Struck(np.int32(1), old, new, differ, differ)
+    return jax.tree.unflatten(tree, leaves), Struck(np.int32(1), old, new, differ, differ, None)
 
 
 def _word(element: Any, dtype: np.dtype) -> int:

@@ -82,7 +82,7 @@ class Laboratory:
         self.twin_limits = functools.cache(
             lambda: limits_of(twin_distances(golden, plan.twins, plan.workload.epochs, golden.folder / kept))
         )
-        self._controlled: set[tuple[int, np.dtype, int]] = set()
+        self._controlled: set[tuple[int, np.dtype, int, bool]] = set()
 
     def control(self, at: Address, fault: Fault) -> float:
         """See that both executables reproduce the golden run, also the one that strikes while nothing strikes.
@@ -99,10 +99,11 @@ class Laboratory:
           NotRepeated: one of them does not.
         """
         size, mask, site = len(fault.index), fault.keep.dtype, fault.site if self.plan.leaf in BESIDE else None
-        if (kind := (size, mask, int(site or 0))) in self._controlled:
+        ruled = fault.rule is not None
+        if (kind := (size, mask, int(site or 0), ruled)) in self._controlled:
             return 0.0
         begun = time.perf_counter()
-        for faults in ({at: inactive_fault(size, site, mask)}, {}):
+        for faults in ({at: inactive_fault(size, site, mask, ruled)}, {}):
             start = copied(self.state_before(at.epoch, at.step))
             follow(self.golden.program, start, [at], faults, [Repeats(self.golden)])
         self._controlled.add(kind)
@@ -265,9 +266,9 @@ def _result(
         operand=e.operand.name.lower(),
         model=e.model.name,
         value_source=e.model.values,
-        elements=len(choice.bits.index),
+        elements=int(struck.matched[0]) if choice.bits is None else len(choice.bits.index),
         bit=choice.one_bit,
-        first_position=int(choice.bits.index[0]),
+        first_position=int(struck.matched[1] if choice.bits is None else choice.bits.index[0]),
         old_bits=signed(struck.old[0]),
         new_bits=signed(struck.new[0]),
         operand_changed=int(struck.operand_changed),
@@ -313,7 +314,7 @@ def _said(lab: Laboratory, trail: Trail, verdict: Outcome, early: Outcome | None
 
 def _alterations(lab: Laboratory, choice: Choice, struck: Struck) -> tuple[Alteration, ...]:
     """What was altered, where a run restarted from a checkpoint."""
-    if choice.site.stage != CHECKPOINT:
+    if choice.site.stage != CHECKPOINT or choice.bits is None:
         return ()
     places = elements_of(lab.golden.program.state, choice.site.name, choice.bits.index)
     words = zip(places, struck.old, struck.new, strict=False)  # those of a fault are padded

@@ -12,6 +12,8 @@ from ...campaign.allocation import FIRST
 from ...faults.fault_models import FAULT_MODELS, VALUES, Pattern
 from ...faults.injection import STAGES
 from ...faults.number_formats import Format
+from ...faults.profiles.profile import Profile
+from ...faults.profiles.reader import parse_profile
 from ...faults.schedule import ONCE, Schedule
 from ...machine.reading import fits
 from ...models.bits import ALL_ONES, NewBits
@@ -28,6 +30,7 @@ from .wanted import WantedOutcome
 EXITS = ("full", "exact", "conditions")
 LARGEST = 10_000_000  # experiments of a plan
 ALTERED = "altered"  # values of a model that is an altered checkpoint
+PROFILED = "profile"  # values of a model that is a defect profile
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +38,12 @@ class Model:
     """A fault model of a plan.
 
     Attributes:
-      name: key of `FAULT_MODELS`; of an altered checkpoint the name of its file.
+      name: key of `FAULT_MODELS`; of an altered checkpoint the name of its file; of a defect profile its own.
       weight: its share of the experiments, in proportion to the sum of weights.
       values: key of `VALUES`, what the elements become; the model's own unless told otherwise.  `ALTERED` of an
         altered checkpoint, of which nothing is drawn.
       options: of the value source, `bits` or `patterns`; of an altered checkpoint `index` and `flip`, the positions
-        of its elements and the bits that are inverted in each.
+        of its elements and the bits that are inverted in each; of a profile `text`, that of its file.
     """
 
     name: str
@@ -51,7 +54,14 @@ class Model:
     @property
     def operand(self) -> Operand:
         """The operand struck."""
+        if (profile := self.profile) is not None:
+            return profile.operand
         return Operand.INPUT if self.values == ALTERED else FAULT_MODELS[self.name].operand
+
+    @property
+    def profile(self) -> Profile | None:
+        """The defect profile that it is; None of another model."""
+        return parse_profile(dict(self.options)["text"], self.name, self.name) if self.values == PROFILED else None
 
     def draw(self, rng: np.random.Generator, size: int, format: Format) -> NewBits:
         """Which elements of an operand are struck, and what they become."""
@@ -65,6 +75,8 @@ class Model:
     @property
     def sound(self) -> bool:
         """Whether this is a model of a plan; perhaps somebody wrote it by hand."""
+        if self.values == PROFILED:
+            return self.profile is not None and 0 < self.weight < 1e6
         if self.values != ALTERED:
             VALUES[self.values](**dict(self.options))
             return self.name in FAULT_MODELS and 0 < self.weight < 1e6
@@ -203,7 +215,8 @@ class Plan:
         if self.half_width is not None:
             size += f", for rates within ±{self.half_width:g} at {self.confidence:.0%}"
         ends = "to the end of the training" if self.horizon is None else f"for at most {self.horizon} steps"
-        models = f"fault models {', '.join(model.name for model in self.models)}"
+        of = "defect profiles" if self.models[0].values == PROFILED else "fault models"
+        models = f"{of} {', '.join(model.name for model in self.models)}"
         if self.restarts:
             models = f"{len(self.models)} altered checkpoints"
         struck = "sites" if self.leaf is None else f"leaves ({self.leaf})"
@@ -309,7 +322,9 @@ def _restored_plan(kept: dict[str, Any]) -> Plan:
     return Plan(**known)
 
 
-def _restored(name: str, value: list[Any]) -> tuple[Any, ...]:
+def _restored(name: str, value: list[Any]) -> tuple[Any, ...] | str:
+    if name == "text":
+        return str(value)
     return tuple(Pattern(*row) for row in value) if name == "patterns" else tuple(value)
 
 

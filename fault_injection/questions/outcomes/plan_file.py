@@ -10,6 +10,7 @@ from ...campaign.plan_reader import Reader, as_text, read_document, shown_value
 from ...faults.fault_models import FAULT_MODELS, FLIPS, PUBLISHED_MODELS, VALUES, read_histogram
 from ...faults.injection import STAGES
 from ...faults.number_formats import Format, format_of
+from ...faults.profiles.reader import find_profile, profile_text
 from ...faults.schedule import ONCE, SCHEDULE, Schedule
 from ...machine.errors import InputError, did_you_mean
 from ...machine.files import read_text
@@ -20,7 +21,7 @@ from ...seam.stages import CHECKPOINT
 from ...seam.workload import Workload
 from ...workloads.registry import find_workload
 from .audits import WANTED_SHARE, share_to_audit
-from .plan import EXITS, LARGEST, Model, Plan, sample_size
+from .plan import EXITS, LARGEST, PROFILED, Model, Plan, sample_size
 from .plan_sites import chosen_sites
 from .plan_start import START, read_start
 from .wanted import WantedOutcome, read_wanted
@@ -28,7 +29,7 @@ from .wanted import WantedOutcome, read_wanted
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
 FAULTS = (
     *("experiments", "half_width", "confidence", "epochs", "stages", "sites", "kinds", "layers", "depth"),
-    *("seed", "models", "schedule"),
+    *("seed", "models", "profile", "schedule"),
 )
 FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
 RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite", "settled", "settled_follow")
@@ -156,15 +157,52 @@ def _faults(
     faults = read.table(document, "faults")
     read.keys(faults, FAULTS, "faults.")
     size = _size(faults, wanted, read)
-    sites = chosen_sites(faults, workload, read)
+    sites, models = chosen_sites(faults, workload, read), ()
+    schedule = ONCE
+    if "profile" in faults:
+        sites, models, schedule = _profiles(faults, workload, sites, read)
     return {
         **size,
         "epochs": _epochs(faults, "faults.epochs", workload, read),
         "sites": sites,
-        "models": _models(faults, [workload.target(name) for name in sites], read),
+        "models": models or _models(faults, [workload.target(name) for name in sites], read),
         "seed": read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
-        "schedule": _schedule(faults, exit, read),
+        "schedule": _schedule(faults, exit, schedule, read),
     }
+
+
+def _profiles(
+    faults: Mapping[str, Any], workload: Workload, chosen: Sequence[str], read: Reader
+) -> tuple[tuple[str, ...], tuple[Model, ...], Schedule]:
+    """The operations that every profile of a plan strikes, the profiles, and when they strike again."""
+    if "models" in faults:
+        raise read.wrong("faults.profile", "a plan has either profile or models")
+    given = faults["profile"]
+    names = given if isinstance(given, list) else [given]
+    if not names or any(type(name) is not str for name in names) or len(set(names)) < len(names):
+        raise read.wrong("faults.profile", f"{shown_value(given)}; expected the name of a defect profile, or distinct names")
+    models, schedules = [], {}
+    sites = {name: workload.target(name) for name in chosen}
+    for name in names:
+        try:
+            model = Model(name, 1.0, PROFILED, (("text", profile_text(name)),))
+            profile = find_profile(name)
+        except InputError as error:
+            raise read.wrong("faults.profile", str(error)) from None
+        refused = {at: profile.refuses(site, workload.kind(site)) for at, site in sites.items()}
+        if all(refused.values()):
+            at, why = next(iter(refused.items()))
+            raise read.wrong("faults.profile", f"{name} strikes none of the {len(sites)} sites: of {at}, {why}")
+        if profile.worker is not None and profile.worker >= workload.workers:
+            what = f"{name} is of worker {profile.worker}; expected 0 to {workload.workers - 1}"
+            raise read.wrong("faults.profile", what)
+        sites = {at: site for at, site in sites.items() if not refused[at]}
+        models.append(model)
+        schedules[name] = profile.schedule
+    if len(set(schedules.values())) > 1 and "schedule" not in faults:
+        each = ", ".join(f"{name} '{schedule}'" for name, schedule in schedules.items())
+        raise read.wrong("faults.profile", f"their schedules differ ({each}); expected faults.schedule, one for all")
+    return tuple(sites), tuple(models), schedules[names[0]]
 
 
 def _start(document: Mapping[str, Any], workload: Workload, read: Reader) -> dict[str, Any]:
@@ -184,8 +222,8 @@ def _start(document: Mapping[str, Any], workload: Workload, read: Reader) -> dic
     }
 
 
-def _schedule(faults: Mapping[str, Any], exit: str, read: Reader) -> Schedule:
-    text = faults.get("schedule", str(ONCE))
+def _schedule(faults: Mapping[str, Any], exit: str, unsaid: Schedule, read: Reader) -> Schedule:
+    text = faults.get("schedule", str(unsaid))
     try:
         found = SCHEDULE.parse(as_text(text))
     except ValueError:

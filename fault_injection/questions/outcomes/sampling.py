@@ -14,7 +14,7 @@ from ...faults.number_formats import format_of
 from ...machine.errors import InputError
 from ...models.bits import NewBits
 from ...models.fault import Fault, Operand
-from ...models.site import Site, make_fault
+from ...models.site import Site, make_fault, ruled_fault
 from ...runs.steps import Address
 from ...seam.stages import CHECKPOINT
 from .plan import Model, Plan
@@ -98,6 +98,8 @@ def draw_experiment(plan: Plan, number: int, stratum: int | None = None) -> Expe
         followed=bool(rng.random() < plan.settled_follow),
         stratum=stratum,
     )
+    if found.model.profile is not None and found.model.profile.worker is not None:
+        found = dataclasses.replace(found, worker=found.model.profile.worker)
     if not plan.restarts:
         return found
     of_site, which = divmod(number, len(plan.models))
@@ -119,12 +121,12 @@ class Choice:
     Attributes:
       experiment: where it strikes.
       site: the operation struck, with its operands' shapes.
-      bits: what becomes of which elements of the operand of the one worker.
+      bits: what becomes of which elements of the operand of the one worker; None of a defect profile.
     """
 
     experiment: Experiment
     site: Site
-    bits: NewBits
+    bits: NewBits | None
 
     @property
     def at(self) -> Address:
@@ -135,11 +137,15 @@ class Choice:
     def fault(self) -> Fault:
         """The fault as the compiled step takes it."""
         e = self.experiment
+        if (profile := e.model.profile) is not None:
+            return ruled_fault(self.site, e.operand, e.worker, profile.rule(self.site, e.number))
         return make_fault(self.site, e.operand, e.worker, **vars(self.bits))
 
     @property
     def one_bit(self) -> int | None:
         """The bit that is inverted in one element, or stuck in all; 0 is the lowest."""
+        if self.bits is None:
+            return None
         masks = set((self.bits.flip | ~self.bits.keep).tolist())
         alone = len(self.bits.index) == 1 or not (~self.bits.keep == 0).any()
         if not alone or len(masks) > 1 or (mask := masks.pop()).bit_count() != 1:
@@ -152,11 +158,13 @@ class Choice:
         return Injection.drawn(
             workload=plan.workload,
             site=self.site,
-            fmodel=e.model.name,
+            fmodel="" if self.bits is None else e.model.name,
             worker=e.worker,
             epoch=e.epoch,
             step=e.step,
             bits=self.bits,
+            profile=e.model.profile,
+            draw=0 if self.bits is not None else e.number,
             horizon=plan.horizon,
             nonfinite=plan.nonfinite,
             schedule=plan.schedule,
@@ -167,6 +175,8 @@ def choose(plan: Plan, experiment: Experiment) -> Choice:
     """Positions and values of an experiment's fault, by its model."""
     rng = np.random.default_rng([plan.seed, experiment.number, WHAT])
     site = plan.targets[experiment.site]
+    if experiment.model.profile is not None:
+        return Choice(experiment, site, None)
     tensor = site.operands[experiment.operand]
     size, format = math.prod(tensor.shape), format_of(tensor.dtype)
     return Choice(experiment, site, experiment.model.draw(rng, size, format))

@@ -1,0 +1,1 @@
+"""Defect profiles: how one faulty device errs.  Those that are shipped are the files `*.toml` of this folder."""
