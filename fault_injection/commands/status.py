@@ -23,6 +23,8 @@ def run(options: argparse.Namespace) -> None:
         tell(found.plan.sentence())
         left = f"{found.answer.standing}" if found.answer else f"{found.left} are left"
         tell(f"{found.done} experiments are done, {left}.")
+    if found.unstruck:
+        tell(f"  in {found.unstruck} of them nothing was struck: no element fitted the profile, or a step left it out")
     for line in outcome_lines(found.outcomes, found.not_masked) if found.answer is None else _answer(found):
         tell(line)
     if found.last_event:

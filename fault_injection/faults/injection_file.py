@@ -152,7 +152,9 @@ def _faults(rows: Rows, published: Workload) -> list[Injection]:
         sites = profile.chosen(setup.workload, number)
         if not 0 < len(sites) <= MOST_OPERATIONS:
             what = f"the profile {name} strikes {len(sites)} operations of {setup.workload.name}"
-            expected = f"expected 1 to {MOST_OPERATIONS}; name one in a row 'target_layer,…', or let the profile say fewer"
+            expected = (
+                f"expected 1 to {MOST_OPERATIONS}; name one in a row 'target_layer,…', or let the profile say fewer"
+            )
             raise rows.wrong("profile", f"{what}; {expected}")
     horizon, nonfinite, schedule = _of_the_run(rows, profile.schedule)
     return [

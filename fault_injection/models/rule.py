@@ -51,7 +51,7 @@ class Rule(NamedTuple):
 
     def words(self, mask: type) -> np.ndarray:
         """The vector [11] that a fault carries, read-only."""
-        found = np.array([int(word) for word in self], mask)
+        found: np.ndarray = np.array([int(word) for word in self], mask)
         found.flags.writeable = False
         return found
 

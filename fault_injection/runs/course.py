@@ -144,4 +144,4 @@ class Course:
         """
         masked_after = self.masked.after if self.ended == EXACT else None
         found = self.judged(run or self.recorder.run, finished, self.nonfinite.first, masked_after)
-        return found.of_nothing() if self.witness.nothing else found
+        return found.of_nothing(self.witness.why_nothing) if self.witness.nothing else found

@@ -169,9 +169,8 @@ class Outcome:
     thresholds: Thresholds
     struck: bool = True
 
-    def of_nothing(self) -> "Outcome":
-        """The same of a fault that struck nothing."""
-        why = "every step taken that the fault names left the operation out, or no element fitted the profile"
+    def of_nothing(self, why: str) -> "Outcome":
+        """The same of a fault that struck nothing, and why it did."""
         rule = f"nothing was struck: {why}; {self.rule}"
         return dataclasses.replace(self, rule=rule, struck=False)
 

@@ -127,7 +127,7 @@ def _struck_elements(injection: Injection, struck: Struck) -> int:
 
 
 def struck_values(injection: Injection, bits: Any) -> np.ndarray:
-    """The numbers whose bits a step reported of the struck elements, in the operand's own dtype; of a rule the first."""
+    """The numbers whose bits a step reported of the struck elements, of its own dtype; those of a rule's first one."""
     told = 1 if injection.profile is not None else len(injection.positions)
     return format_of(injection.tensor.dtype).values(np.asarray(bits[:told]))
 

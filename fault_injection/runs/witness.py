@@ -39,8 +39,15 @@ class Witness(Observer):
 
     @property
     def nothing(self) -> bool:
-        """Whether each step so far that a fault names has left its operation out."""
+        """Whether each step so far that a fault names has left its operation out, or has no element that fits it."""
         return all(map(self._nothing_of, range(len(self._strikes))))
+
+    @property
+    def why_nothing(self) -> str:
+        """Why nothing was struck, where nothing was."""
+        if all(strike.fault.rule is None for strike in self._strikes):
+            return "the operation was left out of every step taken that the fault names"
+        return "no element fitted the profile in any step taken that the fault names"
 
     def _nothing_of(self, number: int) -> bool:
         struck = self.struck[number]

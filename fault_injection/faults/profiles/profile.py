@@ -123,7 +123,9 @@ class Profile:
             return f"its kind is {kind!r}, and the profile's are {', '.join(self.kinds)}"
         dtype = np.dtype(site.operands[self.operand].dtype)
         if self.formats and dtype.name not in self.formats:
-            return f"its {self.operand.name.lower()} is {dtype.name}, and the profile's formats {', '.join(self.formats)}"
+            return (
+                f"its {self.operand.name.lower()} is {dtype.name}, and the profile's formats {', '.join(self.formats)}"
+            )
         format = format_of(dtype)
         for role in (*self.error.xor, *self.error.bits):
             if format.bit(role) is None:
@@ -143,7 +145,9 @@ class Profile:
         sites = self.matching(workload)
         if self.operations == 1 or not sites:
             return sites
-        each = {name: np.random.default_rng([*self._address(draw), zlib.crc32(name.encode())]).random() for name in sites}
+        each = {
+            name: np.random.default_rng([*self._address(draw), zlib.crc32(name.encode())]).random() for name in sites
+        }
         kept = [name for name in sites if each[name] < self.operations] or [min(each, key=lambda name: each[name])]
         return {name: sites[name] for name in kept}
 

@@ -55,7 +55,9 @@ def profile_text(name: str) -> str:
     if name.endswith(".toml"):
         return read_text(pathlib.Path(name))
     if name not in shipped():
-        raise InputError(f"unknown defect profile {name[:SHOWN]!r}{did_you_mean(name, shipped())}, or a path to a .toml")
+        raise InputError(
+            f"unknown defect profile {name[:SHOWN]!r}{did_you_mean(name, shipped())}, or a path to a .toml"
+        )
     return importlib.resources.files(__package__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -96,7 +98,7 @@ class _Reader:
         return InputError(f"{key}: {message}", self.path)
 
     def profile(self, name: str) -> Profile:
-        sentences = [self._text("", key, required=True) for key in ("summary", "source", "inferred")]
+        summary, source, inferred = (self._text(key) for key in ("summary", "source", "inferred"))
         operations, elements = self.tables["operations"], self.tables["elements"]
         operand = self._one_of("operations", "operand", "output", [one.name.lower() for one in Operand])
         formats = self._names("operations", "formats", ())
@@ -115,7 +117,9 @@ class _Reader:
                 raise self.wrong("operations.passes", f"{one[:SHOWN]!r}; expected {' or '.join(PASSES)}")
         return Profile(
             name,
-            *sentences,
+            summary,
+            source,
+            inferred,
             error=self._error(),
             operand=Operand[operand.upper()],
             kinds=self._names("operations", "kinds", ("*",)),
@@ -135,7 +139,9 @@ class _Reader:
     def _error(self) -> Error:
         given = [key for key in KINDS_OF_ERROR if key in self.tables["error"]]
         if len(given) != 1:
-            raise self.wrong("error", f"found {' and '.join(given) or 'none'}; expected one of {', '.join(KINDS_OF_ERROR)}")
+            raise self.wrong(
+                "error", f"found {' and '.join(given) or 'none'}; expected one of {', '.join(KINDS_OF_ERROR)}"
+            )
         (kind,) = given
         if "bits" in self.tables["error"] and self.tables["error"].get("values") not in ("bit_flip", "stuck"):
             raise self.wrong("error.bits", "belongs to values = 'bit_flip' or 'stuck'")
@@ -208,14 +214,20 @@ class _Reader:
 
     def _names(self, table: str, key: str, default: tuple[str, ...]) -> tuple[str, ...]:
         value = self.tables[table].get(key, list(default))
-        if not isinstance(value, list) or (key in self.tables[table] and not value) or any(type(x) is not str for x in value):
+        if (
+            not isinstance(value, list)
+            or (key in self.tables[table] and not value)
+            or any(type(x) is not str for x in value)
+        ):
             raise self.wrong(f"{table}.{key}", f"{value!r:.60}; expected a list of names")
         return tuple(value)
 
-    def _text(self, table: str, key: str, required: bool) -> str:
-        value = self.tables[table].get(key)
+    def _text(self, key: str) -> str:
+        value = self.tables[""].get(key)
         if not isinstance(value, str) or not value.strip():
-            raise self.wrong(key, f"expected a sentence, {key} = '…': a profile says what it is, whose, and what is inferred")
+            raise self.wrong(
+                key, f"expected a sentence, {key} = '…': a profile says what it is, whose, and what is inferred"
+            )
         return " ".join(value.split())
 
     def _format(self, name: str) -> None:

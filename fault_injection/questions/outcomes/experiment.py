@@ -152,7 +152,7 @@ def run_experiment(
     verdict = trail.course.verdict(finished=trail.ended == END)
     early = None if trail.early is None else _early_verdict(lab, trail.early, trail.seen, trail.course.judged)
     if early is not None and trail.course.witness.nothing:
-        early = early.of_nothing()
+        early = early.of_nothing(trail.course.witness.why_nothing)
     seconds = time.perf_counter() - begun
     return _result(lab, choice, trail, verdict, early, seconds, setting_up)
 

@@ -157,15 +157,16 @@ def _faults(
     faults = read.table(document, "faults")
     read.keys(faults, FAULTS, "faults.")
     size = _size(faults, wanted, read)
-    sites, models = chosen_sites(faults, workload, read), ()
-    schedule = ONCE
+    sites, schedule = chosen_sites(faults, workload, read), ONCE
     if "profile" in faults:
         sites, models, schedule = _profiles(faults, workload, sites, read)
+    else:
+        models = _models(faults, [workload.target(name) for name in sites], read)
     return {
         **size,
         "epochs": _epochs(faults, "faults.epochs", workload, read),
         "sites": sites,
-        "models": models or _models(faults, [workload.target(name) for name in sites], read),
+        "models": models,
         "seed": read.whole(faults, "faults.seed", 1, 0, 2**31 - 1),
         "schedule": _schedule(faults, exit, schedule, read),
     }
@@ -180,7 +181,9 @@ def _profiles(
     given = faults["profile"]
     names = given if isinstance(given, list) else [given]
     if not names or any(type(name) is not str for name in names) or len(set(names)) < len(names):
-        raise read.wrong("faults.profile", f"{shown_value(given)}; expected the name of a defect profile, or distinct names")
+        raise read.wrong(
+            "faults.profile", f"{shown_value(given)}; expected the name of a defect profile, or distinct names"
+        )
     models, schedules = [], {}
     sites = {name: workload.target(name) for name in chosen}
     for name in names:

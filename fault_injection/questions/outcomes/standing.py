@@ -11,7 +11,7 @@ from ...machine.files import in_use
 from ...runs.outcome import OUTCOMES, UNDECIDED
 from .answer import AnsweredRate, StratifiedAnswer, answer_of, unfinished
 from .plan import Plan
-from .report.queries import QUERIES
+from .report.queries import QUERIES, UNSTRUCK
 from .store import NAME as STORE
 from .store import Store
 from .tally import Tally, tally_of
@@ -35,6 +35,7 @@ class Standing:
       plan_file: the file that the plan was read from.
       answer: what a campaign that wants a width knows; None of others.
       complete: whether it has nothing left to do.
+      unstruck: experiments in which nothing was struck.
     """
 
     folder: pathlib.Path
@@ -47,6 +48,7 @@ class Standing:
     plan_file: str | None
     answer: StratifiedAnswer | None
     complete: bool
+    unstruck: int
 
     @property
     def experiments(self) -> int:
@@ -70,6 +72,7 @@ class Standing:
             "experiments": self.experiments,
             "done": self.done,
             "left": self.left,
+            "nothing_struck": self.unstruck,
             "running": self.running,
             "resumable": self.resumable,
             "outcomes": {name: rate._asdict() for name, rate in self.outcomes.items()},
@@ -103,6 +106,7 @@ def standing(folder: pathlib.Path) -> Standing:
         answer = answer_of(store, plan) if plan is not None and plan.wanted is not None else None
         outcomes, not_masked = outcome_rates(store, plan, answer)
         done, complete = len(store.done()), nothing_left(store, plan, answer)
+        unstruck = int(store.query(UNSTRUCK)[0]["n"])
         events = store.query("SELECT at, what FROM events ORDER BY at DESC, rowid DESC LIMIT 1")
     return Standing(
         folder=folder,
@@ -115,6 +119,7 @@ def standing(folder: pathlib.Path) -> Standing:
         plan_file=about.get("plan_file"),
         answer=answer,
         complete=complete,
+        unstruck=unstruck,
     )
 
 

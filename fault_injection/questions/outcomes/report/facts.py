@@ -19,7 +19,7 @@ from ..answer import StratifiedAnswer, answer_of
 from ..store import Store
 from ..strata import layer_of
 from ..tally import Counts, Tally, tally_of, weighted_not_masked
-from .queries import QUERIES
+from .queries import QUERIES, UNSTRUCK
 
 
 def decode(curve: bytes, steps: int) -> np.ndarray:
@@ -87,6 +87,11 @@ class Facts:
     def counts(self) -> Counts:
         """All experiments by the outcome that is best known."""
         return self.tally.counts
+
+    @functools.cached_property
+    def unstruck(self) -> int:
+        """How many experiments struck nothing."""
+        return int(self.store.query(UNSTRUCK)[0]["n"])
 
     @property
     def total(self) -> int:

@@ -18,6 +18,9 @@ BY = f"exit, outcome, near, early_rule, audit_outcome, {SETTLED}"
 # What a run came to at the end, whatever an early verdict says; null where nobody looked.
 AT_THE_END = "CASE WHEN exit IN ('conditions', 'settled') THEN audit_outcome ELSE outcome END"
 
+# Experiments whose fault struck nothing: no element fitted its profile, or the step left the operation out.
+UNSTRUCK = "SELECT count(*) AS n FROM experiments WHERE coalesce(audit_rule, rule) LIKE '%nothing was struck%'"
+
 QUERIES = {
     "outcomes": f"SELECT {KNOWN} GROUP BY {BY}",
     "models": f"SELECT model, {KNOWN} GROUP BY model, {BY}",

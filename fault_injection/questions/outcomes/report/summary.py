@@ -145,14 +145,22 @@ def _scope(facts: Facts) -> str:
     sentence = f"This campaign has made {made} on {name} ({details})"
     if not finished and len(facts.plan.epochs) > 1:
         sentence += "; they run epoch after epoch, so the rates so far are not those of the whole plan"
-    return f"{sentence}."
+    return f"{sentence}{_unstruck(facts)}."
+
+
+def _unstruck(facts: Facts) -> str:
+    """What of the experiments struck nothing; empty where all did something."""
+    if not facts.unstruck:
+        return ""
+    return f"; in {facts.unstruck:,} of them nothing was struck, because no element fitted or a step left it out"
 
 
 def _drawn(facts: Facts) -> str:
     answer, workload = facts.answer, facts.plan.workload
     return (
         f"This campaign has made {_plural(facts.total, 'experiment')} on {workload.title} ({workload.details}), drawn "
-        f"by {_plural(len(answer.division.strata), 'stratum').replace('stratums', 'strata')}; {answer.standing}."
+        f"by {_plural(len(answer.division.strata), 'stratum').replace('stratums', 'strata')}; {answer.standing}"
+        f"{_unstruck(facts)}."
     )
 
 

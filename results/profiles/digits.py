@@ -1,0 +1,78 @@
+"""The training on which the shipped defect profiles are tried: two dense layers on handwritten digits, in three formats.
+
+It is the one of the README, with a third dense layer, and with the products in the number format of its name.
+`run.sh` makes the campaigns of this folder, `write.py` makes the tables and pictures of docs/profiles.md from them.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import optax
+from sklearn.datasets import load_digits
+
+from fault_injection import Measure, Training
+
+PIXELS, DIGITS = load_digits(return_X_y=True)
+IMAGES, LABELS = jnp.asarray(PIXELS / 16, jnp.float32), jnp.asarray(DIGITS)
+BATCH, STEPS, EPOCHS, TRAINED = 64, 20, 6, 1280
+WIDTHS = (64, 64, 64, 10)
+OPTIMIZER = optax.sgd(0.1, momentum=0.9)
+
+
+def init():
+    """Weights in float32, whatever the products are in."""
+    keys = jax.random.split(jax.random.key(0), len(WIDTHS) - 1)
+    shapes = zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
+    params = {
+        f"fc{number}": jax.random.normal(key, shape) / shape[0] ** 0.5
+        for number, (key, shape) in enumerate(zip(keys, shapes, strict=True), 1)
+    }
+    return params, OPTIMIZER.init(params)
+
+
+def measure(dtype, params, batch):
+    """The loss, and loss and accuracy; operands and results of products are of `dtype`."""
+    x, y = batch
+    for number in range(1, len(WIDTHS)):
+        x = (x.astype(dtype) @ params[f"fc{number}"].astype(dtype)).astype(jnp.float32)
+        x = jax.nn.relu(x) if number < len(WIDTHS) - 1 else x
+    loss = optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
+    return loss, {"loss": loss, "accuracy": jnp.mean(x.argmax(-1) == y, dtype=jnp.float32)}
+
+
+def made(dtype):
+    """The training with products in one format."""
+    measured = functools.partial(measure, dtype)
+
+    @jax.jit
+    def step(state, batch):
+        params, opt_state = state
+        gradients, metrics = jax.grad(measured, has_aux=True)(params, batch)
+        updates, opt_state = OPTIMIZER.update(gradients, opt_state)
+        return (optax.apply_updates(params, updates), opt_state), metrics
+
+    return Training(
+        init=init,
+        step=step,
+        batch=lambda epoch, step: (IMAGES[BATCH * step :][:BATCH], LABELS[BATCH * step :][:BATCH]),
+        steps_per_epoch=STEPS,
+        epochs=EPOCHS,
+        evaluate=lambda state: measured(state[0], (IMAGES[TRAINED:], LABELS[TRAINED:]))[1],
+        metric=Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0)),
+    )
+
+
+def float32():
+    """In float32."""
+    return made(jnp.float32)
+
+
+def bfloat16():
+    """In bfloat16."""
+    return made(jnp.bfloat16)
+
+
+def float16():
+    """In float16."""
+    return made(jnp.float16)
