@@ -4,8 +4,10 @@ The oracle of this file is written for numbers and for Python's integers, not fo
 """
 
 import dataclasses
+import importlib.util
 import json
 import math
+import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +39,7 @@ from fault_injection.workloads.registry import find_workload
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
+ROOT = pathlib.Path(__file__).parents[1]
 OWN = f"{momentum_training.__file__}:training"
 FORMATS = ("float32", "bfloat16", "float16", "float8_e4m3fn")
 MOST = 2**32
@@ -469,6 +472,18 @@ def test_a_mistake_in_a_plan_with_a_profile_gets_one_line(place, change, wrong):
     with pytest.raises(InputError) as error:
         parse_plan((place / "plan.toml").read_text().replace(*change), "plan.toml")
     assert wrong in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.skipif(not (ROOT / "results" / "profiles").exists(), reason="the source distribution has no results")
+def test_the_page_has_every_profile_and_what_the_stores_say():
+    page = (ROOT / "docs" / "profiles.md").read_text()
+    path = ROOT / "results" / "profiles" / "write.py"
+    spec = importlib.util.spec_from_file_location("write_profiles", path)
+    write = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(write)
+    assert write.filled(page) == page
+    for name in shipped():
+        assert page.count(f"| `{name}` |") == 2  # whose it is, and what came of it
 
 
 def test_commands_that_move_listed_elements_refuse_a_profile(place, capsys):

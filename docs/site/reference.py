@@ -36,6 +36,7 @@ ROWS = {  # of an injection file, but for options of the workload
     "inj_pos": "coordinates of each element in the operand, such as `12/2/0/50`; one cell an element",
     "inj_values": "what each element becomes: a number, `nan`, `inf` or `-inf`",
     "target": "a leaf of the state, a gradient or an update, in place of `stage`, `fmodel` and `target_layer`",
+    "profile": "in place of rows that say positions and values: a defect profile, such as `sdc_band`",
     "inj_lane": "in place of `inj_pos`: every element of one lane, such as `5/256`",
     "inj_bits": "in place of `inj_values`: bits, such as `7f800000`, `xor:00800000`, `set:00800000`, `copy:1/2/3/4`",
     "schedule": "when it strikes again: `once` (default), `permanent`, `steps 5`, `every 10`, `probability 0.01`",
@@ -55,6 +56,7 @@ FAULTS = {
     "depth": "two shares of the forward pass, such as `[0, 0.25]`: operations of the layers between them, both passes",
     "seed": "experiment i is drawn from (seed, i); 1 by default",
     "models": "table of fault models and their weights",
+    "profile": "in place of `models`: the name of a defect profile, or a list of names",
     "schedule": "as the row of an injection file",
 }
 WANTED = {

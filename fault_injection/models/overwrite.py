@@ -185,9 +185,12 @@ def _ruled(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.Arra
     """As `overwrite`, of a fault with a rule, which looks at every element of the tensor that it names."""
     told, active = nothing_struck(fault), fault.index[0] >= 0
     old, new, matched, after = told.old, told.new, told.matched, []
+    # A strike may be a loop of one turn, of which the compiler would compute beforehand, and each time, what depends on
+    # the tensors alone.  So they wait for the rule, which the loop carries.
+    tensors, rule = lax.optimization_barrier((tensors, fault.rule))
     for number, tensor in enumerate(tensors):
         words = bits(tensor).reshape(-1)
-        fits, become = struck_by(words, tensor.reshape(-1), tensor.dtype, fault.rule)
+        fits, become = struck_by(words, tensor.reshape(-1), tensor.dtype, rule)
         fits &= active & (fault.operand == number)
         written = jnp.where(fits, become, words)
         after.append(of_bits(written.reshape(tensor.shape), tensor.dtype))

@@ -5,6 +5,7 @@ It is the one of the README, with a third dense layer, and with the products in 
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 def init():
     """Weights in float32, whatever the products are in."""
     keys = jax.random.split(jax.random.key(0), len(WIDTHS) - 1)
-    shapes = zip(WIDTHS[:-1], WIDTHS[1:], strict=True)
+    shapes = itertools.pairwise(WIDTHS)
     params = {
         f"fc{number}": jax.random.normal(key, shape) / shape[0] ** 0.5
         for number, (key, shape) in enumerate(zip(keys, shapes, strict=True), 1)

@@ -230,6 +230,8 @@ class Profile:
         known = dataclasses.asdict(self)
         for said in ("summary", "source", "inferred"):
             del known[said]
+        number = self.error.set
+        known["error"]["set"] = None if number is None else repr(number)  # JSON has no infinity
         return known | {"operand": self.operand.name.lower(), "schedule": str(self.schedule)}
 
 
