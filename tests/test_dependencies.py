@@ -91,7 +91,7 @@ EDITS = {
     "models/operations/convolution.py": {"image"},
     "models/strike.py": EXPLICIT,
     "models/overwrite.py": BITS,
-    "models/rule.py": BITS,
+    "models/ruled.py": BITS,
     "any_step/intercept.py": {"own"},
     "explicit/engine.py": EXPLICIT,
     "explicit/optimizers.py": EXPLICIT,

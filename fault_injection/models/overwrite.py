@@ -10,7 +10,7 @@ from jax import lax
 
 from .bits import NewBits, rewritten, width_of
 from .fault import LARGEST_OPERAND, Fault, Struck, inactive_fault, nothing_struck
-from .rule import struck_by
+from .ruled import has_rules, struck_by
 
 Integers = jax.Array | np.ndarray
 Integer = jax.Array | np.ndarray | np.integer
@@ -183,26 +183,35 @@ def overwrite(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.A
 
 def _ruled(tensors: tuple[jax.Array, ...], fault: Fault) -> tuple[tuple[jax.Array, ...], Struck]:
     """As `overwrite`, of a fault with a rule, which looks at every element of the tensor that it names."""
-    told, active = nothing_struck(fault), fault.index[0] >= 0
-    old, new, matched, after = told.old, told.new, told.matched, []
     # A strike may be a loop of one turn, of which the compiler would compute beforehand, and each time, what depends on
     # the tensors alone.  So they wait for the rule, which the loop carries.
     tensors, rule = lax.optimization_barrier((tensors, fault.rule))
-    for number, tensor in enumerate(tensors):
-        words = bits(tensor).reshape(-1)
-        fits, become = struck_by(words, tensor.reshape(-1), tensor.dtype, rule)
-        fits &= active & (fault.operand == number)
+    told, after = nothing_struck(fault), [bits(tensor).reshape(-1) for tensor in tensors]
+    old, new, matched = told.old, told.new, told.matched
+    active = fault.index[0] >= 0
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors if tensor.size and has_rules(tensor.dtype)):
+        # The named one is looked at, in as many elements as the largest of its type has: code for each of them would be
+        # longer, and a step that is not struck carries it too.
+        alike = [number for number, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        most = max(after[number].size for number in alike)
+        words, size = jnp.zeros(most, after[alike[0]].dtype), jnp.int32(0)
+        for number in alike:
+            here = fault.operand == number
+            words = jnp.where(here, jnp.pad(after[number], (0, most - after[number].size)), words)
+            size = jnp.where(here, np.int32(after[number].size), size)
+        fits, become = struck_by(words, size, dtype, rule)
+        fits &= active
         written = jnp.where(fits, become, words)
-        after.append(of_bits(written.reshape(tensor.shape), tensor.dtype))
-        count = jnp.sum(fits, dtype=jnp.int32)
-        if words.size:
-            first = jnp.argmax(fits).astype(jnp.int32)
-            old, new = (
-                jnp.where(count > 0, part[first].astype(fault.keep.dtype), known)
-                for part, known in ((words, old), (written, new))
-            )
-            matched = jnp.where(count > 0, jnp.stack([count, first]), matched)
-    return tuple(after), dataclasses.replace(told, old=old, new=new, matched=matched)
+        for number in alike:
+            after[number] = jnp.where(fault.operand == number, written[: after[number].size], after[number])
+        count, first = jnp.sum(fits, dtype=jnp.int32), jnp.argmax(fits).astype(jnp.int32)
+        old, new = (
+            jnp.where(count > 0, part[first].astype(fault.keep.dtype), known)
+            for part, known in ((words, old), (written, new))
+        )
+        matched = jnp.where(count > 0, jnp.stack([count, first]), matched)
+    results = (of_bits(words.reshape(tensor.shape), tensor.dtype) for words, tensor in zip(after, tensors, strict=True))
+    return tuple(results), dataclasses.replace(told, old=old, new=new, matched=matched)
 
 
 def overwritten(tensor: jax.Array, fault: Fault) -> tuple[jax.Array, Struck]:

@@ -1,17 +1,13 @@
-"""A rule: which elements of an operand a defective device gets wrong, and what they become, decided on the device.
+"""A rule: which elements of an operand a defective device gets wrong, and what they become; data without JAX.
 
-A fault with a rule lists no positions.  The step looks at each element's own bits, so what is struck depends on the
-data.  A rule is a vector of integers, like all that a step is told of a fault: another one compiles nothing anew.
+A fault with a rule lists no positions.  The step looks at each element's own bits (`ruled`), so what is struck depends
+on the data.  A rule is a vector of integers, like all that a step is told of a fault: another one compiles nothing
+anew.
 """
 
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-
-from .bits import rewritten, width_of
 
 ALL = 0xFFFFFFFF  # a threshold that each element is below, or at
 GOLDEN = 0x9E3779B9  # 2³² divided by the golden ratio: consecutive positions are far apart after it
@@ -90,32 +86,3 @@ def chance(position: Any, seed: Any) -> Any:
     h = (h ^ (h >> 16)) * np.uint32(0x85EBCA6B)
     h = (h ^ (h >> 13)) * np.uint32(0xC2B2AE35)
     return h ^ (h >> 16)
-
-
-def struck_by(words: jax.Array, flat: jax.Array, dtype: Any, rule: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which elements of a tensor a rule strikes, and the bits that each would get.
-
-    Args:
-      words: [n], the bits of the tensor.
-      flat: [n], the tensor itself.
-      dtype: its type.  One of integers, or of numbers without a sign, is never struck.
-      rule: [11], see `Rule`.
-
-    Returns:
-      Booleans [n], and bits [n].
-    """
-    if not jnp.issubdtype(dtype, jnp.floating) or words.size == 0 or jnp.finfo(dtype).min >= 0:
-        return jnp.zeros(words.shape, bool), words
-    told, width = Rule(*rule), width_of(dtype)
-    magnitude = (words & words.dtype.type((1 << (width - 1)) - 1)).astype(rule.dtype)
-    position = lax.iota(jnp.uint32, words.size)
-    small = {name: getattr(told, name).astype(jnp.uint32) for name in ("period", "phase", "seed", "threshold")}
-    struck = (told.least <= magnitude) & (magnitude <= told.most)
-    struck &= lax.rem(position, lax.max(small["period"], jnp.uint32(1))) == small["phase"]
-    struck &= chance(position, small["seed"]) <= small["threshold"]
-    source = jnp.roll(words, -told.offset.astype(jnp.int32))
-    new = rewritten(source, told.keep, told.flip)
-    wide = jnp.float64 if rule.dtype == np.uint64 else jnp.float32
-    multiplied = (flat.astype(wide) * lax.bitcast_convert_type(told.factor, wide)).astype(dtype)
-    as_words = lax.bitcast_convert_type(multiplied, jnp.dtype(f"uint{width}")).astype(words.dtype)
-    return struck, jnp.where(told.factor != 0, as_words, new)

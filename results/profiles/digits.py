@@ -1,6 +1,6 @@
-"""The training on which the shipped defect profiles are tried: two dense layers on handwritten digits, in three formats.
+"""The training on which shipped defect profiles are tried: three dense layers on handwritten digits, in three formats.
 
-It is the one of the README, with a third dense layer, and with the products in the number format of its name.
+It is like the one of the README, with a third dense layer, and with the products in the number format of its name.
 `run.sh` makes the campaigns of this folder, `write.py` makes the tables and pictures of docs/profiles.md from them.
 """
 
