@@ -3,6 +3,8 @@
 The oracle of this file is written for numbers and for Python's integers, not for masks on a device.
 """
 
+# Above 400 lines: one oracle says what is struck, wherever the strike is made.
+
 import dataclasses
 import importlib.util
 import json
@@ -19,7 +21,7 @@ from command_line import said
 
 from fault_injection import instrument
 from fault_injection.faults.injection_file import format_injection, parse_injection
-from fault_injection.faults.profiles.profile import Error, Profile
+from fault_injection.faults.profiles.profile import DefectProfile, Error
 from fault_injection.faults.profiles.reader import find_profile, parse_profile, shipped
 from fault_injection.faults.scaling import scale
 from fault_injection.faults.schedule import Schedule
@@ -28,7 +30,7 @@ from fault_injection.models.fault import Operand, inactive_fault
 from fault_injection.models.layer import Context
 from fault_injection.models.operations.product import Dense, DenseGradWt
 from fault_injection.models.overwrite import fault_of, overwrite, struck_of, words_of
-from fault_injection.models.rule import Rule, at_strike
+from fault_injection.models.rule import StrikeRule, at_strike
 from fault_injection.models.site import Site, TensorSpec, ruled_fault
 from fault_injection.models.strike import perform
 from fault_injection.questions.outcomes.plan_file import parse_plan
@@ -62,7 +64,9 @@ def bits_of(array):
 
 def erring(profile, draw, site, tensor, turn=0):
     """The tensor as the device of a profile makes it, and which elements it strikes: element by element, in numbers."""
-    rule = Rule(*profile.rule(site, draw).tolist())  # lane, seed and masks that were drawn; what is said is not read
+    rule = StrikeRule(
+        *profile.rule(site, draw).tolist()
+    )  # lane, seed and masks that were drawn; what is said is not read
     flat = np.array(tensor).reshape(-1)
     with np.errstate(all="ignore"):
         size = np.abs(flat.astype(np.float64))
@@ -93,7 +97,7 @@ def erring(profile, draw, site, tensor, turn=0):
 
 
 def profile_of(error, **changes):
-    return Profile("test", "What.", "Who.", "What not.", error, **changes)
+    return DefectProfile("test", "What.", "Who.", "What not.", error, **changes)
 
 
 PROFILES = {

@@ -14,12 +14,12 @@ from ..models.fault import LARGEST_OPERAND, Fault, Operand, Struck
 from ..models.faulty_product import faulty_product
 from ..models.isolation import fence
 from ..models.overwrite import Integer, fault_of, struck_of, words_of
-from ..models.rule import Rule
+from ..models.rule import StrikeRule
 from .jax_internals import gathered, resharded
 from .product_form import Form
 
 NOWHERE = -1
-RULE_SEED = Rule._fields.index("seed")
+RULE_SEED = StrikeRule._fields.index("seed")
 
 
 class Aim(NamedTuple):

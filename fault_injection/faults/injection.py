@@ -18,7 +18,7 @@ from ..seam.workload import Workload
 from .element_bits import ElementBits, Position, format_new_bits, format_position, from_masks, ravel, to_masks, unravel
 from .fault_models import FAULT_MODELS
 from .number_formats import format_of
-from .profiles.profile import Profile
+from .profiles.profile import DefectProfile
 from .schedule import ONCE, Schedule
 
 STAGES = {"fwrd_inject": "forward", "bkwd_inject": "backward"}  # of operations, as files name them
@@ -67,7 +67,7 @@ in the output [128×10] of fc.
       nonfinite: one of `NONFINITE_RULES`: what ends the run when it is not finite.
       schedule: when it strikes again after its first step.
       profile: a defect profile, which says in place of positions, values and bits what is struck.
-      draw: tells devices of one profile apart, see `Profile.rule`.
+      draw: tells devices of one profile apart, see `DefectProfile.rule`.
       also: further faults of the same workload, horizon and rule, in the order of `together`, none with further ones.
         All else that is said here is said of the first fault.
 
@@ -89,7 +89,7 @@ in the output [128×10] of fc.
     horizon: int | None = None
     nonfinite: str = "loss"
     schedule: Schedule = ONCE
-    profile: Profile | None = None
+    profile: DefectProfile | None = None
     draw: int = 0
     also: "tuple[Injection, ...]" = ()
 
@@ -122,7 +122,7 @@ in the output [128×10] of fc.
         epoch: int,
         step: int,
         bits: NewBits | None,
-        profile: Profile | None = None,
+        profile: DefectProfile | None = None,
         draw: int = 0,
         horizon: int | None = None,
         nonfinite: str = "loss",

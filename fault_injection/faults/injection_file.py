@@ -8,7 +8,6 @@ Injection file).  A further fault has rows of its own, see `fault_rows`.
 
 import collections
 import csv
-import functools
 import io
 import math
 import operator
@@ -17,13 +16,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Sequence
 
-import ml_dtypes
-import numpy as np
-
 from ..machine.errors import InputError, did_you_mean
 from ..machine.files import read_text, write_text
-from ..machine.reading import NUMBER, SHOWN, Kind, one_of, whole
-from ..models.bits import of_host_words
+from ..machine.reading import SHOWN, Kind, one_of, whole
 from ..models.fault import Operand
 from ..models.site import Site
 from ..seam.measure import NONFINITE_RULES
@@ -35,50 +30,13 @@ from .fault_models import FAULT_MODELS
 from .fault_rows import FAULT_ROWS, OWN_ROWS, rows_of_faults
 from .injection import ALL, STAGES, Injection, clash, too_large
 from .lanes import LANE, lane_of, positions_of
-from .number_formats import Format, format_of
+from .number_formats import format_of
 from .profiles.reader import find_profile
 from .rows import Row, Rows, SetUp, list_rows, said, shown_option
 from .schedule import ONCE, SCHEDULE, Schedule
+from .value_cells import check_agreement, check_whole, value_of
 
 MOST_OPERATIONS = 64  # of a profile at a step: each fault is compiled for each operation
-EXACT = 2**53 - 1  # a float64 has all whole numbers up to there
-
-# What other programs write for numbers that are none, and how an injection file writes it.
-OTHER_SPELLINGS = {r"[+-]?nan": "nan", r"\+?inf(inity)?": "inf", r"-inf(inity)?": "-inf"}
-
-
-def _value(format: Format) -> Kind[float]:
-    """How a cell of `inj_values` is read, for an operand of this format."""
-
-    def parse(text: str) -> float:
-        if text in OTHER_SPELLINGS.values() and not _lacks(text, format):
-            return float(text)
-        if not NUMBER.fullmatch(text) or _beyond(text, format):
-            raise ValueError
-        return float(text)
-
-    return Kind(parse, functools.partial(_expected_value, format))
-
-
-def _lacks(text: str, format: Format) -> bool:
-    """Whether this is an infinity, and the format of floating-point numbers has none."""
-    return text.endswith("inf") and bool(format.exponent) and not format.infinite
-
-
-def _beyond(text: str, format: Format) -> str | None:
-    """What a number should have been that only rounding would make infinite, NaN or zero; None where it is none."""
-    return format.beyond(float(text), zero=not re.split("[eE]", text)[0].strip("+-.0"))
-
-
-def _expected_value(format: Format, text: str) -> str:
-    if NUMBER.fullmatch(text):
-        return _beyond(text, format) or ""
-    if _lacks(text, format):
-        return f"nan or a number, because a {format.name} has no infinities"
-    meant = [ours for theirs, ours in OTHER_SPELLINGS.items() if re.fullmatch(theirs, text, re.IGNORECASE)]
-    return "a number such as -1.5e10, nan or inf" + "".join(f"; did you mean '{ours}'?" for ours in meant)
-
-
 ANY_NAME = Kind(str, lambda text: "a name")
 
 
@@ -219,8 +177,8 @@ def _fault(rows: Rows, published: Workload) -> Injection:
         raise rows.wrong("inj_pos", f"inj_pos {_shown(often)} is listed {'twice' if times == 2 else f'{times} times'}")
 
     format = format_of(site.operands[operand].dtype)
-    values = rows.every("inj_values", _value(format)) if "inj_values" in rows else ()
-    _check_whole(rows, values, layer, operand, site.operands[operand].dtype)
+    values = rows.every("inj_values", value_of(format)) if "inj_values" in rows else ()
+    check_whole(rows, values, layer, operand, site.operands[operand].dtype)
 
     bits: tuple[ElementBits, ...] = ()
     if "inj_bits" in rows:
@@ -236,7 +194,7 @@ def _fault(rows: Rows, published: Workload) -> Injection:
                 key, f"{found}; expected one {'value' if key == 'inj_values' else 'cell'} for each position"
             )
     if values and bits:
-        _check_agreement(rows, values, bits, site.operands[operand].dtype)
+        check_agreement(rows, values, bits, site.operands[operand].dtype)
         values = ()
     place = (worker, layer, epoch, step, positions)
     return Injection(setup.workload, stage, fmodel, *place, values, bits, horizon, nonfinite, schedule)
@@ -355,37 +313,6 @@ def _check_positions(setup: SetUp, key: str, positions: Iterable[Position], laye
         "position",
         lambda other: (site := other.find(layer)) is not None and inside(wrong, site.shapes[operand]),
     )
-
-
-def _check_whole(rows: Rows, values: Sequence[float], layer: str, operand: Operand, dtype: np.dtype) -> None:
-    """Refuse values that an operand of integers, such as tokens, cannot have."""
-    if format_of(dtype).exponent:
-        return
-    least, most = (0, 1) if dtype.kind == "b" else (ml_dtypes.iinfo(dtype).min, ml_dtypes.iinfo(dtype).max)
-    if dtype.itemsize == 8:  # a cell is read as a float64; `inj_bits` says others
-        least, most = max(least, -EXACT), min(most, EXACT)
-    wrong = next((value for value in values if not value.is_integer() or not least <= value <= most), None)
-    if wrong is not None:
-        of = f"the {operand.name.lower()} of {layer}, which is {dtype.name}"
-        raise rows.wrong("inj_values", f"inj_values {wrong!r} in {of}; expected whole numbers from {least} to {most}")
-
-
-def _check_agreement(rows: Rows, values: Sequence[float], bits: Sequence[ElementBits], dtype: np.dtype) -> None:
-    """Refuse values that are not those of the bits; a NaN is any NaN."""
-    if any(new.keep for new in bits):
-        why = "what becomes of an element's own or copied bits is only known when it runs"
-        raise rows.wrong("inj_values", f"leave out inj_values, because {why}")
-    stated = format_of(dtype).bits(values)
-    given = np.array([new.flip for new in bits], stated.dtype)
-    # As float32: NumPy warns of signalling NaNs of narrower formats.
-    nan = [np.isnan(of_host_words(each, dtype).astype(np.result_type(dtype, "f4"))) for each in (stated, given)]
-    different = (stated != given) & ~(nan[0] & nan[1])
-    if different.any():
-        at = int(different.argmax())
-        has, says = (format_new_bits(ElementBits(int(each[at])), dtype) for each in (stated, given))
-        raise rows.wrong(
-            "inj_values", f"inj_values {values[at]!r} has the bits {has}, but inj_bits says {says}; leave out one row"
-        )
 
 
 def _shown(position: Position) -> str:

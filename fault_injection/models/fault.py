@@ -43,8 +43,8 @@ class Fault(NewBits):
       index: int32 [K], distinct row-major positions in the operand of that worker; `INACTIVE` pads.
       source: int32 [K], positions whose bits are read.
       keep, flip: uint32 [K], masks, of an operand of 64 bits uint64; one of narrower elements takes their low bits.
-      rule: [11], of the type of the masks: which elements are struck, and what they become, see `rule.Rule`.  It says
-        so in place of the four above, of which there is one each: `index` is 0, or `INACTIVE` if nothing is struck.
+      rule: [11], of the type of the masks: which elements are struck, and what they become, see `rule.StrikeRule`: it
+        says so in place of the four above, of which there is one each: `index` is 0, or `INACTIVE` where nothing is hit.
         None where those say it.
 
     >>> fault = inactive_fault(2)

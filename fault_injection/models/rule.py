@@ -13,7 +13,7 @@ ALL = 0xFFFFFFFF  # a threshold that each element is below, or at
 GOLDEN = 0x9E3779B9  # 2³² divided by the golden ratio: consecutive positions are far apart after it
 
 
-class Rule(NamedTuple):
+class StrikeRule(NamedTuple):
     """What the words of a rule say, in their order; each is an integer of the type of the fault's masks.
 
     An element is struck if all of this holds: `least ≤ |bits| ≤ most`, where |bits| are its bits without the sign, in
@@ -52,7 +52,9 @@ class Rule(NamedTuple):
         return found
 
 
-NO_RULE = Rule(least=1, most=0, period=1, phase=0, seed=0, threshold=0, offset=0, keep=0, flip=0, factor=0, growing=1)
+NO_RULE = StrikeRule(
+    least=1, most=0, period=1, phase=0, seed=0, threshold=0, offset=0, keep=0, flip=0, factor=0, growing=1
+)
 WORDS = len(NO_RULE)
 
 
@@ -60,10 +62,10 @@ def at_strike(words: np.ndarray, number: int) -> np.ndarray:
     """The words of a rule at strike `number`, from 0: chance is drawn anew, and what grows has grown.
 
     >>> rule = NO_RULE._replace(threshold=ALL, growing=4).words(np.uint32)
-    >>> [hex(Rule(*at_strike(rule, number)).threshold) for number in (0, 1, 3, 9)]
+    >>> [hex(StrikeRule(*at_strike(rule, number)).threshold) for number in (0, 1, 3, 9)]
     ['0x3fffffff', '0x7fffffff', '0xffffffff', '0xffffffff']
     """
-    rule = Rule(*words.tolist())
+    rule = StrikeRule(*words.tolist())
     grown = min(number + 1, rule.growing) * (rule.threshold + 1) // rule.growing - 1
     seed = int(chance(np.array([number], np.uint32), np.uint32(rule.seed))[0])
     return rule._replace(threshold=max(grown, 0), seed=seed).words(words.dtype.type)

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from .bits import rewritten, width_of
-from .rule import Rule, chance
+from .rule import StrikeRule, chance
 
 
 def has_rules(dtype: Any) -> bool:
@@ -23,7 +23,7 @@ def struck_by(words: jax.Array, size: jax.Array, dtype: Any, rule: jax.Array) ->
       words: [n], the bits of the tensor; n is at least 1.
       size: int32, how many of them there are: what follows is padding.
       dtype: the type of the tensor, one that `has_rules`.
-      rule: [11], see `Rule`.
+      rule: [11], see `StrikeRule`.
 
     Returns:
       Booleans [n], and bits [n].
@@ -35,7 +35,7 @@ def struck_by(words: jax.Array, size: jax.Array, dtype: Any, rule: jax.Array) ->
     >>> struck.tolist(), lax.bitcast_convert_type(new, jnp.float32).tolist()
     ([True, True, False], [-0.5, -1.0, -4.0])
     """
-    told, width = Rule(*rule), width_of(dtype)
+    told, width = StrikeRule(*rule), width_of(dtype)
     magnitude = (words & words.dtype.type((1 << (width - 1)) - 1)).astype(rule.dtype)
     position, count = lax.iota(jnp.uint32, words.size), lax.max(size, np.int32(1)).astype(jnp.uint32)
     period, phase, seed, threshold, offset = rule[np.array([2, 3, 4, 5, 6])].astype(jnp.uint32)

@@ -140,7 +140,7 @@ def make_fault(
 
 
 def ruled_fault(site: Site, operand: Operand, worker: int, rule: np.ndarray) -> Fault:
-    """A fault that strikes what fits a rule, see `rule.Rule`.
+    """A fault that strikes what fits a rule, see `rule.StrikeRule`.
 
     Args:
       site: the operation.

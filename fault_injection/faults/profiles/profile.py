@@ -1,7 +1,7 @@
 """A defect profile: which operations a faulty device gets wrong, at which operands, by how much, and for how long.
 
 A fault model says which positions one fault overwrites.  A profile says how a device errs: what it strikes is decided
-in the step, by the values of the operand.  The words of its rule are `models.rule.Rule`.
+in the step, by the values of the operand.  The words of its rule are `models.rule.StrikeRule`.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import numpy as np
 
 from ...models.bits import ALL_ONES, NewBits, host_words, mask_type
 from ...models.fault import Operand
-from ...models.rule import ALL, Rule
+from ...models.rule import ALL, StrikeRule
 from ...models.site import Site
 from ...seam.workload import Workload
 from ..fault_models import VALUES
@@ -67,7 +67,7 @@ class Error:
 
 
 @dataclasses.dataclass(frozen=True)
-class Profile:
+class DefectProfile:
     """How one faulty device errs.
 
     Attributes:
@@ -164,8 +164,8 @@ class Profile:
         >>> one = TensorSpec((4,), np.dtype("float32"))
         >>> site = Site("fc", "fc", "forward", dict.fromkeys(Operand, one))
         >>> error = Error(relative=0.25)
-        >>> band = Profile("band", "", "", "", error, least=1.0, below=2.0)
-        >>> rule = Rule(*band.rule(site, 0))
+        >>> band = DefectProfile("band", "", "", "", error, least=1.0, below=2.0)
+        >>> rule = StrikeRule(*band.rule(site, 0))
         >>> hex(rule.least), hex(rule.most), np.uint32(rule.factor).view(np.float32).item()
         ('0x3f800000', '0x3fffffff', 1.25)
         """
@@ -176,7 +176,7 @@ class Profile:
         least, most = self._band(format)
         threshold = min(max(round(self.elements * 2**32) - 1, 0), ALL)
         size = math.prod(site.operands[self.operand].shape)
-        words = Rule(
+        words = StrikeRule(
             least=least,
             most=most,
             period=period,

@@ -14,7 +14,7 @@ from ...machine.reading import SHOWN
 from ...models.fault import Operand
 from ..number_formats import format_of
 from ..schedule import ONCE, SCHEDULE
-from .profile import DRAWN, PASSES, Error, Profile
+from .profile import DRAWN, PASSES, DefectProfile, Error
 
 TABLES: dict[str, tuple[str, ...]] = {
     "": ("summary", "source", "inferred", "worker", "operations", "elements", "error", "time"),
@@ -38,7 +38,7 @@ def shipped() -> tuple[str, ...]:
     return tuple(sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml")))
 
 
-def find_profile(name: str) -> Profile:
+def find_profile(name: str) -> DefectProfile:
     """The profile of a name that is shipped, or of a file whose name ends in `.toml`, as a step of one's own is found.
 
     Raises:
@@ -62,7 +62,7 @@ def profile_text(name: str) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def parse_profile(text: str, name: str, path: object) -> Profile:
+def parse_profile(text: str, name: str, path: object) -> DefectProfile:
     """The profile that a file's text says.
 
     Args:
@@ -97,7 +97,7 @@ class _Reader:
     def wrong(self, key: str, message: str) -> InputError:
         return InputError(f"{key}: {message}", self.path)
 
-    def profile(self, name: str) -> Profile:
+    def profile(self, name: str) -> DefectProfile:
         summary, source, inferred = (self._text(key) for key in ("summary", "source", "inferred"))
         operations, elements = self.tables["operations"], self.tables["elements"]
         operand = self._one_of("operations", "operand", "output", [one.name.lower() for one in Operand])
@@ -115,7 +115,7 @@ class _Reader:
         for one in passes:
             if one not in PASSES:
                 raise self.wrong("operations.passes", f"{one[:SHOWN]!r}; expected {' or '.join(PASSES)}")
-        return Profile(
+        return DefectProfile(
             name,
             summary,
             source,

@@ -12,7 +12,7 @@ from ...campaign.allocation import FIRST
 from ...faults.fault_models import FAULT_MODELS, VALUES, Pattern
 from ...faults.injection import STAGES
 from ...faults.number_formats import Format
-from ...faults.profiles.profile import Profile
+from ...faults.profiles.profile import DefectProfile
 from ...faults.profiles.reader import parse_profile
 from ...faults.schedule import ONCE, Schedule
 from ...machine.reading import fits
@@ -59,7 +59,7 @@ class Model:
         return Operand.INPUT if self.values == ALTERED else FAULT_MODELS[self.name].operand
 
     @property
-    def profile(self) -> Profile | None:
+    def profile(self) -> DefectProfile | None:
         """The defect profile that it is; None of another model."""
         return parse_profile(dict(self.options)["text"], self.name, self.name) if self.values == PROFILED else None
 
