@@ -44,7 +44,7 @@ class Fault(NewBits):
       source: int32 [K], positions whose bits are read.
       keep, flip: uint32 [K], masks, of an operand of 64 bits uint64; one of narrower elements takes their low bits.
       rule: [11], of the type of the masks: which elements are struck, and what they become, see `rule.StrikeRule`: it
-        says so in place of the four above, of which there is one each: `index` is 0, or `INACTIVE` where nothing is hit.
+        says so in place of the four above, of which there is one each; `index` is 0, or `INACTIVE` for nothing.
         None where those say it.
 
     >>> fault = inactive_fault(2)
