@@ -5,6 +5,7 @@ strike is inserted, and everything else is emitted as it was.  Sites are numbere
 is rewritten once, however often it is called: it is told the struck site as counted from its own first.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from .jax_internals import (
     bind_checkpoint,
     bodies,
     evaluate,
+    gathered,
     is_explicit,
     is_literal,
     jit_options,
@@ -45,14 +47,18 @@ class Told(NamedTuple):
     Attributes:
       words: of each aim, with what its fault did here added.
       seen: of its sites, see `Looks.told`; the largest of all turns.
+      results: whole, of each of its sites, where `Looks.whole` asks for them.  Of a scan they have its turns as
+        leading axis, of a `shard_map` its devices.  Of a while loop they are those of the last turn, and zeros of
+        what has not run.
     """
 
     words: tuple[jax.Array, ...]
     seen: Seen
+    results: tuple[jax.Array, ...] = ()
 
     def after(self, earlier: "Told") -> "Told":
-        """The same of all turns of a loop so far."""
-        return self._replace(seen=jax.tree.map(jnp.maximum, earlier.seen, self.seen))
+        """The same of all turns of a loop so far, but for results."""
+        return self._replace(results=(), seen=jax.tree.map(jnp.maximum, earlier.seen, self.seen))
 
 
 class Scope(NamedTuple):
@@ -163,7 +169,7 @@ class Interpreter:
 
         first, begun = 0, words_of_aims(scope.aims)
         words = begun
-        seen = [self.looks.nothing(0)]
+        seen, whole = [self.looks.nothing(0)], []
         for equation in jaxpr.eqns:
             if strikable(equation, self.kinds):
                 given = [*map(fenced, equation.invars, self._form(equation, untyped).operands)]
@@ -180,11 +186,12 @@ class Interpreter:
                 if told.words:  # a strike only adds to them
                     words = told.words if untyped or words is begun else tuple(map(jnp.maximum, words, told.words))
                 seen.append(told.seen)
+                whole += told.results
                 first += count
             else:
                 results = evaluate(equation, given, untyped)
             known.update(zip(equation.outvars, results, strict=True))
-        told = Told(words, jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen))
+        told = Told(words, jax.tree.map(lambda *parts: jnp.concatenate(parts), *seen), tuple(whole))
         return [value(atom) for atom in jaxpr.outvars], told
 
     def _enter(self, equation: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
@@ -192,7 +199,8 @@ class Interpreter:
         name, params = equation.primitive.name, equation.params
         if strikable(equation, self.kinds):
             result, words = self._site(equation, values, scope)
-            return [result], Told(words, self._seen(equation, values, result, scope))
+            results = (gathered(result),) if self.looks.whole else ()
+            return [result], Told(words, self._seen(equation, values, result, scope), results)
         if not bodies(equation):
             return evaluate(equation, values, scope.untyped), Told((), self.looks.nothing(0))
         body = bodies(equation)[0]
@@ -289,16 +297,16 @@ class Interpreter:
         )
         options = {"length": length, "reverse": params["reverse"], "unroll": params["unroll"]}
 
-        def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, list[Any]]:
+        def turn(carry: tuple[Any, Told, list[Any]], x: list[Any]) -> tuple[Any, Any]:
             number, seen, values = carry
             inside = tuple(aim.inside(length, number) for aim in aims)
             results, told = run(going_on(inside, seen.words), [*consts, *values, *x])
             on = number + (-1 if params["reverse"] else 1)
-            return (on, told.after(seen), results[:carried]), results[carried:]
+            return (on, told.after(seen), results[:carried]), (results[carried:], told.results)
 
         number = np.int32(length - 1 if params["reverse"] else 0)
-        (_, seen, last), stacked = lax.scan(turn, (number, begin, init), sliced, **options)
-        return [*last, *stacked], seen
+        (_, seen, last), (stacked, whole) = lax.scan(turn, (number, begin, init), sliced, **options)
+        return [*last, *stacked], seen._replace(results=whole)
 
     def _while(
         self, params: Mapping[str, Any], run: Callable[..., Any], values: list[Any], aims: tuple[Aim, ...], begin: Told
@@ -318,24 +326,34 @@ class Interpreter:
                 turn = jnp.minimum(number, self.turns - 1)
                 inside.append(aim.inside(self.turns, turn)._replace(site=site))
             results, told = run(going_on(inside, seen.words), [*consts, *values])
-            return number + 1, told.after(seen), results
+            return number + 1, told.after(seen)._replace(results=told.results), results
 
+        if self.looks.whole:
+            begin = begin._replace(results=_nothing(run, aims, [*consts, *init]))
         _, seen, last = lax.while_loop(goes_on, turn, (np.int32(0), begin, init))
         return last, seen
 
     def _branches(self, equation: Any, values: list[Any], scope: Scope) -> tuple[list[Any], Told]:
         branches, first, sites = [], 0, self.sites(equation)
-        for body in bodies(equation):
+        blind = scope._replace(aims=(), supported=frozenset())
+        empty = [
+            _nothing(lambda _, given, body=body: self.run(body.jaxpr, body.consts, given, blind), (), values[1:])
+            for body in (bodies(equation) if self.looks.whole else ())
+        ]
+        for number, body in enumerate(bodies(equation)):
             count = self.count(body.jaxpr)
 
-            def branch(*operands: Any, body: Any = body, first: int = first, count: int = count) -> Any:
+            def branch(
+                *operands: Any, body: Any = body, first: int = first, count: int = count, number: int = number
+            ) -> Any:
                 there = scope.within(first, count)
                 results, told = self.run(body.jaxpr, body.consts, operands, there)
                 words = told.words if there.aims else words_of_aims(scope.aims)
                 put = jax.tree.map(
                     lambda all, mine: all.at[first : first + count].set(mine), self.looks.nothing(sites), told.seen
                 )
-                return results, Told(words, put)
+                each = [told.results if other == number else zeros for other, zeros in enumerate(empty)]
+                return results, Told(words, put, tuple(itertools.chain(*each)))
 
             branches.append(branch)
             first += count
@@ -359,10 +377,17 @@ class Interpreter:
             for aim, own in zip(aims, told.words, strict=True):
                 aimed = (aim.site >= 0) & (aim.site < sites)
                 words.append(lax.cond(aimed, lambda mine: lax.pmax(mine, axes), lambda mine: mine, own))
-            return found, Told(tuple(words), seen)
+            return found, Told(tuple(words), seen, tuple(one[None] for one in told.results))
 
         # Told, because JAX 0.8 has no `axis_index` in a mesh in a mesh.
         numbers = jnp.arange(count) if scope.aims else None
         in_specs = (jax.tree.map(lambda _: HERE, scope.aims), PartitionSpec(axes), *params["in_specs"])
-        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), HERE), **options)
+        said: Any = Told(HERE, HERE, PartitionSpec(axes))  # type: ignore[arg-type]
+        mapped = jax.shard_map(worker, in_specs=in_specs, out_specs=(list(params["out_specs"]), said), **options)
         return mapped(scope.aims, numbers, *values)
+
+
+def _nothing(run: Callable[..., Any], aims: tuple[Aim, ...], values: Sequence[Any]) -> tuple[jax.Array, ...]:
+    """The results of a body's sites where nothing of it runs: zeros, of the shapes that they have when it runs."""
+    shapes = jax.eval_shape(lambda *given: run(aims, list(given))[1].results, *values)
+    return tuple(jnp.zeros(one.shape, one.dtype) for one in shapes)

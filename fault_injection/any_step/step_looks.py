@@ -14,7 +14,7 @@ from ..models.fault import Operand
 from ..models.isolation import isolated
 from ..models.largest import largest
 from ..models.observe.dr_dna import PLACES, SAMPLES, sampled
-from ..models.observe.reductions import OF_PRODUCTS
+from ..models.observe.reductions import OF_PRODUCTS, WHOLE_RESULTS
 from .jax_internals import gathered
 from .step_checks import checks
 from .step_site import StepSite
@@ -47,12 +47,14 @@ class Looks(NamedTuple):
       forward: `id` of the equations whose largest absolute value is told.
       axes: of the equations that are sampled, by their `id`, which axis of the result counts examples.
       examples: of a batch, where something is sampled.
+      whole: whether the whole result of every site is told.
     """
 
     checksums: tuple[str, ...] = ()
     forward: frozenset[int] = frozenset()
     axes: Mapping[int, int] = {}
     examples: int = 0
+    whole: bool = False
 
     @property
     def told(self) -> dict[str, tuple[int, ...]]:
@@ -105,7 +107,7 @@ def looks(
     """What is told of a step.
 
     Args:
-      reductions: of `REPORTED`; others are passed over.
+      reductions: of `REPORTED`, or `WHOLE_RESULTS`; others are passed over.
       sites, equations: of the whole step, by name.
       layers: whose activations are sampled; None samples nothing.
     """
@@ -113,7 +115,8 @@ def looks(
     forward = [name for name, site in sites.items() if ACTIVATIONS in reductions and is_activation(site)]
     axes = {} if layers is None else {id(equations[name]): axis for name, axis in layers.axes.items()}
     examples = 0 if layers is None else layers.examples
-    return Looks(checksums, frozenset(id(equations[name]) for name in forward), axes, examples)
+    numbers = frozenset(id(equations[name]) for name in forward)
+    return Looks(checksums, numbers, axes, examples, whole=WHOLE_RESULTS in reductions)
 
 
 def named(seen: Seen, sites: Mapping[str, StepSite]) -> dict[str, jax.Array]:

@@ -18,6 +18,7 @@ from ..models.fault import Operand, as_one
 from ..models.isolation import fence
 from ..models.observe.dr_dna import FEWEST, SAMPLES, Profile
 from ..models.observe.dr_dna import NAME as SCORES
+from ..models.observe.reductions import RESULTS
 from ..models.overwrite import struck_of
 from ..seam.leaves import Batch, Role, State
 from ..seam.measure import Evaluation, Measure
@@ -195,7 +196,11 @@ class TracedTraining:
         metrics = jax.tree.unflatten(self.program.traced.metrics, results[len(arrays) :])
         loss, value = loss_and_metric(metrics, self.training.metric.name, "the step's metrics")
         added = [new[place] - arrays[place] for place in self.state.places(Role.PARAMETER)]
-        tensors = {} if profile is None else {SAMPLES: step_looks.samples(told.seen, program.all_sites, profile.layers)}
+        tensors: dict[str, Any] = (
+            {} if profile is None else {SAMPLES: step_looks.samples(told.seen, program.all_sites, profile.layers)}
+        )
+        if told.results:
+            tensors[RESULTS] = dict(zip(program.all_sites, told.results, strict=True))
         found = reductions_of_gradients(reductions, rules, arrays, new) | step_looks.named(told.seen, program.all_sites)
         found |= reductions_of_updates(reductions, self.state.leaves, arrays, new) | scored(profile, tensors, None)
         loss, value = jnp.asarray(loss, jnp.float32), jnp.asarray(value, jnp.float32)

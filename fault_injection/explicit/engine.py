@@ -19,7 +19,7 @@ from ..models.largest import largest_across
 from ..models.layer import Context, Observations
 from ..models.loss import predicted
 from ..models.observe.dr_dna import Profile
-from ..models.observe.reductions import together
+from ..models.observe.reductions import RESULTS, WHOLE_RESULTS, together
 from ..models.precision import MAXIMA
 from ..seam.digest import digest, magnitude
 from ..seam.leaves import Batch
@@ -71,8 +71,8 @@ class Engine:
       recipe: what is trained.
       layout: of it on the devices.
       supported: sites that a faulty step can strike; None for all.
-      reductions: of `models.observe.reductions.CHOICES`: what every step returns of tensors and products; no bit of
-        a run depends on it.
+      reductions: of `models.observe.reductions.CHOICES`, or `WHOLE_RESULTS`: what every step returns of tensors and
+        products; no bit of a run depends on it.
     """
 
     recipe: Recipe
@@ -108,6 +108,7 @@ class Engine:
             workers=numbers,
             fault=fault,
             supported=self.supported,
+            observe=frozenset({RESULTS} if WHOLE_RESULTS in self.reductions else ()),
             reduce=with_largest(self.reductions, profile),
             input_gradient=False,  # which nothing reads
             profile=profile,
@@ -124,7 +125,8 @@ class Engine:
                 return jax.tree.map(lambda each: jnp.sum(each[some], 0), here.grads)
             # A fault in a gradient strikes no operation; of several, another may.
             beside = fault if isinstance(fault, tuple) else None
-            those = dataclasses.replace(ctx, workers=numbers[some], fault=beside, reduce=frozenset(), profile=None)
+            those = dataclasses.replace(ctx, workers=numbers[some], fault=beside, profile=None)
+            those = dataclasses.replace(those, observe=frozenset(), reduce=frozenset())
             theirs = jax.tree.map(lambda part: part[some], batch)
             found = forward_and_backward(recipe.network, params, stats, theirs, those, terms, recipe.head)
             return sparse.apart(found.grads, found.seen.rows)[0]

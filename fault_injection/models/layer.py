@@ -28,7 +28,8 @@ class Context:
         site strikes nothing.  The fewer sites, the shorter the compilation; the bits are the same.
       train: True for training (batch statistics, dropout), False for evaluation.
       observe: kinds of tensors to return besides the results: `operands` (of every site, in the
-        published layouts), and those of `models.observe.reductions.KINDS`.
+        published layouts), `results` (of every operation that is computed), and those of
+        `models.observe.reductions.KINDS`.
       reduce: reductions to return of such tensors, and of products, from `models.observe.reductions.CHOICES`.
       input_gradient: whether anybody reads the gradient with respect to this layer's input.  Who
         calls a network's backward pass sets False if it discards that gradient.  `chain` hands

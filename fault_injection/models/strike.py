@@ -18,7 +18,7 @@ from .isolation import fence, isolated
 from .layer import Context, Observations, observed
 from .observe.checksum import Performed
 from .observe.dr_dna import SAMPLES, watched
-from .observe.reductions import reduced
+from .observe.reductions import RESULTS, reduced
 from .operations.lookup import SparseLookupGradWt
 from .operations.operation import Checkable, Operation, SparseGradient, Summed
 from .precision import as_multiplied, largest_values, narrowed, natively, scale
@@ -65,7 +65,9 @@ def perform(
         result, struck, operands = _perform(
             operation, "operands" in ctx.observe, used, held, a, b, scales, faults, strikes, ctx.workers.shape[0]
         )
-    told = {}
+    told, tensors = {}, {"operands": {site: operands}} if operands else {}
+    if RESULTS in ctx.observe and result is not None:
+        tensors[RESULTS] = {site: _by_worker(operation, result)}
     if result is not None and isinstance(operation, Checkable):
         with isolated("false"):
             told = reduced(ctx.reduce, "products", site, Performed(operation, a, b, scales, result))
@@ -73,11 +75,17 @@ def perform(
         shape = jax.eval_shape(partial(_rounded, operation.compute, held, None), a, b)
         result = jnp.full(shape.shape, jnp.nan, shape.dtype)
     seen = observed(ctx, "activations", site, result) if operation.gradient is None else Observations()
-    tensors = seen.tensors | ({"operands": {site: operands}} if operands else {})
+    tensors |= seen.tensors
     if ctx.profile is not None and site in ctx.profile.layers:
         result, samples = watched(ctx.profile, site, result)
         tensors |= {SAMPLES: {site: samples}}
     return result, Observations(struck, tensors, (site,), maxima, seen.reduced | told)
+
+
+def _by_worker(operation: Operation, result: Any) -> jax.Array:
+    """The result with the workers as leading axis: [1,…] where they are summed; of a sparse gradient, the rows read."""
+    values: jax.Array = result.values if isinstance(result, SparseGradient) else result
+    return values[None] if isinstance(operation, Summed) else values
 
 
 def _formats(operation: Operation, a: jax.Array, precision: Precision) -> tuple[str, str] | None:

@@ -362,8 +362,11 @@ def kept_epochs(program: Program, epochs: int, wanted: Collection[int]) -> froze
 def nudged(program: Program, twin: int) -> State:
     """The state before the first step; a twin's differs in one element, by one unit in the last place."""
     state = program.init()
-    if not twin:
-        return state
+    return nudge(program, state, twin) if twin else state
+
+
+def nudge(program: Program, state: State, twin: int = 1) -> State:
+    """A state of the host with one element another by one unit in the last place; each twin's is another element."""
     leaves, structure = jax.tree.flatten(state)
     numbers = [i for i, leaf in enumerate(leaves) if leaf.size and jax.numpy.issubdtype(leaf.dtype, np.inexact)]
     if not numbers:

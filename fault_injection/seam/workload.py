@@ -194,8 +194,8 @@ class Workload(abc.ABC):
             operations.
           devices: how many to use; by default as many as divide the workers.
           data_dir: where the dataset is; by default where its reader looks.
-          reductions: of `models.observe.reductions.CHOICES`: what every step reports of tensors, where the
-            program has such tensors.
+          reductions: of `models.observe.reductions.CHOICES`, or `WHOLE_RESULTS`: what every step reports of
+            tensors, where the program has such tensors.
 
         Raises:
           ValueError: something supported is not a site.

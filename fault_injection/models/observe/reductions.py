@@ -69,6 +69,10 @@ OF_PRODUCTS = {
 }
 # The tensor itself, of which there is one for all devices: what the inverse of an optimizer's step needs.
 WHOLE = "whole/parameter_gradients"
+# The whole result of every operation that is computed.  Steps tell it among their tensors, not their reductions: it is
+# for who looks at it on its device, see `runs.lockstep`.
+RESULTS = "results"
+WHOLE_RESULTS = f"whole/{RESULTS}"
 REDUCTIONS = OF_TENSORS | OF_PRODUCTS | {"whole": Reduction(lambda tensor: tensor, "max", lambda found: found)}
 # Results of the operations of the forward pass; gradients with respect to the inputs of norms and of the head, and
 # to the outputs of embeddings; gradients of parameters, summed over the workers; gradients of parameters with two or
