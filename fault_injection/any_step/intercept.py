@@ -169,7 +169,8 @@ class Interpreter:
 
         first, begun = 0, words_of_aims(scope.aims)
         words = begun
-        seen, whole = [self.looks.nothing(0)], []
+        seen = [self.looks.nothing(0)]
+        whole: list[jax.Array] = []
         for equation in jaxpr.eqns:
             if strikable(equation, self.kinds):
                 given = [*map(fenced, equation.invars, self._form(equation, untyped).operands)]

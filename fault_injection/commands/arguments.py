@@ -17,6 +17,7 @@ COMMANDS = {  # each in a module of its name, in the order of the help
     "results": "list finished replays with their verdicts; draw several in one picture",
     "formats": "replay the same logical fault in several number formats: one picture, one table",
     "places": "follow the fault of an injection file at other places of the same operand and step, some steps each",
+    "map": "show how a fault spreads, tensor by tensor and step by step: picture, table, sentences",
     "golden": "make a fault-free run, and its twins",
     "sites": "list what a fault can strike: operations, leaves of the state, gradients and updates; runs nothing",
     "lower": "compile a workload for devices that are only described, such as TPUs: does it fit; runs nothing",

@@ -106,7 +106,7 @@ class FaultMap:
 
     @property
     def relative_largest(self) -> np.ndarray:
-        """float64 [n,s], the largest difference over the largest golden value; infinite over 0, NaN of no difference."""
+        """float64 [n,s], the largest difference over the largest golden value; infinite over 0."""
         return _over(self.largest, self.golden_largest)
 
     @property
@@ -212,8 +212,8 @@ def _check_same(alone: Course, together: Course) -> None:
     digests = [one.recorder.run.column("digest") for one in (alone, together)]
     if digests[0].shape != digests[1].shape or (digests[0] != digests[1]).any():
         raise Untrustworthy(
-            "the faulty run in lockstep with the golden one has other bits than the replay: its map would be of another "
-            "run; nothing was written"
+            "the faulty run in lockstep with the golden one has other bits than the replay: a map would show another "
+            "run, so nothing was written"
         )
 
 

@@ -73,8 +73,8 @@ def difference(golden: jax.Array, faulty: jax.Array) -> Difference:
     halves = jnp.where(sound, a / 2 - b / 2, 0)
     top, rms = _magnitudes(halves, jnp.sum(sound))
     golden_top, golden_rms = _magnitudes(jnp.where(sound, a, 0), jnp.sum(sound))
-    counts = (jnp.sum(~jnp.isfinite(each), dtype=jnp.uint32) for each in (faulty, golden))
-    return Difference(differs, *counts, top, rms, golden_top, golden_rms)
+    lost, golden_lost = (jnp.sum(~jnp.isfinite(each), dtype=jnp.uint32) for each in (faulty, golden))
+    return Difference(differs, lost, golden_lost, top, rms, golden_top, golden_rms)
 
 
 def _magnitudes(tensor: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:
