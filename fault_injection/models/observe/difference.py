@@ -81,7 +81,7 @@ def _magnitudes(tensor: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Arr
     """Largest and root-mean-square value of so many elements; squares are taken of shares, so that none overflows."""
     top = largest(tensor)
     shares = tensor / jnp.where(top > 0, top, 1)
-    mean = jnp.sum(shares * shares) / jnp.maximum(count, 1)
+    mean = jnp.sum(shares * shares) / jnp.where(count > 0, count, 1).astype(tensor.dtype)
     return top.astype(jnp.float32), (top * jnp.sqrt(mean)).astype(jnp.float32)
 
 

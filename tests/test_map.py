@@ -1,0 +1,187 @@
+"""A map says what an independent computation with whole tensors says, and is of the run that a replay judges."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scanned_training
+from own_steps import SCANNED, by_hand, plain
+from small import SITE, small
+
+from fault_injection.faults.injection import Injection
+from fault_injection.machine.errors import Untrustworthy
+from fault_injection.models.observe.difference import Difference, difference
+from fault_injection.models.observe.reductions import RESULTS
+from fault_injection.runs.fault_map import mapped, told_by
+from fault_injection.runs.replay_run import golden_for, replay
+from fault_injection.seam.stages import BESIDE
+from fault_injection.seam.trees import leaf_names
+from fault_injection.workloads.registry import make_workload
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
+FAULT = Injection(small(epochs=3), "bkwd_inject", "RD", 2, SITE, 1, 4, ((5, 2, 1, 3),), (3e5,))
+SMALL = {"width": 16, "blocks": 1, "heads": 2, "kv_heads": 1, "context": 8, "batch_size": 8, "workers": 2}
+TRANSFORMER = make_workload("transformer", **SMALL, epochs=2, steps_per_epoch=6)
+OF_TEXT = Injection(TRANSFORMER, "fwrd_inject", "RD", 1, "layers_0_mlp_gate_proj", 0, 1, ((0, 0, 0),), (100.0,))
+
+
+def told_and_golden(injection, cache):
+    """The golden run, and the program whose steps tell what a map shows."""
+    golden = golden_for(injection, cache)
+    struck = frozenset(one.layer for one in injection.every if one.stage not in BESIDE)
+    return golden, injection.workload.program(struck, reductions=told_by(golden.program)[0])
+
+
+def map_of(injection, cache, steps, **options):
+    golden, telling = told_and_golden(injection, cache)
+    return mapped(injection, golden, telling, steps, **options)
+
+
+def whole_difference(golden, faulty):
+    """What differs between two arrays of the host, in float64: differs, not finite, largest, root mean square."""
+    a, b = np.asarray(golden), np.asarray(faulty)
+    kind = f"V{a.dtype.itemsize}"
+    apart = int((np.ascontiguousarray(a).view(kind) != np.ascontiguousarray(b).view(kind)).sum())
+    if a.dtype.kind in "biu":
+        return apart, 0, 0.0, 0.0
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    a, b = a.astype(wide).view(np.float64), b.astype(wide).view(np.float64)
+    sound = np.isfinite(a) & np.isfinite(b)
+    d = np.abs(b[sound] - a[sound])
+    lost = int((~np.isfinite(b)).sum())
+    return apart, lost, d.max(initial=0), np.sqrt(np.mean(d * d)) if d.size else 0.0
+
+
+def assert_row(found, name, step, golden, faulty):
+    place = [row.name for row in found.rows].index(name)
+    differs, lost, largest, rms = whole_difference(golden, faulty)
+    assert found.differs[place, step] == differs, name
+    assert found.nonfinite[place, step] == lost, name
+    # Float32 subtracts exactly to its own rounding, and so does a sum of squares.
+    assert found.largest[place, step] == pytest.approx(largest, rel=1e-6, abs=1e-44), name
+    assert found.rms[place, step] == pytest.approx(rms, rel=1e-4, abs=1e-44), name
+
+
+# ---- One tensor ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 70_000])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn", "complex64", "int32", "bool"])
+def test_a_difference_is_that_of_whole_tensors(dtype, size):
+    rng = np.random.default_rng(size)
+    a = rng.standard_normal(size).astype(dtype) if dtype != "bool" else rng.random(size) < 0.5
+    b = a.copy()
+    if size:
+        at = rng.integers(size, size=1 + size // 100)
+        b[at] = np.array([3.0 if dtype != "bool" else 1.0]).astype(dtype)
+        if dtype.startswith(("float", "bfloat", "complex")):
+            b[rng.integers(size)] = np.nan
+            a[0] = b[0] = np.nan  # alike
+    found = Difference(*jax.device_get(difference(jnp.asarray(a), jnp.asarray(b))))
+    differs, lost, largest, rms = whole_difference(a, b)
+    assert (found.differs, found.nonfinite) == (differs, lost)
+    assert 2 * float(found.largest) == pytest.approx(largest, rel=1e-6)
+    assert 2 * float(found.rms) == pytest.approx(rms, rel=1e-4)
+
+
+def test_what_is_not_finite_is_counted_and_is_no_largest_difference():
+    a, b = np.zeros(5000, np.float32), np.zeros(5000, np.float32)
+    a[:2], b[:2] = (3e38, 1), (-3e38, 1)  # their difference is no float32
+    b[4321], b[7], a[8], b[8] = np.nan, np.inf, np.nan, np.nan
+    found = Difference(*jax.device_get(difference(jnp.asarray(a), jnp.asarray(b))))
+    assert (found.differs, found.nonfinite, found.golden_nonfinite) == (3, 3, 1)
+    assert found.largest == np.float32(3e38)
+    assert np.isfinite(found.rms)
+
+
+# ---- Whole networks ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "injection",
+    [
+        FAULT,
+        pytest.param(OF_TEXT, marks=pytest.mark.slow),
+    ],
+    ids=["resnet18", "transformer"],
+)
+def test_a_map_equals_a_computation_with_whole_tensors(injection, cache):
+    golden, telling = told_and_golden(injection, cache)
+    found = mapped(injection, golden, telling, 2)
+    plain = golden.program
+    ours = theirs = jax.device_get(golden.fetch_state_after(found.steps[0]._replace(step=found.steps[0].step - 1)))
+    nothing = dataclasses.replace(injection.fault(), index=np.full_like(injection.fault().index, -1))
+    for step, at in enumerate(found.steps):
+        batch, fault = plain.batch(*at), injection.fault() if step == 0 else nothing
+        pair = [telling.faulty_step(plain.place(s), batch, *at, f) for s, f in ((ours, nothing), (theirs, fault))]
+        pair = jax.device_get(pair)
+        for name, tensor in pair[0][1].tensors[RESULTS].items():
+            assert_row(found, name, step, tensor, pair[1][1].tensors[RESULTS][name])
+        names = plain.state.names
+        for name, a, b in zip(names, *map(jax.tree.leaves, (pair[0][0], pair[1][0])), strict=True):
+            assert_row(found, name, step, a, b)
+        # The states again, by the program that tells nothing.
+        ours, theirs = (
+            jax.device_get(plain.faulty_step(plain.place(s), batch, *at, f)[0])
+            for s, f in ((ours, nothing), (theirs, fault))
+        )
+        for a, b in zip(*map(jax.tree.leaves, ((ours, theirs), (pair[0][0], pair[1][0]))), strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_a_map_of_a_step_with_a_scan_equals_one_by_hand(cache):
+    workload = make_workload(f"{scanned_training.__file__}:training")
+    site, turn, index = "forward:up", 1, (2, 3)
+    shape = workload.sites()[site].operands[2].shape
+    injection = Injection(workload, "fwrd_inject", "RD", 0, site, 0, 2, ((turn, *index),), (50.0,))
+    found = map_of(injection, cache, 1)
+    assert shape == (3, 5, 6) and len(found.steps) == 2
+    bits = np.float32(50).view(np.uint32)
+    hand = by_hand(SCANNED, site, "output", index, bits, iteration=turn)
+    state = scanned_training.scanned_state()
+    for step in range(2):
+        state = jax.jit(scanned_training.stepped())(state, scanned_training.rows(step))[0]
+    ours = theirs = state
+    for step in range(2):
+        batch, product = scanned_training.rows(2 + step), hand if step == 0 else plain(SCANNED)
+        for name, tensor in jax.jit(scanned_training.whole(plain(SCANNED)))(ours, batch).items():
+            assert_row(found, name, step, tensor, jax.jit(scanned_training.whole(product))(theirs, batch)[name])
+        ours = jax.jit(scanned_training.stepped())(ours, batch)[0]
+        theirs = jax.jit(scanned_training.stepped(product))(theirs, batch)[0]
+        for name, a, b in zip(leaf_names(ours), *map(jax.tree.leaves, (ours, theirs)), strict=True):
+            assert_row(found, name, step, a, b)
+
+
+# ---- The run that it is of -----------------------------------------------------------------
+
+
+def test_a_map_begins_where_the_fault_strikes_and_is_of_the_replay(cache):
+    found = map_of(FAULT, cache, 4)
+    faulty = replay(dataclasses.replace(FAULT, horizon=4), golden_for(FAULT, cache)).faulty
+    assert found.struck == {SITE: (0,)} and len(found.steps) == 5 and found.ended == ""
+    assert found.loss[1].tolist() == faulty.column("loss")[4:9].tolist()
+    names = [row.name for row in found.rows]
+    order = [names.index(SITE), names.index("loss"), names.index("conv1")]
+    assert order == sorted(order, reverse=True)
+    forward = found.of_kind("forward", "loss")
+    assert not found.differs[forward, 0].any()  # the fault is in the backward pass
+    assert found.differs[names.index(SITE), 0] == 1
+
+
+def test_a_run_in_lockstep_with_other_bits_is_refused(cache):
+    golden, telling = told_and_golden(FAULT, cache)
+    first = telling.faulty_step
+
+    def otherwise(state, batch, epoch, step, fault):
+        new, told = first(state, batch, epoch, step, fault)
+        leaves, tree = jax.tree.flatten(new)
+        struck = int(fault.site) != -1
+        return jax.tree.unflatten(tree, [leaves[0] * (1.5 if struck else 1), *leaves[1:]]), told._replace(
+            digest=told.digest + np.uint32(struck)
+        )
+
+    with pytest.raises(Untrustworthy, match="other bits than the replay"):
+        mapped(FAULT, golden, dataclasses.replace(telling, faulty_step=otherwise), 1)
