@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scanned_training
-from own_steps import SCANNED, by_hand, plain
+from own_steps import SCANNED, by_hand
 from small import SITE, small
 
 from fault_injection.faults.injection import Injection
 from fault_injection.machine.errors import Untrustworthy
-from fault_injection.models.observe.difference import Difference, difference
+from fault_injection.models.observe.difference import TensorDifference, difference
 from fault_injection.models.observe.reductions import RESULTS
 from fault_injection.runs.fault_map import mapped, told_by
 from fault_injection.runs.replay_run import golden_for, replay
@@ -80,7 +80,7 @@ def test_a_difference_is_that_of_whole_tensors(dtype, size):
         if dtype.startswith(("float", "bfloat", "complex")):
             b[rng.integers(size)] = np.nan
             a[0] = b[0] = np.nan  # alike
-    found = Difference(*jax.device_get(difference(jnp.asarray(a), jnp.asarray(b))))
+    found = TensorDifference(*jax.device_get(difference(jnp.asarray(a), jnp.asarray(b))))
     differs, lost, largest, rms = whole_difference(a, b)
     assert (found.differs, found.nonfinite) == (differs, lost)
     assert 2 * float(found.largest) == pytest.approx(largest, rel=1e-6)
@@ -91,7 +91,7 @@ def test_what_is_not_finite_is_counted_and_is_no_largest_difference():
     a, b = np.zeros(5000, np.float32), np.zeros(5000, np.float32)
     a[:2], b[:2] = (3e38, 1), (-3e38, 1)  # their difference is no float32
     b[4321], b[7], a[8], b[8] = np.nan, np.inf, np.nan, np.nan
-    found = Difference(*jax.device_get(difference(jnp.asarray(a), jnp.asarray(b))))
+    found = TensorDifference(*jax.device_get(difference(jnp.asarray(a), jnp.asarray(b))))
     assert (found.differs, found.nonfinite, found.golden_nonfinite) == (3, 3, 1)
     assert found.largest == np.float32(3e38)
     assert np.isfinite(found.rms)
@@ -103,7 +103,7 @@ def test_what_is_not_finite_is_counted_and_is_no_largest_difference():
 @pytest.mark.parametrize(
     "injection",
     [
-        FAULT,
+        pytest.param(FAULT, marks=pytest.mark.slow),
         pytest.param(OF_TEXT, marks=pytest.mark.slow),
     ],
     ids=["resnet18", "transformer"],
@@ -140,17 +140,26 @@ def test_a_map_of_a_step_with_a_scan_equals_one_by_hand(cache):
     found = map_of(injection, cache, 1)
     assert shape == (3, 5, 6) and len(found.steps) == 2
     bits = np.float32(50).view(np.uint32)
-    hand = by_hand(SCANNED, site, "output", index, bits, iteration=turn)
-    state = scanned_training.scanned_state()
+
+    # One executable for both: which turn is struck is an argument, and none is turn -1.
+    @jax.jit
+    def whole(struck, state, batch):
+        return scanned_training.whole(by_hand(SCANNED, site, "output", index, bits, iteration=struck))(state, batch)
+
+    @jax.jit
+    def stepped(struck, state, batch):
+        return scanned_training.stepped(by_hand(SCANNED, site, "output", index, bits, iteration=struck))(state, batch)
+
+    ours = scanned_training.scanned_state()
     for step in range(2):
-        state = jax.jit(scanned_training.stepped())(state, scanned_training.rows(step))[0]
-    ours = theirs = state
-    for step in range(2):
-        batch, product = scanned_training.rows(2 + step), hand if step == 0 else plain(SCANNED)
-        for name, tensor in jax.jit(scanned_training.whole(plain(SCANNED)))(ours, batch).items():
-            assert_row(found, name, step, tensor, jax.jit(scanned_training.whole(product))(theirs, batch)[name])
-        ours = jax.jit(scanned_training.stepped())(ours, batch)[0]
-        theirs = jax.jit(scanned_training.stepped(product))(theirs, batch)[0]
+        ours = stepped(-1, ours, scanned_training.rows(step))[0]
+    theirs = ours
+    for step, struck in enumerate((turn, -1)):
+        batch = scanned_training.rows(2 + step)
+        clean, faulty = whole(-1, ours, batch), whole(struck, theirs, batch)
+        for name, tensor in clean.items():
+            assert_row(found, name, step, tensor, faulty[name])
+        ours, theirs = stepped(-1, ours, batch)[0], stepped(struck, theirs, batch)[0]
         for name, a, b in zip(leaf_names(ours), *map(jax.tree.leaves, (ours, theirs)), strict=True):
             assert_row(found, name, step, a, b)
 
@@ -158,6 +167,7 @@ def test_a_map_of_a_step_with_a_scan_equals_one_by_hand(cache):
 # ---- The run that it is of -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_map_begins_where_the_fault_strikes_and_is_of_the_replay(cache):
     found = map_of(FAULT, cache, 4)
     faulty = replay(dataclasses.replace(FAULT, horizon=4), golden_for(FAULT, cache)).faulty

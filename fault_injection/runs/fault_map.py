@@ -17,6 +17,7 @@ from ..machine.errors import Untrustworthy
 from ..models.observe.reductions import WHOLE, WHOLE_RESULTS
 from ..seam.leaves import Role, State
 from ..seam.program import Program
+from ..seam.report import StepReport
 from ..seam.stages import BESIDE
 from ..seam.strategies import Sum
 from ..seam.trees import fetched
@@ -24,7 +25,7 @@ from .course import Course
 from .exits import EXACT, NONFINITE
 from .follow import follow
 from .golden_run import Golden, Repeats, nudge
-from .lockstep import Compared, Lockstep
+from .lockstep import Lockstep, StepDifferences
 from .noise import noise_floor
 from .progress import Progress
 from .records import Recorder, Run, rows_of
@@ -43,7 +44,7 @@ KINDS = (FORWARD, LOSS, BACKWARD, GRADIENT, *STATE)
 ENDS = {NONFINITE: "a loss, or what the rule looks at, is not finite", EXACT: "the state is the golden one again"}
 
 
-class Row(NamedTuple):
+class MapRow(NamedTuple):
     """One tensor of a step.
 
     Attributes:
@@ -79,7 +80,7 @@ class FaultMap:
     """
 
     injection: Injection
-    rows: tuple[Row, ...]
+    rows: tuple[MapRow, ...]
     steps: tuple[Address, ...]
     struck: dict[str, tuple[int, ...]]
     differs: np.ndarray
@@ -181,13 +182,21 @@ def mapped(injection: Injection, golden: Golden, telling: Program, steps: int, t
         ended = alone.take(again(before), at, last, before=[progress]).ended
         progress.compiling("the step that tells what a map shows")
         inactive = next((one.inactive() for one in strikes if one.site.stage not in BESIDE), None)
-        lockstep = Lockstep(golden, telling.faulty_step, again(before), inactive)
+        repeats = Repeats(golden)
+
+        def golden_step(at: Address, told: StepReport) -> None:
+            repeats.after_step(at, None, told)
+
+        def beside() -> Lockstep:
+            return Lockstep(program, telling.faulty_step, again(before), inactive, golden_step)
+
+        lockstep = beside()
         together = course(dataclasses.replace(golden, program=lockstep.program))
         together.take(again(before), at, last, before=[progress])
         _check_same(alone, together)
         floor = None
         if twin:
-            floor = Lockstep(golden, telling.faulty_step, again(before), inactive)
+            floor = beside()
             taken = [one.at for one in lockstep.compared]
             follow(floor.program, program.place(nudge(program, fetched(before))), taken, observers=[progress])
     found = _made(injection, lockstep.compared, telling, strikes)
@@ -217,7 +226,9 @@ def _check_same(alone: Course, together: Course) -> None:
         )
 
 
-def _made(injection: Injection, compared: list[Compared], program: Program, strikes: tuple[Strike, ...]) -> FaultMap:
+def _made(
+    injection: Injection, compared: list[StepDifferences], program: Program, strikes: tuple[Strike, ...]
+) -> FaultMap:
     """The map of what was compared."""
     w, steps = injection.workload, tuple(one.at for one in compared)
     rows = _rows(injection, compared[0], program)
@@ -264,7 +275,7 @@ def _kept(program: Program) -> list[str]:
     return [f"{len(kept)} leaves that a step keeps of others, such as {kept[0]}"] if kept else []
 
 
-def _rows(injection: Injection, compared: Compared, program: Program) -> tuple[Row, ...]:
+def _rows(injection: Injection, compared: StepDifferences, program: Program) -> tuple[MapRow, ...]:
     """The tensors of a step in the order of the computation: forward, loss, backward, gradients, then the state."""
     sites, sizes = injection.workload.sites(), compared.sizes
     of_sites = [(name, FORWARD if site.stage == "forward" else BACKWARD, site.layer) for name, site in sites.items()]
@@ -276,7 +287,7 @@ def _rows(injection: Injection, compared: Compared, program: Program) -> tuple[R
         for leaf in program.state.leaves:
             if leaf.role in roles:
                 found.append((leaf.name, kind, _layer(leaf.parameter or leaf.name)))
-    return tuple(Row(name, kind, layer, sizes[name]) for name, kind, layer in found if name in sizes)
+    return tuple(MapRow(name, kind, layer, sizes[name]) for name, kind, layer in found if name in sizes)
 
 
 def _layer(name: str) -> str:

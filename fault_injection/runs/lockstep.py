@@ -13,18 +13,18 @@ import jax
 import numpy as np
 
 from ..models.fault import Fault, Faults, as_one, each_of, inactive_fault
-from ..models.observe.difference import Difference, differences
+from ..models.observe.difference import TensorDifference, differences
 from ..models.observe.reductions import RESULTS, WHOLE
 from ..seam.leaves import Batch, State
 from ..seam.program import Program
 from ..seam.report import StepReport
-from .golden_run import Golden, Repeats
 from .steps import Address
 
 Step = Callable[[State, Batch, int, int, Faults], tuple[State, StepReport]]
+Check = Callable[[Address, StepReport], object]
 
 
-class Compared(NamedTuple):
+class StepDifferences(NamedTuple):
     """How the tensors of one step differ from the golden ones.
 
     Attributes:
@@ -35,7 +35,7 @@ class Compared(NamedTuple):
     """
 
     at: Address
-    differences: dict[str, Difference]
+    differences: dict[str, TensorDifference]
     sizes: dict[str, int]
     loss: tuple[float, float]
 
@@ -44,21 +44,22 @@ class Lockstep:
     """Takes steps of a faulty run beside the golden run's.
 
     Attributes:
-      program: the golden run's, whose steps are these: it is what a faulty run's `Course` is given.
+      program: the golden run's, but for its steps, which are these: a faulty run's `Course` is given it.
       compared: of each step taken, in their order.
 
     Args:
-      golden: the fault-free run, with whose record each of its steps is compared.
+      program: the golden run's.
       telling: a step that can be struck, and tells whole results.
       state: the golden state before the first step.
       inactive: a fault that strikes nothing, of a kind for which `telling` is compiled anyway; None if any will do.
+      check: compares what each golden step says with the golden run's record, and raises where they differ.
     """
 
-    def __init__(self, golden: Golden, telling: Step, state: State, inactive: Fault | None):
-        self._golden, self._telling, self._inactive = Repeats(golden), telling, inactive or inactive_fault()
-        self._state, self._names = state, golden.program.state.names
-        self.program: Program = dataclasses.replace(golden.program, step=self._unstruck, faulty_step=self._struck)
-        self.compared: list[Compared] = []
+    def __init__(self, program: Program, telling: Step, state: State, inactive: Fault | None, check: Check):
+        self._check, self._telling, self._inactive = check, telling, inactive or inactive_fault()
+        self._state, self._names = state, program.state.names
+        self.program: Program = dataclasses.replace(program, step=self._unstruck, faulty_step=self._struck)
+        self.compared: list[StepDifferences] = []
 
     def _unstruck(self, state: State, batch: Batch, epoch: int, step: int) -> tuple[State, StepReport]:
         new, told = self._both(state, batch, Address(epoch, step), self._inactive)
@@ -77,9 +78,9 @@ class Lockstep:
         sizes = {name: int(np.prod(tensor.shape)) for name, tensor in ours.items()}
         told, clean = (each._replace(tensors={}, reductions={}) for each in (told, clean))
         counts, magnitudes, losses, clean = jax.device_get((counts, magnitudes, (clean.loss, told.loss), clean))
-        self._golden.after_step(at, None, clean)
-        found = {name: Difference(*counts[i], *magnitudes[i]) for i, name in enumerate(ours)}
-        self.compared.append(Compared(at, found, sizes, (float(losses[0]), float(losses[1]))))
+        self._check(at, clean)
+        found = {name: TensorDifference(*counts[i], *magnitudes[i]) for i, name in enumerate(ours)}
+        self.compared.append(StepDifferences(at, found, sizes, (float(losses[0]), float(losses[1]))))
         return new, told
 
     def _tensors(self, state: State, told: StepReport) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ..largest import largest
 from ..overwrite import bits
 
 
-class Difference(NamedTuple):
+class TensorDifference(NamedTuple):
     """What differs between a tensor of the golden run and the same tensor of a faulty one.
 
     Largest and root-mean-square values count the elements that are finite in both; of integers and truth values, which
@@ -36,7 +36,7 @@ class Difference(NamedTuple):
 
 @jax.jit
 def differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """How each of some tensors differs: uint32 [n,3] and float32 [n,4], the fields of `Difference` in their order.
+    """How each of some tensors differs: uint32 [n,3] and float32 [n,4], the fields of `TensorDifference` in their order.
 
     >>> one, other = jnp.float32([1, -3, jnp.nan]), jnp.float32([1, 1, jnp.nan])
     >>> counts, magnitudes = differences([one], [other])
@@ -54,11 +54,11 @@ def differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.A
 
 
 @jax.jit
-def difference(golden: jax.Array, faulty: jax.Array) -> Difference:
-    """How one tensor differs from another of its shape and dtype, see `Difference`."""
+def difference(golden: jax.Array, faulty: jax.Array) -> TensorDifference:
+    """How one tensor differs from another of its shape and dtype, see `TensorDifference`."""
     zero, none = jnp.uint32(0), jnp.float32(0)
     if not math.prod(golden.shape):
-        return Difference(zero, zero, zero, none, none, none, none)
+        return TensorDifference(zero, zero, zero, none, none, none, none)
     if jnp.issubdtype(golden.dtype, jax.dtypes.prng_key):
         golden, faulty = jax.random.key_data(golden), jax.random.key_data(faulty)
     apart = _bits(golden) != _bits(faulty)
@@ -66,7 +66,7 @@ def difference(golden: jax.Array, faulty: jax.Array) -> Difference:
         apart = jnp.any(apart.reshape(*golden.shape, -1), axis=-1)
     differs = jnp.sum(apart, dtype=jnp.uint32)
     if not jnp.issubdtype(golden.dtype, jnp.inexact):
-        return Difference(differs, zero, zero, none, none, none, none)
+        return TensorDifference(differs, zero, zero, none, none, none, none)
     a, b = _numbers(golden), _numbers(faulty)
     sound = jnp.isfinite(a) & jnp.isfinite(b)
     # Of what is not finite there is no magnitude, so no NaN can be lost; it is counted.
@@ -74,7 +74,7 @@ def difference(golden: jax.Array, faulty: jax.Array) -> Difference:
     top, rms = _magnitudes(halves, jnp.sum(sound))
     golden_top, golden_rms = _magnitudes(jnp.where(sound, a, 0), jnp.sum(sound))
     lost, golden_lost = (jnp.sum(~jnp.isfinite(each), dtype=jnp.uint32) for each in (faulty, golden))
-    return Difference(differs, lost, golden_lost, top, rms, golden_top, golden_rms)
+    return TensorDifference(differs, lost, golden_lost, top, rms, golden_top, golden_rms)
 
 
 def _magnitudes(tensor: jax.Array, count: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -32,7 +32,7 @@ NOTHING, AT_ONCE, BETWEEN, OPTIMIZER, STATE, PARAMETERS = FATES = (
 )
 
 
-class Experiment(NamedTuple):
+class MappedExperiment(NamedTuple):
     """One experiment of the sample.
 
     Attributes:
@@ -90,7 +90,7 @@ def sampled(folder: pathlib.Path, count: int, seed: int) -> tuple[list[tuple[int
         done = [(int(row["number"]), str(row["outcome"])) for row in store.query("SELECT * FROM experiments")]
     if plan is None or not done:
         raise InputError("no experiment of the campaign is done; run it first", folder)
-    if plan.restarts is not None:
+    if plan.restarts:
         raise InputError("its runs restart from altered checkpoints; a map is of faults that strike a run", folder)
     if plan.wanted is not None:
         raise InputError("it draws by strata, so a plain sample would be of no fault that it asks for", folder)
@@ -110,29 +110,29 @@ def programs_of(injections: Sequence[Injection], cache: Any, data_dir: Any) -> t
 
 def maps_of(
     folder: pathlib.Path, sample: Sequence[tuple[int, str]], steps: int, cache: Any = None, data_dir: Any = None
-) -> Iterator[Experiment]:
+) -> Iterator[MappedExperiment]:
     """The map of each experiment of a sample."""
     injections = injections_of(folder, [number for number, _ in sample])
     golden, telling = programs_of(injections, cache, data_dir)
     for (number, outcome), injection in zip(sample, injections, strict=True):
-        yield Experiment(number, outcome, mapped(injection, golden, telling, steps))
+        yield MappedExperiment(number, outcome, mapped(injection, golden, telling, steps))
 
 
-def fates(sample: Sequence[Experiment]) -> dict[str, Rate]:
+def fates(sample: Sequence[MappedExperiment]) -> dict[str, Rate]:
     """How many experiments came how far in the step struck, with 95 % intervals."""
     counts = collections.Counter(one.fate for one in sample)
     return {fate: wilson(counts[fate], len(sample)) for fate in FATES}
 
 
-def groups(sample: Sequence[Experiment], by: str) -> dict[str, list[Experiment]]:
+def groups(sample: Sequence[MappedExperiment], by: str) -> dict[str, list[MappedExperiment]]:
     """The experiments by their `outcome`, `site` or `fate`, the most frequent first."""
-    found: dict[str, list[Experiment]] = collections.defaultdict(list)
+    found: dict[str, list[MappedExperiment]] = collections.defaultdict(list)
     for one in sample:
         found[getattr(one, by)].append(one)
     return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
 
 
-def passing(sample: Sequence[Experiment], step: int) -> dict[str, list[tuple[int, float]]]:
+def passing(sample: Sequence[MappedExperiment], step: int) -> dict[str, list[tuple[int, float]]]:
     """Of each tensor, in each outcome's experiments: how many of them it differs in, and its mean share of elements.
 
     Args:

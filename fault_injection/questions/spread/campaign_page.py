@@ -5,13 +5,13 @@ from typing import Any
 
 from ...campaign.page import Cell, Section, Table, page
 from ...campaign.rates import Rate
-from .campaign import FATES, PARAMETERS, Experiment, fates, groups, passing
+from .campaign import FATES, PARAMETERS, MappedExperiment, fates, groups, passing
 from .sentences import share
 
 MOST_SITES = 40  # rows of the table by site
 
 
-def campaign_sentences(sample: Sequence[Experiment], of: int) -> list[str]:
+def campaign_sentences(sample: Sequence[MappedExperiment], of: int) -> list[str]:
     """The answer: how many came to the parameters, where the others died, and what it says of outcomes.
 
     Args:
@@ -36,7 +36,7 @@ def _counted(rate: Rate) -> str:
     return f"{rate.found} of {rate.total} ({share(rate.share)}, 95 % interval {share(rate.low)} to {share(rate.high)})"
 
 
-def campaign_page(sample: Sequence[Experiment], of: int, title: str) -> str:
+def campaign_page(sample: Sequence[MappedExperiment], of: int, title: str) -> str:
     """The page of a campaign's map."""
     outcomes = groups(sample, "outcome")
     last = max(len(one.found.steps) for one in sample) - 1
@@ -65,7 +65,7 @@ def campaign_page(sample: Sequence[Experiment], of: int, title: str) -> str:
     return page(title, campaign_sentences(sample, of), sections, {})
 
 
-def _passing(sample: Sequence[Experiment], step: int) -> Section:
+def _passing(sample: Sequence[MappedExperiment], step: int) -> Section:
     outcomes, kinds = groups(sample, "outcome"), {row.name: row.kind for row in sample[0].found.rows}
     rows = []
     for name, found in passing(sample, step).items():
@@ -80,7 +80,7 @@ def _passing(sample: Sequence[Experiment], step: int) -> Section:
     return Section(f"tensors-{step}", f"What differs {when}", (text,), [Table("", f"Tensors {when}", rows)])
 
 
-def campaign_json(sample: Sequence[Experiment], of: int) -> dict[str, Any]:
+def campaign_json(sample: Sequence[MappedExperiment], of: int) -> dict[str, Any]:
     """A campaign's map as JSON values."""
     last = max(len(one.found.steps) for one in sample) - 1
     return {

@@ -51,7 +51,7 @@ def bands(found: FaultMap, folded: bool) -> list[Band]:
     ]
 
 
-class Cell(NamedTuple):
+class Shade(NamedTuple):
     """What is shown of a band in one step.
 
     Attributes:
@@ -74,7 +74,7 @@ class Cell(NamedTuple):
         return sum(self.relative >= 10.0**bound for bound in EXPONENTS)
 
 
-def cells(found: FaultMap, shown: Sequence[Band]) -> list[list[Cell]]:
+def cells(found: FaultMap, shown: Sequence[Band]) -> list[list[Shade]]:
     """What is shown of each band in each step."""
     more, relative = np.maximum(found.nonfinite - found.golden_nonfinite, 0), found.relative_rms
     made = []
@@ -83,7 +83,7 @@ def cells(found: FaultMap, shown: Sequence[Band]) -> list[list[Cell]]:
         size = max(sum(found.rows[row].size for row in rows), 1)
         differs, lost = found.differs[rows].sum(axis=0) / size, more[rows].sum(axis=0)
         top = relative[rows].max(axis=0)
-        made.append([Cell(float(a), float(b), int(n)) for a, b, n in zip(differs, top, lost, strict=True)])
+        made.append([Shade(float(a), float(b), int(n)) for a, b, n in zip(differs, top, lost, strict=True)])
     return made
 
 
