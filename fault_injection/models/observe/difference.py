@@ -36,7 +36,7 @@ class TensorDifference(NamedTuple):
 
 @jax.jit
 def differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """How each of some tensors differs: uint32 [n,3] and float32 [n,4], the fields of `TensorDifference` in their order.
+    """How each of some tensors differs: uint32 [n,3] and float32 [n,4], the fields of `TensorDifference`.
 
     >>> one, other = jnp.float32([1, -3, jnp.nan]), jnp.float32([1, 1, jnp.nan])
     >>> counts, magnitudes = differences([one], [other])
