@@ -61,7 +61,7 @@ def whole_difference(golden, faulty):
 
 
 def assert_row(found, name, step, golden, faulty, rounding=0.0):
-    """With rounding, the tensors are those of a program that rounds otherwise: what differs by as much may not count."""
+    """With rounding, the tensors are of a program that rounds otherwise: what differs by as much may not count."""
     place = [row.name for row in found.rows].index(name)
     differs, lost, largest, rms = whole_difference(golden, faulty)
     assert rounding or found.differs[place, step] == differs, name
