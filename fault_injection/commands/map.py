@@ -110,6 +110,7 @@ def _of_campaign(options: argparse.Namespace) -> None:
         raise InputError(f"--{'twin' if options.twin else 'threads'} belongs to the map of an injection file")
     folder, out = options.campaign, options.out or options.campaign / "map"
     check_out(out)
+    environment.prepare(1, options.matrix_precision, bind=False)
     sample, done = sampled(folder, options.sample or SAMPLE, options.seed or 0)
     steps = 2 if options.steps is None else options.steps
     if options.check:
@@ -118,7 +119,6 @@ def _of_campaign(options: argparse.Namespace) -> None:
             return
         tell(f"Maps {len(sample)} of {done:,} experiments that are done, for {steps} steps after the fault each.")
         return
-    environment.prepare(1, options.matrix_precision, bind=False)
     found = list(maps_of(folder, sample, steps, options.cache, options.data_dir))
     stated = campaign_json(found, done)
     write_text(out / "map.html", campaign_page(found, done, f"Map of the campaign {folder.resolve().name}"))

@@ -25,7 +25,7 @@ def campaign_sentences(sample: Sequence[MappedExperiment], of: int) -> list[str]
     died = [one for one in sample if one.fate != PARAMETERS and one.last]
     if died:
         last, those = next(iter(groups(died, "last").items()))
-        told.append(f"Of {len(died)} that died on the way, {len(those)} were last seen in {last}, more than elsewhere.")
+        told.append(f"Of {len(died)} that died on the way, {len(those)} were last seen in {last}.")
     for outcome, those in groups(sample, "outcome").items():
         came = sum(one.fate == PARAMETERS for one in those)
         told.append(f"{outcome}: in {came} of {len(those)} experiments parameters differ after the step struck.")
