@@ -101,7 +101,10 @@ def test_the_page_has_every_record_the_best_one_first(results):
         (lambda path: path.write_text("{"), "no JSON: "),
         (lambda path: path.write_text("[]"), "is no record: "),
         (lambda path: path.write_text('{"set": 1}'), "is no record: "),
-        (lambda path: path.rename(path.with_name("x.json")), "is the record SDC-1-asd_v1.json; give the file that name"),
+        (
+            lambda path: path.rename(path.with_name("x.json")),
+            "is the record SDC-1-asd_v1.json; give the file that name",
+        ),
     ],
 )
 def test_a_wrong_record_gets_one_line(results, tmp_path, change, message):
