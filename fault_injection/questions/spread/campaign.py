@@ -24,8 +24,8 @@ from ..outcomes.store import Store
 # How far a fault came in the step struck, and what that says; the first that holds.
 NOTHING, AT_ONCE, BETWEEN, OPTIMIZER, STATE, PARAMETERS = FATES = (
     "its operation's result is the golden one: the element met a zero or was rounded away",
-    "no result but the struck one differs, and nothing of the state: it died right behind, as in a closed ReLU, or in the "
-    "optimizer where that result is a gradient",
+    "no result but the struck one differs, and nothing of the state: it died right behind, as in a closed ReLU, or in "
+    "the optimizer where that result is a gradient",
     "further results differ, and neither gradients nor state: it died within the passes",
     "gradients differ, and nothing of the state: it died in the sum of workers, in clipping or in the optimizer",
     "the state differs, and no parameter: moments or statistics keep it",
