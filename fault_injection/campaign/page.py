@@ -3,17 +3,56 @@
 Markup is made by `element` alone, which is where text is escaped.
 """
 
-import base64
 import dataclasses
 import html
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
+from .box import Box
+from .page_script import SCRIPT
+from .page_style import STYLE
 from .rates import Rate
+from .wording import number, share
 
 LONG = 30  # a table with more rows than this is folded
+SHORT = 28  # a cell of more characters than this may have several lines
 
 
-Cell = str | int | float | Rate | None
+class Shown(NamedTuple):
+    """A cell that names an experiment, whose curve and command a click shows."""
+
+    number: int
+
+
+Cell = str | int | float | Rate | Shown | None
+
+
+class Experiment(NamedTuple):
+    """What a click on an experiment shows.
+
+    Attributes:
+      said: what struck it, and what came of it.
+      curve: of the measure, by steps from the fault: `(steps, value)`; a value that is not finite is None.
+    """
+
+    said: str
+    curve: Sequence[tuple[int, float | None]]
+
+
+class Experiments(NamedTuple):
+    """The experiments that a page shows at a click.
+
+    Attributes:
+      folder: of the campaign, for the command that replays one.
+      measure: what the curves are of.
+      known: by number.
+    """
+
+    folder: str
+    measure: str
+    known: Mapping[int, Experiment]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,13 +79,13 @@ class Picture:
       query: name of the query that it shows; empty for none.
       caption: what it shows.
       alt: what a reader who cannot see it is told.
-      png: content of the file.
+      svg: the figure, an element of HTML.
     """
 
     query: str
     caption: str
     alt: str
-    png: bytes
+    svg: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +113,14 @@ class Section:
       title: its heading.
       text: its paragraphs.
       parts: what it shows, in this order.
+      without: why it has no content; such a section is left out, and named with this reason.
     """
 
     key: str
     title: str
     text: Sequence[str]
     parts: Sequence[Part] = ()
+    without: str = ""
 
 
 class Markup(str):
@@ -93,7 +134,7 @@ class Markup(str):
 def element(name: str, /, *children: str, **attributes: str) -> Markup:
     """An element with its children: `class_` stands for the attribute `class`, `aria_label` for `aria-label`."""
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
-    if name in ("img", "meta"):
+    if name in ("meta", "wbr"):
         return Markup(f"<{name}{given}>")
     return Markup(f"<{name}{given}>{joined_markup(children)}</{name}>")
 
@@ -103,69 +144,40 @@ def joined_markup(children: Iterable[str], between: str = "") -> Markup:
     return Markup(between.join(child if isinstance(child, Markup) else html.escape(child) for child in children))
 
 
-STYLE = """
-:root { color-scheme: light dark; --text: #1f2328; --faint: #59636e; --line: #d1d9e0; --shade: #f6f8fa; --link: #0969da;
-  --back: #ffffff }
-@media (prefers-color-scheme: dark) {
-  :root { --text: #e6edf3; --faint: #9198a1; --line: #3d444d; --shade: #151b23; --link: #4493f8; --back: #0d1117 }
-}
-* { box-sizing: border-box }
-body { font: 16px/1.55 system-ui, sans-serif; max-width: 60rem; margin: 0 auto; padding: 1.5rem 1rem 4rem;
-  color: var(--text); background: var(--back); overflow-wrap: break-word }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 1rem }
-h2 { font-size: 1.25rem; margin: 2.8rem 0 .6rem; padding-top: .8rem; border-top: 1px solid var(--line) }
-h3 { font-size: 1rem; margin: 1.4rem 0 .3rem }
-p { margin: .6rem 0; max-width: 46rem }
-a { color: var(--link) }
-nav ul { list-style: none; margin: 1.5rem 0; padding: 0; columns: 12rem; font-size: .9rem }
-.summary { background: var(--shade); border-left: 4px solid #d55e00; padding: .6rem 1.1rem }
-.summary h2 { border: 0; margin: .2rem 0; padding: 0 }
-.summary ul { margin: .5rem 0; padding-left: 1.1rem }
-.summary li { margin: .45rem 0 }
-.scroll { overflow-x: auto }
-table { border-collapse: collapse; font-size: .875rem; line-height: 1.4; font-variant-numeric: tabular-nums;
-  margin: 1.2rem 0; min-width: 20rem }
-caption, figcaption, summary { text-align: left; color: var(--faint); font-size: .875rem; padding-bottom: .4rem }
-caption a, figcaption a { white-space: nowrap }
-th, td { padding: 0.25rem 1rem .25rem 0; border-bottom: 1px solid var(--line); text-align: left; vertical-align: top }
-th { font-weight: 600 }
-tbody th { font-weight: 400; white-space: nowrap }
-thead th { border-bottom: 2px solid var(--line); vertical-align: bottom }
-.number { text-align: right; white-space: nowrap }
-code, pre { font: .85em/1.45 ui-monospace, monospace }
-pre { white-space: pre-wrap; background: var(--shade); padding: .6rem .8rem; margin: .3rem 0 }
-figure { margin: 1.2rem 0 }
-figcaption { padding: .4rem 0 0 }
-img { display: block; width: 100%; max-width: 46rem; height: auto; background: #fff }
-details { margin: 1.2rem 0 }
-summary { cursor: pointer }
-"""
-
-
 def page(
     title: str,
-    summary: Sequence[str],
+    box: Box,
     sections: Sequence[Section],
     queries: Mapping[str, str],
     file: str = "campaign.sqlite",
+    experiments: Experiments | None = None,
 ) -> str:
-    """The whole page: a summary, a table of contents, the sections, and the queries that they link to.
+    """The whole page: the answer, a table of contents, the sections, and the queries that they link to.
 
     Args:
-      summary: its sentences.
+      box: the answer that the reader came for.
+      sections: those without content are left out, and named with the reason.
       queries: SQL by name; there may be none.
       file: what they are queries on.
+      experiments: what a click on one shows; None where no part names one.
     """
     known = Section("queries", "Queries", (f"Every table and every figure links to its query on {file}.",))
-    listed = [*sections, known] if queries else sections
+    here = [section for section in sections if not section.without]
+    listed = [*here, known] if queries else here
     contents = [element("li", element("a", s.title, href=f"#{s.key}")) for s in listed]
-    said = [element("li", sentence) for sentence in summary]
+    said = [
+        joined_markup([*([element("dt", one.question)] if one.question else []), element("dd", one.sentence)])
+        for one in box
+    ]
     body = [
         element("h1", title),
-        element("section", element("h2", "Summary"), element("ul", *said), class_="summary"),
+        element("section", element("h2", "Answer"), element("dl", *said), class_="summary"),
         element("nav", element("ul", *contents), aria_label="Contents"),
-        *map(_section, sections),
+        *_left_out(sections),
+        *map(_section, here),
         *([_section(known, [_query(name, sql) for name, sql in queries.items()])] if queries else []),
+        *([] if experiments is None else [_embedded(experiments)]),
+        element("script", Markup(SCRIPT)),
     ]
     head = element(
         "head",
@@ -176,6 +188,24 @@ def page(
     )
     whole = element("html", Markup("\n"), head, Markup("\n"), element("body", joined_markup(body, "\n")), lang="en")
     return f"<!doctype html>\n{whole}\n"
+
+
+def _left_out(sections: Sequence[Section]) -> list[Markup]:
+    """One paragraph that names the sections without content, and why; none where all have some."""
+    reasons: dict[str, list[str]] = {}
+    for section in sections:
+        if section.without:
+            reasons.setdefault(section.without, []).append(section.title)
+    named = "; ".join(f"{', '.join(titles)} ({why})" for why, titles in reasons.items())
+    return [element("p", f"Left out: {named}.", class_="left-out")] if named else []
+
+
+def _embedded(experiments: Experiments) -> Markup:
+    """What the script knows of experiments, as JSON that no text in it can end."""
+    told = {"folder": experiments.folder, "measure": experiments.measure, "experiments": experiments.known}
+    text = json.dumps(told, separators=(",", ":"), allow_nan=False)
+    escaped = text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return element("script", Markup(escaped), type="application/json", id="experiments")
 
 
 def _section(section: Section, more: Sequence[Markup] = ()) -> Markup:
@@ -206,9 +236,7 @@ def _caption(part: Table | Picture) -> Markup:
 
 
 def _figure(picture: Picture) -> Markup:
-    data = base64.b64encode(picture.png).decode()
-    image = element("img", alt=picture.alt, src=f"data:image/png;base64,{data}")
-    return element("figure", image, element("figcaption", _caption(picture)))
+    return element("figure", Markup(picture.svg), element("figcaption", _caption(picture)))
 
 
 def _table(table: Table) -> Markup:
@@ -217,25 +245,34 @@ def _table(table: Table) -> Markup:
     rows = []
     for row in table.rows:
         first, *others = columns.items()
-        cells = [element("th", _cell(row[first[0]]), scope="row", **first[1])]
+        cells = [element("th", _breakable(_cell(row[first[0]])), scope="row", **first[1])]
         cells += [element("td", _cell(row[name]), **kind) for name, kind in others]
         rows.append(element("tr", *cells))
-    whole = element(
-        "table",
-        element("caption", _caption(table)),
-        element("thead", head),
-        Markup("\n"),
-        element("tbody", joined_markup(rows, "\n")),
-    )
+    whole = element("table", element("thead", head), Markup("\n"), element("tbody", joined_markup(rows, "\n")))
     scrolled = element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=table.caption)
+    tools = element("div", element("span", "more to the right →", class_="more"), class_="tools")
+    # The caption is no part of the table, so that it stays where the table is scrolled.
+    caption = element("p", _caption(table), class_="caption")
+    made = element("div", caption, tools, scrolled, class_="table")
     if len(rows) <= LONG:
-        return scrolled
-    return element("details", element("summary", f"Show {len(rows):,} rows: {table.caption}"), scrolled)
+        return made
+    return element("details", element("summary", f"Show {len(rows):,} rows: {table.caption}"), made)
+
+
+def _breakable(name: str) -> Markup:
+    """The name of a row, which may go on in the next line after a stroke or a line below."""
+    if isinstance(name, Markup):
+        return name
+    pieces = [Markup(html.escape(piece)) for piece in re.split(r"(?<=[_/])(?=.)", name)]
+    return joined_markup(pieces, element("wbr"))
 
 
 def _kind(cells: Sequence[Cell]) -> dict[str, str]:
-    """The attributes of a column's cells: numbers stand at the right."""
-    return {} if any(isinstance(cell, str) for cell in cells) else {"class_": "number"}
+    """The attributes of a column's cells: numbers stand at the right, and long text has room."""
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if not texts:
+        return {"class_": "number"}
+    return {"class_": "short" if max(map(len, texts)) <= SHORT else "long"}
 
 
 def _cell(cell: Cell) -> str:
@@ -243,23 +280,9 @@ def _cell(cell: Cell) -> str:
         case None:
             return ""
         case Rate():
-            return percent(cell)
-        case int():
-            return f"{cell:,}"
-        case float():
-            return f"{cell:,.1f}"
+            return share(cell)
+        case Shown():
+            return element("button", str(cell.number), type="button", data_experiment=str(cell.number))
+        case int() | float():
+            return number(cell)
     return cell
-
-
-def percent(rate: Rate) -> str:
-    """A rate with its interval.
-
-    >>> percent(Rate(1, 8, 0.125, 0.022, 0.471))
-    '12.50% [2.20%, 47.10%]'
-    >>> percent(Rate(1, 8, 0.125, 0.022, 0.93, guesses=5, unaudited=5))
-    '12.50% [2.20%, 93.00%], no audit'
-    """
-    if not rate.total:
-        return "none decided"
-    unseen = ", no audit" if rate.guesses and not rate.audits else ""
-    return f"{rate.share:.2%} [{rate.low:.2%}, {rate.high:.2%}]{unseen}"

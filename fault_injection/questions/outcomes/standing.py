@@ -5,8 +5,8 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from ...campaign.page import percent
 from ...campaign.rates import Rate
+from ...campaign.wording import share
 from ...machine.files import in_use
 from ...runs.outcome import OUTCOMES, UNDECIDED
 from .answer import AnsweredRate, StratifiedAnswer, answer_of, unfinished
@@ -155,15 +155,15 @@ def answer_lines(rates: Sequence[AnsweredRate]) -> list[str]:
     """Rates that are weighted by strata as lines of a table: what was asked for, and outcomes of all faults."""
     shown = [one for one in rates if one.asked or not one.dimension]
     wide = max(len(one.title) for one in shown)
-    return [f"  {one.title:{wide}s} {one.rate.total:7d}  {percent(one.rate)}  {one.answer}".rstrip() for one in shown]
+    return [f"  {one.title:{wide}s} {one.rate.total:7d}  {share(one.rate)}  {one.answer}".rstrip() for one in shown]
 
 
 def outcome_lines(outcomes: dict[str, Rate], not_masked: Rate | None) -> list[str]:
     """The rates as lines of a table, and what they rest on."""
-    lines = [f"  {name:22s} {rate.found:7d}  {percent(rate)}" for name, rate in outcomes.items()]
+    lines = [f"  {name:22s} {rate.found:7d}  {share(rate)}" for name, rate in outcomes.items()]
     if not_masked is None or not not_masked.total:
         return lines
-    lines.append(f"  {'not masked, of decided':22s} {not_masked.found:7d}  {percent(not_masked)}")
+    lines.append(f"  {'not masked, of decided':22s} {not_masked.found:7d}  {share(not_masked)}")
     if not_masked.guesses:
         followed = f"{not_masked.audits} others were" if not_masked.audits else "none was"
         text = (

@@ -4,16 +4,16 @@ import pathlib
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from ...campaign import figures
 from ...campaign.page import Cell, Part, Section, Table, page
-from ...campaign.page import percent as shown
+from ...campaign.rates import Rate, wilson
+from ...campaign.wording import number, share
 from ...machine.files import write_json, write_text
 from ...runs.outcome import MASKED, OUTCOMES
+from .advice import score_box, signed
 from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment, read_board
-from .comparison import cheapest_pairs, said
-from .comparison import percent as short
+from .comparison import said
 from .store import NAME
 from .table_section import table_section
 
@@ -22,7 +22,7 @@ QUERIES = {
     "fault_free": "SELECT name AS run, value FROM rows WHERE kind = 'fault_free'",
     "cost": "SELECT value FROM rows WHERE kind = 'cost'",
 }
-LEAST = 1e-7  # shares of fault-free steps below it are drawn there
+LEVELS = (0.0, 1e-4, 1e-3, 1e-2, 1e-1)  # shares of fault-free steps with an alarm
 
 # What the authors of a detector say of it; see SCIENCE in docs/detection.md.
 PUBLISHED: Sequence[tuple[str, str, str, str]] = (
@@ -50,31 +50,14 @@ def write_scoreboard_page(folder: pathlib.Path) -> pathlib.Path:
         _outcomes(board),
         _models(board),
         _false_alarms(board),
-        *([_recoveries(board)] if board.recoveries else []),
+        _recoveries(board),
         _published(board),
     ]
-    whole = page(f"Detectors on {board.title}", _summary(board), sections, QUERIES, NAME)
+    whole = page(f"Detectors on {board.title}", score_box(board), sections, QUERIES, NAME)
     figures.write(folder / "score_figures", sections)
     write_json(folder / "score.json", said(board))
     write_text(folder / "score.html", whole)
     return folder / "score.html"
-
-
-def _summary(board: Board) -> list[str]:
-    latent, nonfinite = board.of(LATENT), board.of(NONFINITE)
-    known = [
-        f"{len(board.seen):,} experiments on {board.title} ({board.details}): {len(latent)} latent outcomes, "
-        f"{len(nonfinite)} with a loss that is not finite, {len(board.of([MASKED]))} masked. All detectors watched "
-        f"the same runs for at most {board.window} step(s) after the fault, and none influenced them.",
-        f"False alarms are counted in {len(board.fault_free)} fault-free runs of {board.fault_free_steps:,} steps.",
-    ]
-    known += [f"{name} does not watch {why}." for name, why in board.cannot_watch]
-    if board.guesses:
-        known.append(
-            f"{board.guesses:,} of the experiments have an early verdict that nobody followed to the end. Detectors "
-            "are scored on verdicts as they are; no share here says anything of what these verdicts miss."
-        )
-    return [*(one.sentence() for one in cheapest_pairs(board)), *known]
 
 
 def _overview(board: Board) -> Section:
@@ -85,24 +68,24 @@ def _overview(board: Board) -> Section:
     for name in board.detectors:
         times = board.latencies(name, bad)
         slower, larger, false = board.slower(name), board.larger(name), board.false_alarms(name)
-        low, high = (f"{MILLION * share:,.0f}" for share in (false.low, false.high))
+        middle, low, high = (number(MILLION * x) for x in (false.share, false.low, false.high))
         rows.append(
             {
                 **_detected(board, name, kinds),
                 "steps to alarm": f"{np.median(times):g} ({times[-1]})" if times else "",
-                "false alarms": f"{MILLION * false.share:,.0f} [{low}, {high}]" if false.total else "not measured",
+                "false alarms": f"{middle} [{low}, {high}]" if false.total else "not measured",
             }
         )
         if slower is not None:
             costs.append(
                 {
                     "detector": name,
-                    "time": f"{slower[0]:+.2%} [{slower[1]:+.2%}, {slower[2]:+.2%}]",
-                    "memory": "not known" if larger is None else f"{larger:+.2%}",
+                    "time": f"{signed(slower[0])} % [{signed(slower[1])}, {signed(slower[2])}]",
+                    "memory": "not known" if larger is None else f"{signed(larger)} %",
                 }
             )
     text = [
-        "Shares, in percent, of the experiments of an outcome in which a detector raised an alarm that stops, with "
+        "Shares of the experiments of an outcome in which a detector raised an alarm that stops, with "
         "95 % intervals. An alarm on a masked fault is right about the fault, and needless for the training. Steps to "
         "alarm: the median and, in brackets, the most. False alarms: per million fault-free steps.",
     ]
@@ -120,54 +103,44 @@ def _detected(board: Board, name: str, groups: Mapping[str, Sequence[ScoredExper
     """A detector, and the shares of groups of experiments that it detects."""
     return {
         "detector": name,
-        **{f"{group} ({len(ones)})": short(board.detected(name, ones)) for group, ones in groups.items()},
+        **{f"{group} ({len(ones)})": board.detected(name, ones) for group, ones in groups.items()},
     }
 
 
 def _sweep(board: Board) -> Section:
     bad = board.of(LATENT) or board.of((*LATENT, *NONFINITE))
+    if not bad:
+        return Section("sweep", "Thresholds swept", [], without="no outcome that is not masked was watched")
+    if not board.fault_free_steps:
+        return Section("sweep", "Thresholds swept", [], without="no fault-free run was watched")
     what = "latent outcomes" if board.of(LATENT) else "outcomes that are not masked"
-    curves = {name: board.swept(name, bad) for name in board.detectors}
-    own = {name: (board.false_alarms(name).share, board.detected(name, bad).share) for name in board.detectors}
+    found: dict[str, dict[str, Rate]] = {"as it is": {name: board.detected(name, bad) for name in board.detectors}}
+    for level in LEVELS:
+        called = f"≤ {number(level)}" if level else "none"
+        for name in board.detectors:
+            false, caught = board.swept(name, bad)
+            most = max(caught[false <= level], default=0.0)
+            found.setdefault(called, {})[name] = wilson(round(most * len(bad)), len(bad), board.confidence)
     text = [
-        "The threshold of each detector is multiplied by numbers from 0.0001 to 100,000,000. A point is the detector "
-        "as it is. Its memory is kept as it is with its own threshold, which makes the curves approximate far from it.",
-        f"Fault-free steps without any alarm are drawn at {LEAST:g}. The sample cannot tell shares below "
-        f"{1 / max(1, board.fault_free_steps):.1g} apart.",
+        "The threshold of each detector is multiplied by numbers from 0.0001 to 100,000,000. A column has the largest "
+        f"share of {what} detected with a threshold that raises alarms in no more than so large a share of fault-free "
+        "steps; the first column is the detector as it is. Its memory is kept as it is with its own threshold, which "
+        "makes numbers approximate far from it, and the best threshold was chosen on these very experiments.",
+        f"The sample cannot tell shares of fault-free steps below {number(1 / board.fault_free_steps)} apart.",
     ]
-    picture = figures.picture(
-        "experiments",
-        f"Share of {what} detected, and false alarms.",
-        "A line per detector: share detected over share of fault-free steps with an alarm.",
-        lambda axes: _paint_sweep(axes, curves, own, what),
-        4.2,
-    )
-    return Section("sweep", "Thresholds swept", text, [picture])
-
-
-def _paint_sweep(
-    axes: Axes,
-    curves: Mapping[str, tuple[np.ndarray, np.ndarray]],
-    own: Mapping[str, tuple[float, float]],
-    what: str,
-) -> None:
-    for i, (name, (false, caught)) in enumerate(curves.items()):
-        colour = figures.SERIES[i % len(figures.SERIES)]
-        style = "-" if i < len(figures.SERIES) else "--"
-        axes.plot(np.maximum(false, LEAST), caught, style, color=colour, lw=1.2, label=name, drawstyle="steps-post")
-        axes.plot(max(own[name][0], LEAST), own[name][1], "o", color=colour, ms=5)
-    axes.set_xscale("log")
-    axes.set_xlim(LEAST / 1.5, 1.3)
-    axes.set_ylim(-0.02, 1.03)
-    axes.set_xlabel("share of fault-free steps with an alarm")
-    axes.set_ylabel(f"share of {what} detected")
-    axes.grid(alpha=0.25, lw=0.5)
-    axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    caption = f"Share of {what} detected, in percent, by the share of fault-free steps with an alarm."
+    picture = figures.rate_picture("experiments", caption, list(board.detectors), found, "detected")
+    rows: list[dict[str, Cell]] = [
+        {"detector": name, **{level: rates[name] for level, rates in found.items()}} for name in board.detectors
+    ]
+    return Section("sweep", "Thresholds swept", text, [picture, Table("experiments", caption, rows)])
 
 
 def _outcomes(board: Board) -> Section:
     present = {outcome: ones for outcome in OUTCOMES if (ones := board.of([outcome]))}
-    text = ["Shares detected by outcome, in percent. The number of experiments is in brackets."]
+    if not present:
+        return Section("outcomes", "By outcome", [], without="no experiment was watched")
+    text = ["Shares detected by outcome. The number of experiments is in brackets."]
     rows = [_detected(board, name, present) for name in board.detectors]
     parts: list[Part] = [Table("experiments", "Shares detected by outcome.", rows)]
     if large := [one for one in board.of(LATENT) if one.large]:
@@ -192,14 +165,20 @@ def _outcomes(board: Board) -> Section:
 
 def _models(board: Board) -> Section:
     bad = board.of((*LATENT, *NONFINITE))
-    rows: list[dict[str, Cell]] = []
-    for model in sorted({one.model for one in bad}):
-        ones = [one for one in bad if one.model == model]
-        shares = {name: short(board.detected(name, ones)) for name in board.detectors}
-        rows.append({"fault model": f"{model} ({len(ones)})", **shares})
-    text = ["Shares detected of the outcomes that are not masked, in percent, by fault model."]
-    tables = [Table("experiments", "Shares detected by fault model.", rows)] if rows else []
-    return Section("models", "By fault model", text, tables)
+    by_model = {
+        f"{model} ({len(ones)})": ones for model in sorted({one.model for one in bad}) if (ones := _of(bad, model))
+    }
+    if not by_model:
+        return Section("models", "By fault model", [], without="no outcome that is not masked was watched")
+    series = {model: {name: board.detected(name, ones) for name in board.detectors} for model, ones in by_model.items()}
+    rows: list[dict[str, Cell]] = [
+        {"detector": name, **{model: rates[name] for model, rates in series.items()}} for name in board.detectors
+    ]
+    text = ["Shares detected of the outcomes that are not masked, by fault model, with the number of experiments."]
+    caption = "Share detected by fault model, in percent."
+    picture = figures.rate_picture("experiments", caption, list(board.detectors), series, "detected")
+    table = Table("experiments", "Shares detected by fault model.", rows)
+    return Section("models", "By fault model", text, [picture, table])
 
 
 def _false_alarms(board: Board) -> Section:
@@ -249,6 +228,8 @@ def _recoveries(board: Board) -> Section:
             )
         if rows:
             parts.append(Table("experiments", f"{recovery}: what came of the runs in which it acted.", rows))
+    if not parts:
+        return Section("recovery", "Recovery", [], without="no recovery has acted")
     text = [
         "Each run is one experiment with one detector, to its own verdict. A step that is executed again is struck "
         "again by a permanent fault alone. Golden again means that the state is bit-identical to the golden run's."
@@ -281,9 +262,9 @@ def _here(board: Board, name: str, what: str) -> str:
         return "not run"
     if what.startswith("cost"):
         slower, larger = board.slower(name), board.larger(name)
-        told = [] if slower is None else [f"{slower[0]:+.2%} in time"]
-        return ", ".join([*told, *([] if larger is None else [f"{larger:+.2%} in memory"])]) or "not measured"
+        told = [] if slower is None else [f"{signed(slower[0])} % in time"]
+        return ", ".join([*told, *([] if larger is None else [f"{signed(larger)} % in memory"])]) or "not measured"
     if what.startswith("defective"):
         return "no defective device here"
     chosen = board.of(LATENT) if "latent" in what else board.of((*LATENT, *NONFINITE))
-    return shown(board.detected(name, chosen)) if chosen else "no such outcome"
+    return share(board.detected(name, chosen)) if chosen else "no such outcome"

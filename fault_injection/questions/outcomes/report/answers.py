@@ -6,10 +6,9 @@ for a rate.  What strata do not tell apart has no rate here, and is named.
 
 from collections.abc import Sequence
 
-from matplotlib.axes import Axes
-
 from ....campaign import figures
 from ....campaign.page import Cell, Section, Table
+from ....campaign.wording import percent
 from ..answer import AnsweredRate
 from .facts import Facts
 
@@ -33,10 +32,11 @@ def answered(facts: Facts) -> Section:
     """What was asked, and what is known of it; the rates of all outcomes."""
     answer, plan = facts.answer, facts.plan
     assert plan.wanted is not None
+    asked = plan.wanted.sentence()
     whole = f"{answer.experiments:,} experiments in {answer.blocks:,} whole blocks"
     rest = facts.total - answer.experiments
     text = [
-        f"Asked is {plan.wanted.sentence()}, on {plan.workload.title} ({plan.workload.details}), with exit mode "
+        f"Asked is {asked}, on {plan.workload.title} ({plan.workload.details}), with exit mode "
         f"'{plan.exit}' and seed {plan.seed}. Known from {whole}: {answer.standing}."
         + (f" {rest:,} experiments of a block that is not done yet are left out." if rest else ""),
         f"Rates are those of the plan's own distribution of faults: each stratum counts by its weight, however many "
@@ -50,9 +50,9 @@ def answered(facts: Facts) -> Section:
             "audit found it."
         )
     if not answer.experiments:
-        return Section("answer", "Answer", [*text, "No block is done yet."])
+        return Section("answer", "Rates", [], without=f"no block of experiments is done yet; asked is {asked}")
     whole_rates = [one for one in answer.rates() if one.asked or not one.dimension]
-    return Section("answer", "Answer", text, [Table("", "Rates, weighted by strata.", _rows(whole_rates))])
+    return Section("answer", "Rates", text, [Table("", "Rates, weighted by strata.", _rows(whole_rates))])
 
 
 def _rows(rates: Sequence[AnsweredRate], by: str = "rate") -> list[dict[str, Cell]]:
@@ -62,9 +62,9 @@ def _rows(rates: Sequence[AnsweredRate], by: str = "rate") -> list[dict[str, Cel
             "experiments": one.rate.total,
             "of these with it": one.rate.found,
             "share": one.rate,
-            "width": f"{one.rate.high - one.rate.low:.4f}",
-            "asked": f"{one.width:g}" if one.asked else "not asked",
-            "answer": one.answer,
+            "width": f"{percent(one.rate.high - one.rate.low)} %",
+            "width asked": f"{percent(one.width)} %" if one.asked else "",
+            "still needed": one.more if one.asked else None,
         }
         for one in rates
     ]
@@ -85,14 +85,8 @@ def by_dimension(facts: Facts) -> list[Section]:
 def _of_dimension(dimension: str, found: Sequence[AnsweredRate]) -> Section:
     outcome, names = found[0].outcome, [one.name for one in found]
     series = {outcome: {one.name: one.rate for one in found}}
-
-    def paint(axes: Axes) -> None:
-        figures.side_by_side(axes, names, series)
-        axes.set_xlabel(outcome)
-
     text = f"The share of faults with the outcome '{outcome}', by {dimension}, with intervals as above."
-    alt = f"Points with intervals, one row per {dimension}."
-    drawn = figures.picture("", f"Rates by {dimension}.", alt, paint, figures.height(names, series))
+    drawn = figures.rate_picture("", f"Rates by {dimension}, in percent.", names, series, outcome)
     table = Table("", f"Rates by {dimension}, weighted by strata.", _rows(found, dimension))
     return Section(dimension, TITLES[dimension], [text], [drawn, table])
 
@@ -110,9 +104,9 @@ def strata(facts: Facts) -> Section:
     rows: list[dict[str, Cell]] = [
         {
             "stratum": division.title(number),
-            "weight": f"{stratum.weight:.3%}",
+            "weight": f"{percent(stratum.weight)} %",
             "experiments": int(counts[number]),
-            "share of experiments": f"{counts[number] / max(1, counts.sum()):.3%}",
+            "share of experiments": f"{percent(counts[number] / max(1, counts.sum()))} %",
         }
         for number, stratum in enumerate(division.strata)
     ]

@@ -4,20 +4,23 @@ import contextlib
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ....campaign import figures
+from ....campaign.box import Answer, Box
 from ....campaign.page import Cell, Part, Section, Table, page
-from ....campaign.page import percent as shown
+from ....campaign.wording import level, percent, plural, share
 from ....machine.errors import InputError
 from ....machine.files import write_text
-from ....runs.outcome import IMMEDIATE, MASKED, SHORT_TERM
+from ....runs.outcome import IMMEDIATE, OUTCOMES, SHORT_TERM
 from ....seam.workload import format_option
 from ..store import Store
+from ..tally import Tally
 from . import painters
+from .differences import Difference, differences, told
 from .facts import Facts, Group, place_of_role
 from .queries import QUERIES
 
@@ -40,6 +43,23 @@ def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> path
     Raises:
       InputError: one is no campaign, has not begun, or two are called alike.
     """
+    with _opened(folders) as campaigns:
+        sections = [_differing(campaigns), *_dimensions(campaigns), *_latency(campaigns)]
+        whole = page(f"Campaigns compared: {', '.join(campaigns)}", comparison_box(campaigns), sections, QUERIES)
+    figures.write(out / "figures", sections)
+    write_text(out / "comparison.html", whole)
+    return out / "comparison.html"
+
+
+def compared(folders: Sequence[pathlib.Path]) -> Box:
+    """The answer of a comparison, of which nothing is written; raises as `write_comparison`."""
+    with _opened(folders) as campaigns:
+        return comparison_box(campaigns)
+
+
+@contextlib.contextmanager
+def _opened(folders: Sequence[pathlib.Path]) -> Iterator[Compared]:
+    """Campaigns by the names of their folders, their stores open."""
     with contextlib.ExitStack() as opened:
         campaigns: dict[str, Facts] = {}
         for folder in folders:
@@ -48,52 +68,100 @@ def write_comparison(folders: Sequence[pathlib.Path], out: pathlib.Path) -> path
                 raise InputError(f"two campaigns are called {name!r}; rename a folder", folder)
             campaigns[name] = Facts(opened.enter_context(Store(folder)))
             campaigns[name].require_plain()
-        sections = [_differing(campaigns)]
-        sections += _dimensions(campaigns)
-        sections += _latency(campaigns)
-        whole = page(f"Campaigns compared: {', '.join(campaigns)}", _summary(campaigns), sections, QUERIES)
-    figures.write(out / "figures", sections)
-    write_text(out / "comparison.html", whole)
-    return out / "comparison.html"
+        yield campaigns
+
+
+class Dimension(NamedTuple):
+    """What experiments are told apart by.
+
+    Attributes:
+      query, title, called, text: of its section; `called` is one value of it.
+      groups_of: the groups of a campaign; those of the query by default.
+    """
+
+    query: str
+    title: str
+    called: str
+    text: str
+    groups_of: Callable[[Facts], list[Group]] | None = None
+
+    def groups(self, facts: Facts) -> list[Group]:
+        """The groups of a campaign."""
+        return self.groups_of(facts) if self.groups_of else facts.groups(self.query)
+
+
+OF_BITS = (
+    "Experiments with one bit inverted or stuck, by what it is for. Bits of exponent and mantissa are counted "
+    "from the top. A narrower format has fewer of them."
+)
+DIMENSIONS = (
+    Dimension(
+        *("sites", "What was struck", "operation or part", "The kind of operation, or the part of the state."),
+        Facts.kind_groups,
+    ),
+    Dimension("stages", "Passes", "pass", "The pass that the struck operation belongs to."),
+    Dimension("operands", "Operands", "operand", "The tensor of the operation that was struck."),
+    Dimension("bits", "Bits", "role of the bit", OF_BITS, Facts.role_groups),
+    Dimension(
+        *("epochs", "Early or late", "part of the training", "The part of the training in which the fault struck."),
+        Facts.quarter_groups,
+    ),
+    Dimension("models", "Fault models", "fault model", "A fault model says which elements become what."),
+)
 
 
 def _dimensions(campaigns: Compared) -> list[Section]:
-    text = "The kind of operation, or the part of the state."
-    of_bits = (
-        "Experiments with one bit inverted or stuck, by what it is for. Bits of exponent and mantissa are counted "
-        "from the top. A narrower format has fewer of them."
+    return [_section(campaigns, dimension) for dimension in DIMENSIONS]
+
+
+def comparison_box(campaigns: Compared) -> Box:
+    """The answer of a comparison: what is compared, how often, what differs and where, how sure."""
+    rates = {name: facts.not_masked(facts.tally) for name, facts in campaigns.items()}
+    confidences = {name: facts.plan.confidence for name, facts in campaigns.items()}
+    whole = differences([("", {name: facts.tally for name, facts in campaigns.items()})], confidences)
+    where: dict[str, Sequence[Difference]] = {}
+    for dimension in DIMENSIONS:
+        of: dict[str, dict[str, Tally]] = {}
+        for name, facts in campaigns.items():
+            for group in dimension.groups(facts):
+                of.setdefault(group.name, {})[name] = group.tally
+        if len(of) > 1:
+            where[dimension.called] = differences(of.items(), confidences)
+    every = {name: _description(facts) for name, facts in campaigns.items()}
+    unlike = [key for key in _keys(every) if len({description.get(key) for description in every.values()}) > 1]
+    titles = list(dict.fromkeys(f"{f.plan.workload.title} ({f.plan.workload.details})" for f in campaigns.values()))
+    counted = "; ".join(f"{name}: {plural(facts.total, 'experiment')}" for name, facts in campaigns.items())
+    often = "; ".join(f"{name}: not masked {share(rate)}" for name, rate in rates.items())
+    by = [f"By {called}: {told(found)}" for called, found in where.items() if any(one.certain for one in found)]
+    none = [called for called, found in where.items() if found and not any(one.certain for one in found)]
+    if none:
+        largest = max(one.largest for called in none for one in where[called])
+        by.append(f"By {', '.join(none)} no difference is certain, and none is larger than {percent(largest)} points.")
+    guesses = sum(rate.guesses for rate in rates.values())
+    sure = (
+        f"Intervals of differences hold together at {level(min(confidences.values()))} (all of them of one kind; "
+        "samples taken to be independent), and those of rates each at the confidence of its plan"
     )
-    part, when = "part of the training", "The part of the training in which the fault struck."
+    sure += f"; they allow for {plural(guesses, 'early verdict')} that nobody followed" if guesses else ""
+    what = f"{counted}; on {' and '.join(titles)}; unlike in {', '.join(unlike) or 'nothing'}."
+    known = {called: [one.as_dict() for one in found if one.certain] for called, found in where.items()}
     return [
-        *_section(campaigns, "sites", "What was struck", "operation or part", text, Facts.kind_groups),
-        *_section(campaigns, "stages", "Passes", "pass", "The pass that the struck operation belongs to."),
-        *_section(campaigns, "operands", "Operands", "operand", "The tensor of the operation that was struck."),
-        *_section(campaigns, "bits", "Bits", "role", of_bits, Facts.role_groups),
-        *_section(campaigns, "epochs", "Early or late", part, when, Facts.quarter_groups),
-        *_section(campaigns, "models", "Fault models", "fault model", "A fault model says which elements become what."),
+        Answer("What is compared", what),
+        Answer("How often", f"{often}.", {name: rate._asdict() for name, rate in rates.items()}),
+        Answer("What differs", told(whole), {"differences": [one.as_dict() for one in whole]}),
+        Answer("Where they differ", " ".join(by) or "No group of experiments is in two of them.", known),
+        Answer("How sure", f"{sure}.", {"guesses": guesses}),
     ]
 
 
-def _summary(campaigns: Compared) -> list[str]:
-    said = []
-    for name, facts in campaigns.items():
-        rate = facts.not_masked(facts.tally)
-        worst = ", ".join(f"{n} {outcome}" for outcome, n in facts.counts.most_common() if outcome != MASKED)
-        said.append(
-            f"{name}: {facts.total:,} experiments on {facts.plan.workload.title} ({facts.plan.workload.details}); "
-            f"not masked {shown(rate)}: {worst or 'none'}."
-        )
-    said.append(
-        "Rates are shares of the decided experiments, with intervals at the confidence of each plan. They "
-        "contain what audits of early verdicts have not seen. Where two overlap, the difference may be chance."
-    )
-    return said
+def _keys(every: Mapping[str, Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(key for description in every.values() for key in description))
 
 
 def _differing(campaigns: Compared) -> Section:
     """What the campaigns' workloads and plans do not share."""
     every = {name: _description(facts) for name, facts in campaigns.items()}
-    keys = list(dict.fromkeys(key for description in every.values() for key in description))
+    keys = _keys(every)
     rows: list[dict[str, Cell]] = [
         {"option": key, **{name: every[name].get(key, "")[:ROOM] for name in every}}
         for key in keys
@@ -102,7 +170,10 @@ def _differing(campaigns: Compared) -> Section:
     text = "All other options of workload and plan are the same in all of them."
     groups = [Group(name, facts.tally, facts.not_masked(facts.tally)) for name, facts in campaigns.items()]
     alt = "Bars, one per campaign, divided into outcomes."
-    paint, height = functools.partial(painters.bars, groups=groups), 1.05 + 0.3 * len(groups)
+    paint, height = (
+        functools.partial(painters.bars, groups=groups),
+        0.85 + figures.legend_height(OUTCOMES) + figures.rows_height([group.name for group in groups], 0.24),
+    )
     parts: list[Part] = [figures.picture("outcomes", "Shares of the outcomes.", alt, paint, height)]
     if rows:
         parts.append(Table("outcomes", "What the campaigns do not share.", rows))
@@ -121,20 +192,13 @@ def _description(facts: Facts) -> dict[str, str]:
     return {name: str(format_option(value)) for name, value in (options | rest).items()}
 
 
-def _section(
-    campaigns: Compared,
-    query: str,
-    title: str,
-    called: str,
-    text: str,
-    groups_of: Callable[[Facts], list[Group]] | None = None,
-) -> list[Section]:
-    """A section of one dimension, see `findings.grouped`; none where all experiments are alike in it."""
-    groups = groups_of or functools.partial(Facts.groups, query=query)
-    found = {name: {group.name: group for group in groups(facts)} for name, facts in campaigns.items()}
+def _section(campaigns: Compared, dimension: Dimension) -> Section:
+    """A section of one dimension, see `findings.grouped`; left out where all experiments are alike in it."""
+    query, title, called = dimension.query, dimension.title, dimension.called
+    found = {name: {group.name: group for group in dimension.groups(facts)} for name, facts in campaigns.items()}
     names = list(dict.fromkeys(name for by_name in found.values() for name in by_name))
     if len(names) < 2:
-        return []
+        return Section(query, title, [], without="experiments are all alike in it, or have none")
     if query == "bits":
         names.sort(key=place_of_role)
     rows: list[dict[str, Cell]] = []
@@ -149,21 +213,16 @@ def _section(
         campaign: {name: group.rate for name, group in by_name.items() if group.rate.total}
         for campaign, by_name in found.items()
     }
-    picture = figures.picture(
-        query,
-        f"Share not masked by {called}, with its interval.",
-        f"Points with intervals, one row per {called}, one colour and shape per campaign.",
-        lambda axes: figures.side_by_side(axes, names, series),
-        figures.height(names, series),
-    )
-    return [Section(query, title, [text], [picture, Table(query, f"Rates by {called}.", rows)])]
+    caption = f"Share not masked by {called}, in percent, with its interval."
+    picture = figures.rate_picture(query, caption, names, series, "not masked")
+    return Section(query, title, [dimension.text], [picture, Table(query, f"Rates by {called}.", rows)])
 
 
 def _latency(campaigns: Compared) -> list[Section]:
-    """How soon non-finite values appear; no section where there are none."""
+    """How soon non-finite values appear."""
     found = {name: facts.latencies() for name, facts in campaigns.items()}
     if not any(found.values()):
-        return []
+        return [Section("latency", "Latency", [], without="no experiment has met a non-finite value")]
     rows: list[dict[str, Cell]] = []
     for name, facts in campaigns.items():
         steps = np.sort(np.repeat(list(found[name]), list(found[name].values()))) if found[name] else np.zeros(0)

@@ -34,7 +34,7 @@ def accounting(facts: Facts) -> Section:
         "once for each number of elements that faults strike.",
     ]
     if not facts.total:
-        return Section("accounting", "Accounting", [*text, "No experiment is done yet."])
+        return Section("accounting", "Accounting", [], without="no experiment is done yet")
     exits = facts.table("exits", "Experiments by what ended them.")
     tables = [exits, _against_published(facts), _all_steps(facts), _time(facts)]
     return Section("accounting", "Accounting", text, tables)
@@ -135,7 +135,7 @@ def audited(facts: Facts) -> Section:
         for row in facts.rows("audit")
     ]
     if not rows:
-        return Section("audit", title, [*text, "No experiment has met such a rule."])
+        return Section("audit", title, [], without="no experiment has met a rule of early verdicts")
     text += [
         f"Early verdicts that say {kind.name}: {kind.early:,}; followed to the end: {kind.seen:,}; different there: "
         f"{kind.changed:,}."
@@ -170,7 +170,9 @@ def audited(facts: Facts) -> Section:
 def all_counts(facts: Facts) -> Section:
     """The counts that all rates can be computed from."""
     text = "The number of experiments for each fault model, stage, site, bit and outcome."
-    return Section("counts", "All counts", [text], [facts.table("cells", "All counts.")] if facts.total else [])
+    if not facts.total:
+        return Section("counts", "All counts", [], without="no experiment is done yet")
+    return Section("counts", "All counts", [text], [facts.table("cells", "All counts.")])
 
 
 def environment(facts: Facts) -> Section:

@@ -1,16 +1,21 @@
 """The sections of a report that say what came of the faults: how bad, where, and when."""
 
+import functools
 import shlex
+import sqlite3
 from collections.abc import Callable
 
-import numpy as np
-
 from ....campaign import figures
-from ....campaign.page import Cell, Commands, Part, Section, Table
+from ....campaign.page import Cell, Commands, Part, Picture, Section, Shown, Table
 from ....campaign.rates import Rate
-from ....runs.outcome import OUTCOMES, UNDECIDED
+from ....campaign.wording import number as in_words
+from ....campaign.wording import plural
+from ....runs.outcome import MASKED, OUTCOMES, UNDECIDED
 from . import painters
+from .cards import said
 from .facts import Facts, Group, decode
+
+NOTHING = "no experiment is done yet"
 
 
 def worst(facts: Facts) -> Section:
@@ -18,20 +23,20 @@ def worst(facts: Facts) -> Section:
     found = facts.rows("worst")
     title, metric = "Worst experiments", facts.measure.name
     if not found:
-        return Section("worst", title, ["No experiment has had a bad outcome."])
+        return Section("worst", title, [], without="no experiment has had a bad outcome")
     text = (
         f"First come those whose final training {metric} was furthest from the golden run's, then those that met a "
-        "non-finite value before an epoch ended, the latest first."
+        "non-finite value before an epoch ended, the latest first. A click on an experiment shows its curve."
     )
-    curves = {f"{row['number']}: {row['outcome']}": decode(row["curve"], row["recorded"]) for row in found}
+    curves = {row["number"]: (row["outcome"], decode(row["curve"], row["recorded"])) for row in found}
     folder = shlex.quote(str(facts.store.path.parent))
     rows: list[dict[str, Cell]] = [
         {
-            "experiment": str(row["number"]),
+            "experiment": Shown(row["number"]),
             "outcome": row["outcome"],
             "worse by, training": _lost(row["worse_train"]),
             "worse by, test": _lost(row["worse_test"]),
-            "fault": f"{row['model']}: {_elements(row['elements'])} of the {row['operand']} of {row['site']}",
+            "fault": f"{row['model']}: {plural(row['elements'], 'element')} of the {row['operand']} of {row['site']}",
             "epoch, step, worker": f"{row['epoch']}, {row['step']}, {row['worker']}",
         }
         for row in found
@@ -39,7 +44,7 @@ def worst(facts: Facts) -> Section:
     commands = [f"python -m fault_injection replay {folder} --id {row['number']}" for row in found]
     alt = f"Lines of the training {metric} over steps, one per experiment of the table."
     caption = f"Training {metric} of these experiments from the fault on; a cross marks a non-finite loss."
-    picture = figures.picture("worst", caption, alt, lambda axes: painters.courses(axes, curves, facts.measure), 3.6)
+    picture = figures.picture("worst", caption, alt, lambda axes: painters.courses(axes, curves, facts.measure), 3.0)
     table = Table("worst", f"By how much the final {metric} was worse than the golden run's.", rows)
     replayed = Commands(
         "Each command replays one of them to the end of the training, with all curves and the reasons for its verdict:",
@@ -49,11 +54,7 @@ def worst(facts: Facts) -> Section:
 
 
 def _lost(worse: float | None) -> str:
-    return "not known" if worse is None else f"{worse:+.3f}"
-
-
-def _elements(n: int) -> str:
-    return f"{n:,} elements" if n > 1 else "1 element"
+    return "not known" if worse is None else ("+" if worse >= 0 else "") + in_words(worse)
 
 
 def outcomes(facts: Facts) -> Section:
@@ -88,13 +89,30 @@ def outcomes(facts: Facts) -> Section:
             "faults that were not masked leave these experiments out."
         )
     if not facts.total:
-        return Section("outcomes", "Outcomes", text)
+        return Section("outcomes", "Outcomes", [], without=NOTHING)
     rows: list[dict[str, Cell]] = [
         {"outcome": o, "experiments": facts.counts[o], "share": facts.tally.rate([o], plan.confidence)}
         for o in OUTCOMES
     ]
     rows.append({"outcome": "not masked, of the decided", "experiments": facts.bad, "share": facts.whole()})
     return Section("outcomes", "Outcomes", text, [Table("outcomes", "Experiments by outcome.", rows)])
+
+
+def _outcomes_by(query: str, group: str, groups: list[Group]) -> Picture:
+    """Bars of outcomes; where these would be too many, the rates alone."""
+    if len(groups) > figures.MOST:
+        series = {"not masked": {g.name: g.rate for g in groups if g.rate.total}}
+        caption = f"Share not masked by {group}, in percent, with its interval."
+        return figures.rate_picture(query, caption, [g.name for g in groups], series, "not masked")
+    names = [f"{g.name} ({g.counts.total():,})" for g in groups]
+    seen = [outcome for outcome in OUTCOMES if any(g.counts[outcome] for g in groups)]
+    return figures.picture(
+        query,
+        f"Estimated shares of the outcomes by {group}, with the number of experiments.",
+        f"Bars, one per {group}, divided into the shares of its outcomes.",
+        lambda axes: painters.bars(axes, groups),
+        0.6 + figures.legend_height(seen) + figures.rows_height(names, 0.2),
+    )
 
 
 def grouped(
@@ -122,7 +140,7 @@ def grouped(
     def section(facts: Facts) -> Section:
         groups = groups_of(facts) if groups_of else facts.groups(query)
         if not groups:
-            return Section(key, title, [text, "No experiment is done yet."])
+            return Section(key, title, [], without=NOTHING)
         if worst_first:
             groups.sort(key=lambda g: -g.rate.share if g.rate.total else 1)
         seen = [outcome for outcome in OUTCOMES if any(g.counts[outcome] for g in groups)]
@@ -130,13 +148,7 @@ def grouped(
             {group: g.name, "experiments": g.counts.total(), "not masked": g.rate, **{o: g.counts[o] for o in seen}}
             for g in groups
         ]
-        picture = figures.picture(
-            query,
-            f"Estimated shares of the outcomes by {group}, with the number of experiments.",
-            f"Bars, one per {group}, divided into the shares of its outcomes.",
-            lambda axes: painters.bars(axes, groups),
-            1.05 + 0.22 * len(groups),
-        )
+        picture = _outcomes_by(query, group, groups)
         table = Table(query, f"Rates and numbers of experiments by {group}.", rows)
         return Section(key, title, [text], [picture, table])
 
@@ -151,7 +163,7 @@ def depth(facts: Facts) -> Section:
     )
     rows: list[dict[str, Cell]] = []
     named = [facts.plan.leaf] if facts.plan.leaf else ["forward", "backward"]
-    series: dict[str, dict[int, Rate]] = {stage: {} for stage in named}
+    series: dict[str, dict[str, Rate]] = {stage: {} for stage in named}
     for at, (layer, stages) in enumerate(facts.depths().items()):
         if not (struck := sum(tally.total for tally in stages.values())):
             continue
@@ -160,15 +172,16 @@ def depth(facts: Facts) -> Section:
         rows.append({"layer": layer, "depth": at, "experiments": struck, **shown})
         for stage, rate in rates.items():
             if rate.total:
-                series[stage][at] = rate
+                series[stage][layer] = rate
     if not rows:
-        return Section("depth", "Depth", [text, "No experiment is done yet."])
+        why = "what was struck belongs to no single layer" if facts.total else NOTHING
+        return Section("depth", "Layers", [], without=why)
     parts: list[Part] = [Table("sites", "Share not masked by layer.", rows)]
     if series := {stage: rates for stage, rates in series.items() if rates}:
-        caption = "Share not masked by depth, with its interval."
-        alt = "Points with intervals over the depth of the layer, one colour per pass."
-        parts.insert(0, figures.picture("sites", caption, alt, lambda axes: figures.rates(axes, series, "depth")))
-    return Section("depth", "Depth", [text], parts)
+        layers = [str(row["layer"]) for row in rows if any(row["layer"] in rates for rates in series.values())]
+        caption = "Share not masked by layer, in percent, with its interval."
+        parts.insert(0, figures.rate_picture("sites", caption, layers, series, "not masked"))
+    return Section("depth", "Layers", [text], parts)
 
 
 def inverted_bits(facts: Facts) -> Section:
@@ -177,7 +190,7 @@ def inverted_bits(facts: Facts) -> Section:
         "Experiments in which one bit was inverted, or stuck. Bit 0 is the lowest. Bits of the exponent and of the "
         "mantissa are counted from the top: the first of the exponent changes a value most."
     )
-    series: dict[str, dict[int, Rate]] = {}
+    series: dict[str, dict[float, Rate]] = {}
     rows: list[dict[str, Cell]] = []
     for (format, bit), tally in facts.bits().items():
         rate = facts.not_masked(tally)
@@ -186,13 +199,14 @@ def inverted_bits(facts: Facts) -> Section:
         if rate.total:
             series.setdefault(format.name, {})[bit] = rate
     if not rows:
-        return Section("bits", "Bits", [text, "This campaign has no such experiment."])
+        return Section("bits", "Bits", [], without="in no experiment one bit was inverted, or stuck")
     parts: list[Part] = [Table("bits", "Share not masked by bit.", rows)]
     if series:
         caption = "Share not masked by the bit that was inverted, with its interval."
         alt = "Points with intervals over the number of the bit, one colour per format."
-        label = "bit that was inverted, 0 the lowest"
-        parts.insert(0, figures.picture("bits", caption, alt, lambda axes: figures.rates(axes, series, label)))
+        label, say = "bit that was inverted, 0 the lowest", "bit {:.0f}".format
+        paint = functools.partial(figures.rates, series=series, label=label, of="not masked", named=say)
+        parts.insert(0, figures.picture("bits", caption, alt, paint, 2.2))
     return Section("bits", "Bits", [text], parts)
 
 
@@ -207,7 +221,7 @@ def latency(facts: Facts) -> Section:
     )
     steps = facts.latencies()
     if not steps:
-        return Section("latency", "Latency", [text, "No experiment has met a non-finite value."])
+        return Section("latency", "Latency", [], without="no experiment has met a non-finite value")
     why = (
         "A gradient, or an array of the state, is usually non-finite first: a squared gradient overflows from 1.8e19 "
         "on, and the optimizer's history with it. The second table says by how many steps it was ahead."
@@ -216,7 +230,7 @@ def latency(facts: Facts) -> Section:
     caption = "Steps from the fault to what was not finite."
     alt = "Bars of the number of experiments over the number of steps, on a logarithmic scale."
     parts: list[Part] = [
-        figures.picture("latency", caption, alt, lambda axes: painters.latencies(axes, steps), 2.6),
+        figures.picture("latency", caption, alt, lambda axes: painters.latencies(axes, steps), 2.4),
         Table("latency", "Experiments by the number of these steps.", rows),
         facts.table("nonfinite", "Steps by which an array of the state, or a gradient, was ahead."),
     ]
@@ -240,22 +254,28 @@ def necessary_condition(facts: Facts) -> Section:
         )
     found = [row for row in facts.rows("conditions") if row["history_excess"] or row["variance_excess"]]
     if not found:
-        return Section("necessary", title, [*text, "There is no experiment to show."])
-    history, variance = (np.array([row[name] for row in found]) for name in ("history_excess", "variance_excess"))
-    named = [row["outcome"] for row in found]
-    names = np.array(named)
-    large = np.maximum(history, variance) > limits["margin"]
-    rows: list[dict[str, Cell]] = [
-        {"outcome": o, "experiments shown": int((names == o).sum()), "of these large": int(large[names == o].sum())}
-        for o in OUTCOMES
-        if (names == o).any()
+        why = "no experiment went on after its faulty step in another state than the golden run's"
+        return Section("necessary", title, [], without=why)
+    points = [
+        painters.Point(row["number"], row["outcome"], row["history_excess"], row["variance_excess"], _told(row))
+        for row in found
     ]
+    rows: list[dict[str, Cell]] = []
+    for outcome in OUTCOMES:
+        of = [max(one.history, one.variance) > limits["margin"] for one in points if one.outcome == outcome]
+        if of:
+            rows.append({"outcome": outcome, "experiments shown": len(of), "of these large": sum(of)})
     picture = figures.picture(
         "conditions",
-        "Largest optimizer history and running variance soon after the fault.",
+        "Largest optimizer history and running variance soon after the fault. A click on a point shows the experiment.",
         "Points, one per experiment, over history and variance, coloured by outcome, on logarithmic scales.",
-        lambda axes: painters.necessary(axes, history, variance, named, limits["margin"]),
-        4.4,
+        lambda axes: painters.necessary(axes, points, limits["margin"]),
+        3.6,
     )
     table = Table("conditions", "Experiments with large values soon after the fault.", rows)
     return Section("necessary", title, text, [picture, table])
+
+
+def _told(row: sqlite3.Row) -> str:
+    """An experiment under the pointer: in a few words where it was masked, as most are."""
+    return f"experiment {row['number']}: {MASKED if row['outcome'] == MASKED else said(row)}"

@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ....campaign.box import Answer
 from ....campaign.page import Cell, Section, Table, page
 from ....campaign.rates import Rate, wilson
+from ....campaign.wording import number
 from ....machine.errors import InputError
 from ....machine.files import write_json, write_text
 from ....runs.outcome import IMMEDIATE, LOW_TEST, SHARP, SHARP_SLOW, SHORT_TERM, SLOW
@@ -216,7 +218,7 @@ def _sentences(
 
 
 def _range(one: Expected) -> str:
-    return f"{one.low:.3g} to {one.high:.3g}"
+    return f"{number(one.low)} to {number(one.high)}"
 
 
 def write_fleet_card(folder: pathlib.Path, fleet: Fleet, detected: Detected | None = None) -> tuple[pathlib.Path, Card]:
@@ -234,14 +236,14 @@ def write_fleet_card(folder: pathlib.Path, fleet: Fleet, detected: Detected | No
         queries = {"outcomes": QUERIES["outcomes"]} if facts.plan.wanted is None else {}  # others are weighted
     shares: list[dict[str, Cell]] = [{"share of faults": name, "share": rate} for name, rate in card.rates.items()]
     events: list[dict[str, Cell]] = [
-        {"a month": one.what, "from": f"{one.low:.3g}", "middle": f"{one.middle:.3g}", "to": f"{one.high:.3g}"}
-        for one in card.expected
+        {"a month": one.what, "from": one.low, "middle": one.middle, "to": one.high} for one in card.expected
     ]
     tables = [
         Table("", "Expected events a month.", events),
         Table("outcomes" if queries else "", "Shares, with their intervals.", shares),
     ]
     section = Section("fleet", "Fleet", [], tables)
-    write_text(folder / "fleet.html", page(f"Fleet card: {title}", card.sentences, [section], queries))
+    box = [Answer("" if at else "Expected", sentence) for at, sentence in enumerate(card.sentences)]
+    write_text(folder / "fleet.html", page(f"Fleet card: {title}", box, [section], queries))
     write_json(folder / "fleet.json", card.as_dict())
     return folder / "fleet.html", card

@@ -1,13 +1,16 @@
-"""What the figures of a report on outcomes show; `campaign.figures.picture` makes a PNG of what one of these draws."""
+"""What the figures of a report on outcomes show; `campaign.figures.picture` takes what one of these draws."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from ....campaign.figures import LINES, SERIES, legend
-from ....runs.curves import FAULTY
+from ....campaign.figures import LINES, SERIES, legend, row_names, spread
+from ....campaign.rates import wilson
+from ....campaign.svg import INK, Mark, tell
+from ....campaign.wording import percent, plural
 from ....runs.outcome import IMMEDIATE, LOW_TEST, MASKED, OUTCOMES, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
 from ....seam.measure import Measure
 from .facts import Group
@@ -21,33 +24,65 @@ COLOURS = {
     SHARP_SLOW: "#56b4e9",
     SHARP: "#009e73",
     LOW_TEST: "#cc79a7",
-    UNDECIDED: "#000000",
+    UNDECIDED: INK,
 }
+MOST_LABELS = 12  # bars with numbers above them: more would hide each other
 SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
 
+SHAPES = dict(zip(OUTCOMES, "os^vDPX*", strict=True))
+
+
+class Point(NamedTuple):
+    """An experiment by what it reached soon after the fault.
+
+    Attributes:
+      number, outcome: of the experiment.
+      history, variance: in units of the golden run's largest.
+      said: the experiment in a line.
+    """
+
+    number: int
+    outcome: str
+    history: float
+    variance: float
+    said: str
+
+
 def bars(axes: Axes, groups: Sequence[Group]) -> None:
-    """Estimated shares of outcomes: one bar per group, with the number of experiments after its name."""
-    names = [f"{group.name}  ({group.counts.total():,})" for group in groups]
-    start = np.zeros(len(names))
+    """Estimated shares of outcomes: one bar per group, with the number of experiments after its name.
+
+    The line across the end of the masked ones is the interval of their share.
+    """
+    start = np.zeros(len(groups))
     estimated = [group.tally.shares() for group in groups]
     for outcome in OUTCOMES:
         share = np.array([shares[outcome] for shares in estimated])
         if share.any():
-            axes.barh(names, share, left=start, color=COLOURS[outcome], label=outcome, height=0.8)
+            drawn = axes.barh(range(len(groups)), share, left=start, color=COLOURS[outcome], label=outcome, height=0.8)
+            for bar, group, part in zip(drawn, groups, share, strict=True):
+                tell(bar, [Mark(f"{group.name}: {percent(part)} % {outcome}")])
             start += share
-    axes.set_ylim(len(names) - 0.45, -0.55)  # the first group at the top
+    known = [(at, group.rate) for at, group in enumerate(groups) if group.rate.total]
+    ends = np.array([(at, 1 - r.high, 1 - r.share, 1 - r.low) for at, r in known]).reshape(-1, 4)
+    at, low, middle, high = ends.T
+    marks = axes.errorbar(middle, at, xerr=np.maximum(0, [middle - low, high - middle]), fmt="none", ecolor=INK, lw=0.9)
+    said = "; ".join(f"{g.name}: not masked {percent(g.rate.share)} %" for g in groups if g.rate.total)
+    tell(marks.lines[2][0], [Mark(f"Intervals of the share not masked. {said}")])
+    row_names(axes, [f"{group.name} ({group.counts.total():,})" for group in groups])
     axes.set_xlim(0, 1)
     axes.xaxis.set_major_formatter(PercentFormatter(1))
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel("share of experiments")
+    axes.set_xlabel("share; the line is the interval of the masked")
     legend(axes)
 
 
 def latencies(axes: Axes, counts: Mapping[int, int]) -> None:
     """How many experiments met their first non-finite value after how many steps."""
     drawn = axes.bar(list(counts), list(counts.values()), width=0.8, color=COLOURS[IMMEDIATE])
-    axes.bar_label(drawn, fontsize=7, padding=1)
+    for bar, (after, n) in zip(drawn, counts.items(), strict=True):
+        tell(bar, [Mark(f"{plural(n, 'experiment')} after {plural(after, 'step')}")])
+    if len(counts) <= MOST_LABELS:
+        axes.bar_label(drawn, fontsize=8, padding=1)
     axes.set_yscale("log")
     axes.set_ylim(0.7)
     axes.set_xlim(-0.7, max(5, *counts) + 0.7)
@@ -59,15 +94,20 @@ def latencies(axes: Axes, counts: Mapping[int, int]) -> None:
 def reached(axes: Axes, counts: Mapping[str, tuple[Mapping[int, int], int]]) -> None:
     """The share of all experiments that has met a non-finite value, against the number of steps since the fault.
 
+    A band is Wilson's interval of the share at each step.
+
     Args:
       counts: by name, how many met it after how many steps, and how many experiments there are.
     """
     last = max(2, *(step for steps, _ in counts.values() for step in steps))
     for i, (name, (steps, total)) in enumerate(counts.items()):
         within = np.cumsum([steps.get(step, 0) for step in range(last + 1)]) / max(1, total)
-        turn, colour = divmod(i, len(SERIES))
-        line = LINES[turn % len(LINES)]
-        axes.step(np.arange(last + 1) + 1, within, line, where="post", lw=1.2, color=SERIES[colour], label=name)
+        line, colour = LINES[i % len(LINES)], SERIES[i % len(SERIES)]
+        (drawn,) = axes.step(np.arange(last + 1) + 1, within, line, where="post", lw=1.2, color=colour, label=name)
+        tell(drawn, [Mark(f"{name}: {percent(within[-1])} % in the end")])
+        ends = [wilson(round(share * total), total)[3:5] for share in within]
+        low, high = np.array(ends).T
+        axes.fill_between(np.arange(last + 1) + 1, low, high, step="post", color=colour, alpha=0.12, lw=0)
     axes.set_xscale("log")
     axes.set_ylim(bottom=0)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -78,43 +118,45 @@ def reached(axes: Axes, counts: Mapping[str, tuple[Mapping[int, int], int]]) -> 
     legend(axes)
 
 
-def necessary(axes: Axes, history: np.ndarray, variance: np.ndarray, outcomes: Sequence[str], margin: float) -> None:
+def necessary(axes: Axes, points: Sequence[Point], margin: float) -> None:
     """One point per experiment: its largest optimizer history and running variance, coloured by outcome.
 
+    Points that would hide each other stand a little apart.
+
     Args:
-      history, variance: float64 [n], in units of the golden run's largest.
-      outcomes: of the n experiments.
       margin: from where on a value counts as large.
     """
+    values = np.array([(one.history, one.variance) for one in points], np.float64)
+    clipped = np.log10(np.clip(np.nan_to_num(values, nan=LARGEST, posinf=LARGEST), SMALLEST, LARGEST))
+    x, y = (10**moved for moved in spread(clipped[:, 0], clipped[:, 1]))
     for outcome in OUTCOMES:
-        chosen = np.array([name == outcome for name in outcomes], bool)
-        if chosen.any():
+        chosen = [i for i, one in enumerate(points) if one.outcome == outcome]
+        if chosen:
             colour = "#999999" if outcome == MASKED else COLOURS[outcome]  # points have to be darker than bars
-            x, y = (
-                np.clip(np.nan_to_num(v[chosen], nan=LARGEST, posinf=LARGEST), SMALLEST, LARGEST)
-                for v in (history, variance)
-            )
-            axes.plot(x, y, "o", ms=3.5, alpha=0.7, mew=0, color=colour, label=f"{outcome} ({chosen.sum()})")
-    axes.axvline(margin, color="#444444", lw=0.8, ls="--")
-    axes.axhline(margin, color="#444444", lw=0.8, ls="--")
+            shape, label = SHAPES[outcome], f"{outcome} ({len(chosen)})"
+            (drawn,) = axes.plot(x[chosen], y[chosen], shape, ms=3, alpha=0.7, mew=0, color=colour, label=label)
+            tell(drawn, [Mark(points[i].said, points[i].number) for i in chosen])
+    axes.axvline(margin, color=INK, alpha=0.7, lw=0.8, ls="--")
+    axes.axhline(margin, color=INK, alpha=0.7, lw=0.8, ls="--")
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlabel("optimizer history / largest of the golden run")
-    axes.set_ylabel("running variance / largest of the golden run")
+    axes.set_ylabel("running variance / golden run's")
     legend(axes)
 
 
-def courses(axes: Axes, curves: Mapping[str, np.ndarray], measure: Measure) -> None:
+def courses(axes: Axes, curves: Mapping[int, tuple[str, np.ndarray]], measure: Measure) -> None:
     """The metric in training from the fault on: one line per experiment, a cross where the loss ceases to be finite.
 
     Args:
-      curves: loss and metric, as `facts.decode` gives them, by the experiment's name.
+      curves: outcome, and loss and metric as `facts.decode` gives them, by the experiment's number.
     """
-    metrics = {name: curve[:, -1] for name, curve in curves.items()}
-    for i, (name, metric) in enumerate(metrics.items()):
-        colour = FAULTY[i % len(FAULTY)]
-        axes.plot(np.arange(len(metric)), metric, lw=1.0, color=colour, label=name)
-        if not np.isfinite(curves[name][-1]).all():
+    metrics = {number: curve[:, -1] for number, (_, curve) in curves.items()}
+    for i, (number, metric) in enumerate(metrics.items()):
+        colour, line, name = SERIES[i % len(SERIES)], LINES[i % len(LINES)], f"{number}: {curves[number][0]}"
+        (drawn,) = axes.plot(np.arange(len(metric)), metric, line, lw=1.2, color=colour, label=name)
+        tell(drawn, [Mark(f"experiment {name}", number)])
+        if not np.isfinite(curves[number][1][-1]).all():
             at = metric[np.isfinite(metric)]
             axes.plot(len(metric) - 1, at[-1] if len(at) else np.nan, "x", ms=6, mew=1.5, color=colour)
     values = np.concatenate(list(metrics.values()))
@@ -126,4 +168,4 @@ def courses(axes: Axes, curves: Mapping[str, np.ndarray], measure: Measure) -> N
     axes.set_xlabel("steps from the fault")
     axes.set_ylabel(f"training {measure.name}")
     axes.grid(alpha=0.25, lw=0.5)
-    legend(axes, 3)
+    legend(axes, 2)

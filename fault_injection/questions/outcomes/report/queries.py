@@ -21,6 +21,15 @@ AT_THE_END = "CASE WHEN exit IN ('conditions', 'settled') THEN audit_outcome ELS
 # Experiments whose fault struck nothing: no element fitted its profile, or the step left the operation out.
 UNSTRUCK = "SELECT count(*) AS n FROM experiments WHERE coalesce(audit_rule, rule) LIKE '%nothing was struck%'"
 
+CLICKED = 300  # experiments whose curves a page keeps for a click
+
+# These, the worst first; no numbers of the page come from it.
+CARDS = (
+    "SELECT number, epoch, step, site, operand, model, elements, steps + audit_steps AS recorded, curve, "
+    f"{VERDICT} AS outcome FROM experiments WHERE {VERDICT} <> 'Masked' "
+    f"ORDER BY worse_train DESC NULLS LAST, first_nonfinite DESC, number LIMIT {CLICKED}"
+)
+
 QUERIES = {
     "outcomes": f"SELECT {KNOWN} GROUP BY {BY}",
     "models": f"SELECT model, {KNOWN} GROUP BY model, {BY}",
@@ -42,7 +51,8 @@ QUERIES = {
     "AS 'steps ahead', count(*) AS experiments FROM experiments "
     f"WHERE first_nonfinite IS NOT NULL AND {VERDICT} <> 'Masked' "
     "GROUP BY first_nonfinite - nonfinite_leaf_after ORDER BY first_nonfinite - nonfinite_leaf_after",
-    "conditions": f"SELECT {VERDICT} AS outcome, history_excess, variance_excess FROM experiments",
+    "conditions": "SELECT number, epoch, step, site, operand, model, elements, "
+    f"{VERDICT} AS outcome, history_excess, variance_excess FROM experiments",
     "worst": "SELECT number, epoch, step, worker, site, operand, model, elements, "
     f"{VERDICT} AS outcome, coalesce(audit_rule, rule) AS rule, worse_train, worse_test, "
     "steps + audit_steps AS recorded, curve FROM experiments "

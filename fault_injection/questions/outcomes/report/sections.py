@@ -1,4 +1,4 @@
-"""The report of a campaign: `report.html`, which needs nothing beside it, and its figures as PNG files."""
+"""The report of a campaign: `report.html`, which needs nothing beside it, and its figures as SVG files."""
 
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +8,7 @@ from ....campaign.page import Commands, Section, page
 from ....machine.files import write_text
 from ..store import Store
 from .answers import answered, by_dimension, strata
+from .cards import experiments
 from .conduct import accounting, all_counts, audited, environment, not_modelled
 from .facts import Facts
 from .findings import depth, grouped, inverted_bits, latency, necessary_condition, outcomes, worst
@@ -50,7 +51,7 @@ WANTED_SECTIONS: Sequence[Callable[[Facts], Section]] = (
 
 
 def write_report(folder: pathlib.Path) -> pathlib.Path:
-    """Write `report.html` and `figures/*.png` of the campaign in `folder`.
+    """Write `report.html` and `figures/*.svg` of the campaign in `folder`.
 
     Returns:
       the path of `report.html`.
@@ -70,7 +71,7 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
             # Others count experiments for rates.
             used = {part.query for section in sections for part in section.parts if not isinstance(part, Commands)}
             queries = {name: sql for name, sql in QUERIES.items() if name in used}
-        whole = page(title, summary(facts), sections, queries)
+        whole = page(title, summary(facts), sections, queries, experiments=experiments(facts))
     figures.write(folder / "figures", sections)
     write_text(folder / "report.html", whole)
     return folder / "report.html"

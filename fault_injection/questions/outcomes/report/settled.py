@@ -18,7 +18,7 @@ def settled(facts: Facts) -> Section:
     ]
     found = facts.rows("settled")
     if not found:
-        return Section("settled", title, [*text, "No run has settled."])
+        return Section("settled", title, [], without="no run has settled")
     total = sum(row["n"] for row in found)
     ends = [row for row in found if row["verdict"] is not None]
     followed, other = sum(row["n"] for row in ends), sum(row["n"] for row in ends if row["verdict"] != "Masked")

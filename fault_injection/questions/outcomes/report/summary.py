@@ -1,9 +1,11 @@
-"""The summary of a campaign: five sentences, each computed from the store."""
+"""The answer of a campaign: how often, how sure, what does most harm, how soon it shows, what it cost."""
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from ....campaign.rates import Rate
+from ....campaign.box import Answer, Box
+from ....campaign.terminal import clock
+from ....campaign.wording import level, number, percent, plural, share
 from ....runs.outcome import MASKED, UNDECIDED
 from ..conditions import CONDITIONS
 from ..result import SETTLED
@@ -13,6 +15,7 @@ from .facts import Facts, Group
 # What a rate may depend on.
 FACTORS: dict[str, Callable[[Facts], list[Group]]] = {
     "fault model": lambda facts: facts.groups("models"),
+    "operation": lambda facts: facts.kind_groups(),
     "operand": lambda facts: facts.groups("operands"),
     "bit": lambda facts: facts.bit_groups(),
 }
@@ -126,89 +129,93 @@ def contrast(facts: Facts, factor: str) -> Contrast | None:
     return Contrast(factor, lowest, highest, (low_equals, high_equals), gap)
 
 
-def summary(facts: Facts) -> list[str]:
-    """The sentences; only the first where no experiment is done."""
-    sentences: Sequence[Callable[[Facts], str]] = (_scope, _rate, _factors, _latency, _cost)
-    if facts.plan.wanted is not None:
-        sentences = (_drawn, _answer, _cost)
-    return [sentence(facts) for sentence in (sentences if facts.total else sentences[:1])]
-
-
-def _scope(facts: Facts) -> str:
-    name, details = facts.plan.workload.title, facts.plan.workload.details
-    planned = facts.plan.experiments
+def summary(facts: Facts) -> Box:
+    """The answer; only what was asked where no experiment is done."""
     if not facts.total:
-        return f"This campaign of {_plural(planned, 'experiment')} on {name} ({details}) has no result yet."
-    finished = facts.total == planned
-    what = f"all {planned:,}" if finished else f"{facts.total:,} of {planned:,}"
-    made = "its one planned experiment" if planned == 1 else f"{what} planned experiments"
-    sentence = f"This campaign has made {made} on {name} ({details})"
-    if not finished and len(facts.plan.epochs) > 1:
-        sentence += "; they run epoch after epoch, so the rates so far are not those of the whole plan"
-    return f"{sentence}{_unstruck(facts)}."
+        workload = facts.plan.workload
+        planned = plural(facts.plan.experiments, "experiment")
+        said = f"This campaign of {planned} on {workload.title} ({workload.details}) has no result yet."
+        return [Answer("What is known", said, {"experiments": 0})]
+    if facts.plan.wanted is not None:
+        return [one(facts) for one in (_answer, _drawn, _answer_by, _cost)]
+    return [one(facts) for one in (_rate, _sure, _factors, _latency, _cost)]
+
+
+def _rate(facts: Facts) -> Answer:
+    question, confidence = "How often", level(facts.plan.confidence)
+    if not facts.decided:
+        return Answer(question, "Every experiment was cut at the horizon, undecided, so no rate is known.")
+    whole = facts.whole()
+    outcomes = {name: n for name, n in facts.counts.most_common() if n}
+    known = {"not_masked": whole._asdict(), "outcomes": outcomes}
+    if not facts.bad:
+        begun = "No fault is known that was not masked" if whole.guesses else "Every fault was masked"
+        most = f"the rate of those that are not is at most {percent(whole.high)} % ({confidence} interval)"
+        return Answer(question, f"{begun}; {most}.", known)
+    bad = {name: n for name, n in facts.counts.items() if name not in (MASKED, UNDECIDED)}
+    commonest = max(bad, key=lambda name: (bad[name], name))
+    weighted = ", with the plan's weights of its fault models" if len(facts.plan.models) > 1 else ""
+    sentence = (
+        f"{share(whole)} of the faults were not masked ({confidence} interval{weighted}); the commonest "
+        f"bad outcome is {commonest}, with {bad[commonest]:,} of {facts.bad:,}"
+    )
+    return Answer(question, f"{sentence}{' that are known' if whole.guesses else ''}.", known)
+
+
+def _sure(facts: Facts) -> Answer:
+    """What the rate rests on: how many experiments, and what is known of early verdicts."""
+    planned, total, workload = facts.plan.experiments, facts.total, facts.plan.workload
+    made = "its one planned experiment" if planned == 1 else f"all {planned:,} planned experiments"
+    made = made if total == planned else f"{total:,} of {planned:,} planned experiments"
+    clauses = [f"This campaign has made {made} on {workload.title} ({workload.details})"]
+    if total < planned and len(facts.plan.epochs) > 1:
+        clauses.append("they run epoch after epoch, so the rates so far are not those of the whole plan")
+    if undecided := facts.counts[UNDECIDED]:
+        clauses.append(f"{undecided:,} undecided at the horizon {'is' if undecided == 1 else 'are'} left out")
+    if facts.unstruck:
+        clauses.append(_unstruck(facts))
+    clauses.append(_early(facts))
+    guesses = facts.whole().guesses if facts.decided else 0
+    if guesses:
+        clauses.append(f"the interval allows for {plural(guesses, 'early verdict')} that nobody followed")
+    known = {"experiments": total, "planned": planned, "undecided": facts.counts[UNDECIDED], "guesses": guesses}
+    return Answer("How sure", f"{'; '.join(clauses)}.", known | {"audits": [one._asdict() for one in audit(facts)]})
 
 
 def _unstruck(facts: Facts) -> str:
-    """What of the experiments struck nothing; empty where all did something."""
-    if not facts.unstruck:
-        return ""
-    return f"; in {facts.unstruck:,} of them nothing was struck, because no element fitted or a step left it out"
+    """What of the experiments struck nothing."""
+    return f"in {facts.unstruck:,} of them nothing was struck, because no element fitted or a step left it out"
 
 
-def _drawn(facts: Facts) -> str:
-    answer, workload = facts.answer, facts.plan.workload
-    return (
-        f"This campaign has made {_plural(facts.total, 'experiment')} on {workload.title} ({workload.details}), drawn "
-        f"by {_plural(len(answer.division.strata), 'stratum').replace('stratums', 'strata')}; {answer.standing}"
-        f"{_unstruck(facts)}."
+def _early(facts: Facts) -> str:
+    """What is known of early verdicts."""
+    if facts.plan.exit != CONDITIONS:
+        followed = "every run was followed to a non-finite value or to the end"
+        return followed if facts.plan.exit == "full" else "no verdict came early without a proof"
+    found = audit(facts)
+    early, seen, changed = (sum(getattr(kind, name) for kind in found) for name in ("early", "seen", "changed"))
+    if not early:
+        return "no verdict came early"
+    came = f"{plural(early, 'verdict')} came early"
+    if not seen:
+        return f"{came} and no audit has run one to the end, so nothing here says how many are wrong"
+    unaudited = sum(kind.early for kind in found if not kind.seen)
+    blind = (
+        f"; {unaudited:,} {'is' if unaudited == 1 else 'are'} of a kind that no audit has looked at"
+        if unaudited
+        else ""
     )
+    return f"{came}, audits ran {seen:,} of these to the end, and {_count(changed)} changed{blind}"
 
 
-def _answer(facts: Facts) -> str:
-    if not facts.answer.experiments:
-        return "No block of experiments is done yet, so no rate is known."
-    asked = [one for one in facts.answer.rates() if one.asked]
-    first, *others = asked
-    sentence = f"{_percent(first.rate)} of the faults have the outcome '{first.outcome}' ({first.answer}"
-    sentence += f"; {facts.plan.confidence:.0%} interval that holds at every look, weighted by strata)"
-    for dimension in facts.plan.wanted.by if facts.plan.wanted else ():
-        cells = [one for one in others if one.dimension == dimension]
-        lowest, highest = (choose(cells, key=lambda one: one.rate.share) for choose in (min, max))
-        sentence += f"; by {dimension} it goes from {_percent(lowest.rate)} ({lowest.name}) to "
-        sentence += f"{_percent(highest.rate)} ({highest.name})"
-    return f"{sentence}."
-
-
-def _rate(facts: Facts) -> str:
-    confidence = f"{facts.plan.confidence:.0%}"
-    if not facts.decided:
-        return "Every experiment was cut at the horizon, undecided, so no rate is known."
-    whole = facts.whole()
+def _factors(facts: Facts) -> Answer:
+    question = "What does most harm"
     if not facts.bad:
-        begun = "No fault is known that was not masked" if whole.guesses else "Every fault was masked"
-        sentence = f"{begun}; the rate of those that are not is at most {whole.high:.1%} ({confidence} interval)"
-    else:
-        bad = {name: n for name, n in facts.counts.items() if name not in (MASKED, UNDECIDED)}
-        commonest = max(bad, key=lambda name: (bad[name], name))
-        weighted = ", with the plan's weights of its fault models" if len(facts.plan.models) > 1 else ""
-        sentence = (
-            f"{_percent(whole)} of the faults were not masked ({confidence} interval{weighted}); the commonest "
-            f"bad outcome is {commonest}, with {bad[commonest]:,} of {facts.bad:,}"
-        )
-        sentence += " that are known" if whole.guesses else ""
-    if whole.guesses:
-        sentence += f"; the interval allows for {_plural(whole.guesses, 'early verdict')} that nobody followed"
-    if undecided := facts.counts[UNDECIDED]:
-        sentence += f"; {undecided:,} undecided at the horizon {'is' if undecided == 1 else 'are'} left out"
-    return f"{sentence}."
-
-
-def _factors(facts: Facts) -> str:
-    if not facts.bad:
-        return "Without a bad outcome no fault model, operand or bit can be told from another."
+        return Answer(question, "Without a bad outcome no fault model, operand or bit can be told from another.")
     found = [c for factor in FACTORS if (c := contrast(facts, factor)) is not None]
     if not found:
-        return "All faults are of one model and strike one kind of operand, so there is nothing to compare."
+        what = "All faults are of one model and strike one kind of operand, so there is nothing to compare."
+        return Answer(question, what)
     found.sort(key=lambda c: -c.gap)
     clauses = []
     for i, c in enumerate(found):
@@ -217,60 +224,86 @@ def _factors(facts: Facts) -> str:
         lowest, highest = _group(c.lowest, c.equals[0]), _group(c.highest, c.equals[1])
         clauses.append(f"by {c.factor}{goes} from {lowest} to {highest}{chance}")
     begun = f"The {found[0].factor} matters most" if found[0].gap > 0 else "No difference is certain"
-    return f"{begun}: {'; '.join(clauses)}."
+    known = {c.factor: {"lowest": _known(c.lowest), "highest": _known(c.highest), "certain": c.gap > 0} for c in found}
+    return Answer(question, f"{begun}: {'; '.join(clauses)}.", known)
 
 
 def _group(group: Group, equals: int) -> str:
     others = f" and {equals} more" if equals else ""
-    return f"{_percent(group.rate)} ({group.name}{others})"
+    return f"{share(group.rate)} ({group.name}{others})"
 
 
-def _percent(rate: Rate) -> str:
-    """As `page.percent`, with the one decimal that a sentence needs."""
-    return f"{rate.share:.1%} [{rate.low:.1%}, {rate.high:.1%}]"
+def _known(group: Group) -> dict[str, Any]:
+    return {"name": group.name, **group.rate._asdict()}
 
 
-def _latency(facts: Facts) -> str:
-    bad = facts.bad
+def _latency(facts: Facts) -> Answer:
+    question, bad = "How soon it shows", facts.bad
     if not bad:
-        return "Since no outcome was bad, nothing is known of how soon a bad one shows."
-    steps = {row["steps"]: row["n"] for row in facts.rows("latency")}
+        return Answer(question, "Since no outcome was bad, nothing is known of how soon a bad one shows.")
+    steps = facts.latencies()
     nonfinite, at_once = sum(steps.values()), steps.get(0, 0)
     what = "loss" if facts.plan.nonfinite == "loss" else "value"
-    return (
-        f"Of the {_plural(bad, 'bad outcome')}, {_percent(facts.share(at_once, bad))} had a non-finite {what} in the "
-        f"faulty step itself, {_number(nonfinite - at_once)} showed one later, and {_number(bad - nonfinite)} ended "
+    sentence = (
+        f"Of the {plural(bad, 'bad outcome')}, {share(facts.share(at_once, bad))} had a non-finite {what} in the "
+        f"faulty step itself, {_count(nonfinite - at_once)} showed one later, and {_count(bad - nonfinite)} ended "
         f"with a worse {facts.measure.name} without one."
     )
+    return Answer(question, sentence, {"at_once": at_once, "later": nonfinite - at_once, "silent": bad - nonfinite})
 
 
-def _plural(n: int, noun: str) -> str:
-    return f"{n:,} {noun}{'' if n == 1 else 's'}"
-
-
-def _number(n: int) -> str:
+def _count(n: int) -> str:
     return f"{n:,}" if n else "none"
 
 
-def _cost(facts: Facts) -> str:
-    spent, found = cost(facts), audit(facts)
-    early, seen, changed = (sum(getattr(kind, name) for kind in found) for name in ("early", "seen", "changed"))
+def _cost(facts: Facts) -> Answer:
+    spent = cost(facts)
+    (time,) = facts.rows("time")
+    each, published = spent.total / facts.total, spent.published / facts.total
     sentence = (
-        f"An experiment took {spent.total / facts.total:.1f} training steps on average, with audits, the golden "
-        f"run and the way to the fault, where the published procedure takes {spent.published / facts.total:.1f}"
+        f"An experiment took {number(each)} training steps on average, with audits, the golden run and the way to the "
+        f"fault, where the published procedure takes {number(published)}; all together took "
+        f"{clock(time['seconds'])} of jobs."
     )
-    if facts.plan.exit != CONDITIONS:
-        followed = "every run was followed to a non-finite value or to the end"
-        return f"{sentence}; {followed if facts.plan.exit == 'full' else 'no verdict came early without a proof'}."
-    if not early:
-        return f"{sentence}; no verdict came early."
-    sentence = f"{sentence}; {_plural(early, 'verdict')} came early"
-    if not seen:
-        return f"{sentence} and no audit has run one to the end, so nothing here says how many are wrong."
-    unaudited = sum(kind.early for kind in found if not kind.seen)
-    blind = (
-        f"; {unaudited:,} {'is' if unaudited == 1 else 'are'} of a kind that no audit has looked at"
-        if unaudited
-        else ""
+    known = {"steps": spent.total, "published_steps": spent.published, "seconds": time["seconds"]}
+    return Answer("What it cost", sentence, known)
+
+
+def _drawn(facts: Facts) -> Answer:
+    answer, workload = facts.answer, facts.plan.workload
+    sentence = (
+        f"This campaign has made {plural(facts.total, 'experiment')} on {workload.title} ({workload.details}), drawn "
+        f"by {plural(len(answer.division.strata), 'stratum').replace('stratums', 'strata')}; {answer.standing}; "
+        f"{f'{_unstruck(facts)}; ' if facts.unstruck else ''}{_early(facts)}."
     )
-    return f"{sentence}, audits ran {seen:,} of these to the end, and {_number(changed)} changed{blind}."
+    return Answer("How sure", sentence, {"experiments": facts.total, "more": answer.more})
+
+
+def _answer(facts: Facts) -> Answer:
+    if not facts.answer.experiments:
+        return Answer("How often", "No block of experiments is done yet, so no rate is known.")
+    first = next(one for one in facts.answer.rates() if one.asked)
+    sentence = (
+        f"{share(first.rate)} of the faults have the outcome '{first.outcome}' ({first.answer}; "
+        f"{level(facts.plan.confidence)} interval that holds at every look, weighted by strata)."
+    )
+    return Answer("How often", sentence, first.as_dict())
+
+
+def _answer_by(facts: Facts) -> Answer:
+    """The extremes of each dimension that strata tell apart."""
+    question, clauses, known = "What does most harm", [], {}
+    for dimension in facts.answer.division.dimensions:
+        cells = [one for one in facts.answer.rates() if one.dimension == dimension]
+        if len(cells) < 2 or not facts.answer.experiments:
+            continue
+        lowest, highest = (choose(cells, key=lambda one: one.rate.share) for choose in (min, max))
+        apart = "" if lowest.rate.high < highest.rate.low else ", which may be chance"
+        clauses.append(
+            f"by {dimension} it goes from {share(lowest.rate)} ({lowest.name}) to {share(highest.rate)} "
+            f"({highest.name}){apart}"
+        )
+        known[dimension] = {"lowest": lowest.as_dict(), "highest": highest.as_dict()}
+    if not clauses:
+        return Answer(question, "Strata tell nothing apart that has two rates, so there is nothing to compare.")
+    return Answer(question, f"The rate: {'; '.join(clauses)}.", known)
