@@ -11,9 +11,9 @@ import numpy as np
 from scipy import stats
 
 from fault_injection.campaign.rates import Rate
+from fault_injection.campaign.wording import interval, percent, significant
 
 LEVEL = 0.05  # a p-value below it is a difference
-MINUS = "−"
 WIDTH = 120  # characters of a line
 UNIT = re.compile(r" (?=%)|(?<=[<=]) |(?<=\bp) (?=[<=])")  # where no line ends
 
@@ -23,37 +23,6 @@ class Unsupported(Exception):
 
 
 # ---- Numbers as text -----------------------------------------------------------------------
-
-
-def significant(x: float, digits: int = 2) -> str:
-    """A number with so many significant digits, and with all those before the point.
-
-    >>> [significant(x) for x in (0, 0.0667, 1.25, 13.54, 100)]
-    ['0', '0.067', '1.2', '14', '100']
-    """
-    if not x:
-        return "0"
-    places = max(0, digits - 1 - math.floor(math.log10(float(f"{abs(x):.{digits - 1}e}"))))
-    return f"{x:.{places}f}".replace("-", MINUS)
-
-
-def percent(share: float) -> str:
-    """A share in percent: one decimal from 1 % on, two significant digits below and just below 100 %.
-
-    >>> [percent(x) for x in (0, 0.00667, 0.01254, 0.135, 0.9996, 1)]
-    ['0', '0.67', '1.3', '13.5', '99.96', '100']
-    """
-    x = 100 * share
-    if x in (0, 100):
-        return f"{x:.0f}"
-    if 99.9 < x <= 99.995:
-        return f"{x:.2f}"
-    return "100" if x > 99.9 else f"{x:.1f}" if x >= 1 else significant(x)
-
-
-def interval(low: float, high: float) -> str:
-    """Both ends of an interval of shares, in percent."""
-    return f"[{percent(low)}, {percent(high)}]"
 
 
 def rate(known: Rate, unit: str = " %") -> str:

@@ -20,6 +20,7 @@ import sources
 import training_flips
 import wording
 
+from fault_injection.campaign import wording as numbers
 from fault_injection.campaign.rates import at_most, wilson
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import write_text
@@ -44,7 +45,7 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do"],
     )
-    made.globals |= _own(sources) | _own(training_flips) | _own(wording)
+    made.globals |= _own(numbers) | _own(sources) | _own(training_flips) | _own(wording)
     made.globals |= {name: getattr(builtins, name) for name in BUILT_IN}
     made.globals |= {"at_most": at_most, "wilson": wilson, "LATENT": LATENT, "NONFINITE": NONFINITE, "np": np}
     made.filters |= {"campaign": sources.campaign, "counted": wording.counted, "load": sources.load}

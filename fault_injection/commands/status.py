@@ -1,50 +1,96 @@
-"""`status`: how far a campaign is."""
+"""`status`: how far a campaign, its scoreboard, or a plan of trials is; one line each."""
 
 import argparse
 import pathlib
+from typing import Any
 
-from ..questions.outcomes.standing import Standing, answer_lines, outcome_lines, standing
+from ..campaign.wording import plural, share
+from ..questions.outcomes.standing import Standing, standing
+from ..questions.outcomes.store import NAME
+from ..questions.scoreboard.standing import ScoreStanding, has_score, score_standing
+from ..questions.vulnerability.files import has_trials
 from .arguments import json_option, tell, tell_json
 
 
 def add(sub: argparse.ArgumentParser) -> None:
-    sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of the campaign")
+    sub.add_argument("campaign", type=pathlib.Path, metavar="DIR", help="folder of `campaign`, `score` or `pvf`")
     json_option(sub)
 
 
 def run(options: argparse.Namespace) -> None:
-    found = standing(options.campaign)
+    folder, told = options.campaign, []
+    known: dict[str, Any] = {}
+    trials = has_trials(folder)
+    if not trials or (folder / NAME).exists():  # a folder with nothing is refused as one without a campaign
+        found = standing(folder)
+        known |= found.as_dict()
+        told.append(_campaign(found))
+    if has_score(folder):
+        score = score_standing(folder)
+        known["score"] = score and score.as_dict()
+        told.append(_score(score, folder))
+    if trials:
+        from ..questions.vulnerability.standing import trials_standing  # JAX is slow to import
+
+        pvf = known["pvf"] = trials_standing(folder).as_dict()
+        told.append(_trials(pvf, folder))
     if options.json:
-        tell_json(found.as_dict())
+        tell_json(known)
         return
-    if found.plan is None:
-        tell("It has not begun: there is no golden run yet.")
-    else:
-        tell(found.plan.sentence())
-        left = f"{found.answer.standing}" if found.answer else f"{found.left} are left"
-        tell(f"{found.done} experiments are done, {left}.")
-    if found.unstruck:
-        tell(f"  in {found.unstruck} of them nothing was struck: no element fitted the profile, or a step left it out")
-    for line in outcome_lines(found.outcomes, found.not_masked) if found.answer is None else _answer(found):
+    for line in told:
         tell(line)
-    if found.last_event:
-        tell(f"Last event: {found.last_event[1]} ({found.last_event[0]})")
+
+
+def _campaign(found: Standing) -> str:
+    """A campaign in a line: what it is, how far, its rate so far, how to go on."""
+    if found.plan is None:
+        return f"Campaign: it has not begun, there is no golden run yet. {_next(found)}"
+    answer, what, rate = found.answer, "not masked", found.whole
+    done = f"{found.done:,} of {plural(found.experiments, 'experiment')}"
+    if answer is not None:
+        done = f"{plural(found.done, 'experiment')}, {answer.standing}"
+        first = next(one for one in answer.rates() if one.asked)
+        what, rate = first.outcome, first.rate if answer.experiments else None
+    known = f", {what} {share(rate)}" if rate is not None and rate.total else ""
+    if found.unstruck:
+        known += f", nothing struck in {found.unstruck:,}"
+    return f"Campaign on {found.plan.workload.title}: {done}{known}. {_next(found)}"
+
+
+def _next(found: Standing) -> str:
     if found.running:
-        tell("It is running.")
-    elif found.resumable:
+        return "It is running."
+    if found.resumable:
         plan = found.plan_file or "PLAN"
-        tell(f"It is not running. To go on: python -m fault_injection campaign {plan} --out {found.folder}")
-    else:
-        if found.left:
-            most = f"{found.experiments} experiments are the most that its plan allows, and none of a block is left out"
-            tell(f"{most}; raise faults.experiments to go on.")
-        tell(f"It is complete. Its report: python -m fault_injection report {found.folder}")
+        return f"It is not running. To go on: python -m fault_injection campaign {plan} --out {found.folder}"
+    more = ""
+    if found.left:
+        more = " Its plan allows no more; raise faults.experiments to go on."
+    return f"It is complete.{more} Its report: python -m fault_injection report {found.folder}"
 
 
-def _answer(found: Standing) -> list[str]:
-    """The rates of a campaign that wants a width, as of its last whole block."""
-    assert found.answer is not None
-    lines = answer_lines(found.answer.rates()) if found.answer.experiments else []
-    begun = found.done - found.answer.experiments
-    told = f"  {begun} experiments of a block that is not done yet are not in these rates"
-    return [*lines, told] if begun else lines
+def _score(found: ScoreStanding | None, folder: pathlib.Path) -> str:
+    """A scoreboard in a line."""
+    if found is None:
+        return "Scoreboard: it has not begun."
+    watching = plural(len(found.detectors), "detector")
+    done = (
+        f"{found.watched:,} of {plural(found.wanted, 'experiment')} watched by {watching}"
+        f", {found.fault_free} of {plural(found.fault_free_wanted, 'fault-free run')}"
+        f", cost {'measured' if found.cost else 'not measured yet'}"
+    )
+    if found.running:
+        return f"Scoreboard: {done}. It is running."
+    if found.complete:
+        return f"Scoreboard: {done}. It is complete. Its page: python -m fault_injection report {folder}"
+    return f"Scoreboard: {done}. It is not running. To go on: python -m fault_injection score PLAN --out {folder}"
+
+
+def _trials(found: dict[str, Any], folder: pathlib.Path) -> str:
+    """A plan of trials in a line."""
+    done = f"Trials: {found['plan']}; {plural(found['parts'], 'part')} of blocks here"
+    if found["running"]:
+        return f"{done}. It is running."
+    if found["told"]:
+        return f"{done}. It is complete. Its page: python -m fault_injection report {folder}"
+    return f"{done}. It is not running. To go on: python -m fault_injection pvf {found['plan_file']} --out {folder}"

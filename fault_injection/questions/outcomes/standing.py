@@ -11,6 +11,7 @@ from ...machine.files import in_use
 from ...runs.outcome import OUTCOMES, UNDECIDED
 from .answer import AnsweredRate, StratifiedAnswer, answer_of, unfinished
 from .plan import Plan
+from .report.facts import Facts
 from .report.queries import QUERIES, UNSTRUCK
 from .store import NAME as STORE
 from .store import Store
@@ -30,6 +31,8 @@ class Standing:
       done: experiments that have a verdict.
       outcomes: rates by outcome, as shares of all experiments; see `outcome_rates`.
       not_masked: the rate of what was not masked, as a share of the decided; None before there is an experiment.
+      whole: the same with the plan's weights of its fault models, or of its strata, as the report has it; None before
+        an experiment is decided.
       running: whether a driver is at work now.
       last_event: time and text of what happened last, or None.
       plan_file: the file that the plan was read from.
@@ -43,6 +46,7 @@ class Standing:
     done: int
     outcomes: dict[str, Rate]
     not_masked: Rate | None
+    whole: Rate | None
     running: bool
     last_event: tuple[str, str] | None
     plan_file: str | None
@@ -77,6 +81,7 @@ class Standing:
             "resumable": self.resumable,
             "outcomes": {name: rate._asdict() for name, rate in self.outcomes.items()},
             "not_masked": self.not_masked and self.not_masked._asdict(),
+            "whole": self.whole and self.whole._asdict(),
             "last_event": self.last_event,
             **({"rates": [rate.as_dict() for rate in self.answer.rates()]} if self.answer else {}),
         }
@@ -105,6 +110,9 @@ def standing(folder: pathlib.Path) -> Standing:
         plan, about = store.plan(), store.about()
         answer = answer_of(store, plan) if plan is not None and plan.wanted is not None else None
         outcomes, not_masked = outcome_rates(store, plan, answer)
+        whole = not_masked
+        if plan is not None and answer is None and not_masked is not None and not_masked.total:
+            whole = Facts(store).whole()
         done, complete = len(store.done()), nothing_left(store, plan, answer)
         unstruck = int(store.query(UNSTRUCK)[0]["n"])
         events = store.query("SELECT at, what FROM events ORDER BY at DESC, rowid DESC LIMIT 1")
@@ -114,6 +122,7 @@ def standing(folder: pathlib.Path) -> Standing:
         done=done,
         outcomes=outcomes,
         not_masked=not_masked,
+        whole=whole,
         running=in_use(folder / LOCK),
         last_event=(events[0]["at"], events[0]["what"]) if events else None,
         plan_file=about.get("plan_file"),

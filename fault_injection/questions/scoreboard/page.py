@@ -165,9 +165,8 @@ def _outcomes(board: Board) -> Section:
 
 def _models(board: Board) -> Section:
     bad = board.of((*LATENT, *NONFINITE))
-    by_model = {
-        f"{model} ({len(ones)})": ones for model in sorted({one.model for one in bad}) if (ones := _of(bad, model))
-    }
+    models = {model: [one for one in bad if one.model == model] for model in sorted({one.model for one in bad})}
+    by_model = {f"{model} ({len(ones)})": ones for model, ones in models.items()}
     if not by_model:
         return Section("models", "By fault model", [], without="no outcome that is not masked was watched")
     series = {model: {name: board.detected(name, ones) for name in board.detectors} for model, ones in by_model.items()}

@@ -4,6 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from ....campaign import figures
+from ....campaign.box import Box
 from ....campaign.page import Commands, Section, page
 from ....machine.files import write_text
 from ..store import Store
@@ -75,3 +76,9 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
     figures.write(folder / "figures", sections)
     write_text(folder / "report.html", whole)
     return folder / "report.html"
+
+
+def report_box(folder: pathlib.Path) -> Box:
+    """The answer of the campaign in `folder`, of which nothing is written; raises as `write_report`."""
+    with Store(folder) as store:
+        return summary(Facts(store))
