@@ -11,9 +11,9 @@ import re
 from typing import Any, NamedTuple
 
 import numpy as np
-from wording import MINUS, interval, percent
 
 from fault_injection.campaign.rates import Rate, wilson
+from fault_injection.campaign.wording import MINUS, interval, percent
 from fault_injection.faults.number_formats import format_of
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand

@@ -4,15 +4,17 @@ import html.entities
 import html.parser
 import re
 
-VOID = {"br", "hr", "img", "link", "meta"}
-PHRASING = {"a", "b", "br", "code", "em", "i", "img", "small", "span", "strong", "sub", "sup"}
+VOID = {"br", "hr", "img", "link", "meta", "wbr"}
+PHRASING = {"wbr", "a", "b", "br", "code", "em", "i", "img", "small", "span", "strong", "sub", "sup"}
 PHRASING_ONLY = {"p", "h1", "h2", "h3", "h4", "pre", "code", "a", "caption", "summary", "title", "span", "em", "strong"}
 PARENTS = {  # where an element may stand, if not anywhere
     "html": {""},
     "head": {"html"},
     "body": {"html"},
-    "title": {"head"},
+    "title": {"head", "g"},  # of a page, or of a mark of a figure
     "li": {"ul", "ol"},
+    "dt": {"dl"},
+    "dd": {"dl"},
     "caption": {"table"},
     "thead": {"table"},
     "tbody": {"table"},
@@ -23,7 +25,7 @@ PARENTS = {  # where an element may stand, if not anywhere
     "summary": {"details"},
 }
 REFERENCE = re.compile(r"&(?:([A-Za-z][A-Za-z0-9]*)|#[0-9]+|#[xX][0-9A-Fa-f]+);")
-START = re.compile(r'<[a-z][a-z0-9]*(?:\s+[a-z][a-z0-9-]*(?:="[^"<>]*")?)*\s*>')
+START = re.compile(r'<[a-z][A-Za-z0-9]*(?:\s+[a-z][A-Za-z0-9-]*(?:="[^"<>]*")?)*\s*>')
 
 
 class NotStrict(AssertionError):
@@ -40,6 +42,7 @@ class _Parser(html.parser.HTMLParser):
         self.ids: set[str] = set()
         self.links: list[str] = []
         self.begun = False
+        self.titles = 0  # of the page
 
     def wrong(self, message: str) -> NotStrict:
         return NotStrict(f"line {self.getpos()[0]}: {message}")
@@ -69,12 +72,15 @@ class _Parser(html.parser.HTMLParser):
         known = dict(attrs)
         if tag == "img" and not known.get("alt"):
             raise self.wrong("<img> without alt")
+        if tag == "svg" and not known.get("aria-label"):
+            raise self.wrong("<svg> without aria-label")
         if (key := known.get("id")) is not None:
             if key in self.ids or not key or " " in key:
                 raise self.wrong(f"id {key!r} is given twice, empty or has a space")
             self.ids.add(key)
         if tag == "a" and (known.get("href") or "").startswith("#"):
             self.links.append((known["href"] or "")[1:])
+        self.titles += tag == "title" and parent == "head"
         self.seen.append(tag)
         if tag not in VOID:
             self.open.append(tag)
@@ -93,7 +99,7 @@ class _Parser(html.parser.HTMLParser):
         if "<" in data or ">" in data:
             raise self.wrong(f"bare character in {data[:80]!r}")
         parent = self.open[-1] if self.open else ""
-        if data.strip() and parent in ("", "html", "head", "table", "thead", "tbody", "tr", "ul", "ol"):
+        if data.strip() and parent in ("", "html", "head", "table", "thead", "tbody", "tr", "ul", "ol", "dl"):
             raise self.wrong(f"text in <{parent}>: {data.strip()[:80]!r}")
 
     def handle_comment(self, data: str) -> None:
@@ -118,7 +124,7 @@ def check_html(page: str) -> list[str]:
         id given twice; a link to an id that is not there; an image without a text; something
         before the doctype.
     """
-    for found in re.finditer("&", re.sub("<style>.*?</style>", "", page, flags=re.DOTALL)):
+    for found in re.finditer("&", re.sub(r"<(style|script)\b.*?</\1>", "", page, flags=re.DOTALL)):
         reference = REFERENCE.match(found.string, found.start())
         if reference is None or (reference[1] and f"{reference[1]};" not in html.entities.html5):
             raise NotStrict(f"unknown entity at {found.string[found.start() : found.start() + 20]!r}")
@@ -128,7 +134,7 @@ def check_html(page: str) -> list[str]:
         raise parser.wrong(f"the page ends within {parser.rawdata[:80]!r}")
     if parser.open:
         raise parser.wrong(f"not closed: {', '.join(parser.open)}")
-    if parser.seen.count("html") != 1 or parser.seen.count("title") != 1 or parser.seen.count("body") != 1:
+    if parser.seen.count("html") != 1 or parser.titles != 1 or parser.seen.count("body") != 1:
         raise parser.wrong("expected one <html>, one <title> and one <body>")
     if dangling := set(parser.links) - parser.ids:
         raise parser.wrong(f"links to nowhere: {', '.join(sorted(dangling))}")

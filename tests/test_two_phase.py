@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whole import WHOLE
 
-from fault_injection.campaign.page import percent
 from fault_injection.campaign.rates import Rate, wilson
 from fault_injection.campaign.two_phase import Guesses, two_phase
+from fault_injection.campaign.wording import share as in_words
 from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.audits import EARLY, WIDER, expected, share_to_audit
@@ -186,7 +186,7 @@ def test_every_command_and_page_says_the_same_rates(audited, tmp_path, capsys):
     assert rate.share == pytest.approx((7 + 33 / 6) / 40) and rate.low < 7 / 40 < rate.share < 0.5 < rate.high
     assert stated["outcomes"][MASKED]["share"] == pytest.approx(1 - rate.share)
     assert json.loads(told("report", audited, "--json"))["not_masked"] == stated["not_masked"]
-    shown = percent(rate)
+    shown = in_words(rate)
     assert shown in told("status", audited)
     told("export", audited, "--out", tmp_path)
     with (tmp_path / "rates.csv").open() as file:

@@ -20,6 +20,7 @@ from strict_html import check_html
 
 from fault_injection.campaign.executors import Slot
 from fault_injection.campaign.task import Task
+from fault_injection.campaign.wording import percent, share
 from fault_injection.faults.injection_file import read_injection
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
@@ -153,7 +154,7 @@ def test_every_number_that_is_shown_is_weighted(whole, capsys, tmp_path):
     first = rates[0]
     plain = first.rate.found / first.rate.total
     assert abs(plain - first.rate.share) > 1e-3  # or this test would see nothing
-    shown = f"{first.rate.share:.2%} [{first.rate.low:.2%}, {first.rate.high:.2%}]"
+    shown = share(first.rate)
     code, out, _ = said(capsys, "status", whole)
     assert code == 0 and shown in out and "as wide as asked" in out and "It is complete" in out
     found = json_of(capsys, "status", whole)
@@ -164,7 +165,7 @@ def test_every_number_that_is_shown_is_weighted(whole, capsys, tmp_path):
     html = (whole / "report.html").read_text()
     check_html(html)
     assert str(page).endswith("report.html") and shown in html and "as wide as asked" in html
-    assert f"{plain:.2%}" not in html and f"{plain:.1%}" not in html
+    assert f"{percent(plain)} %" not in html
     assert "GROUP BY model" not in html  # no query that counts rows for a rate
     assert said(capsys, "export", whole, "--out", tmp_path)[0] == 0
     exported = table(tmp_path / "rates.csv")

@@ -130,7 +130,7 @@ def rate_picture(query: str, caption: str, names: Sequence[str], series: Series,
     many = len(names) * len(series) > MOST or len(series) > len(SERIES)
     if many:
         alt = f"A heat map of the share {label}, one row each for {', '.join(names[:3])} and so on."
-        rows = rows_height(names, 0.18 if len(series) <= 2 else 0.33)
+        rows = rows_height(names, 0.33 if len(series) == 3 else 0.18)
         return picture(query, caption, alt, lambda axes: _heat(axes, names, series), 0.45 + rows)
     alt = f"Points with intervals of the share {label}, one row each for {', '.join(names[:3])} and so on."
     above = legend_height(series) if len(series) > 1 else 0.0
@@ -214,10 +214,10 @@ def _heat(axes: Axes, names: Sequence[str], series: Series) -> None:
             tell(axes.add_patch(cell), [Mark(f"{name}, {of}: {told(rate)}")])
             ends = interval(rate.low, rate.high)
             text = f"{percent(share)} {ends}" if len(series) <= 2 else percent(share)
-            if 2 < len(series) <= 4:
+            if len(series) == 3:
                 text += f"\n{ends}"
             ink = "#ffffff" if share / highest > 0.6 else "#000000"
-            axes.text(column, at, text, color=ink, fontsize=TEXT - 2, ha="center", va="center")
+            axes.text(column, at, text, color=ink, fontsize=TEXT - 1, ha="center", va="center")
     row_names(axes, names)
     axes.set_xlim(-0.5, len(series) - 0.5)
     axes.set_ylim(len(names) - 0.5, -0.5)

@@ -45,12 +45,13 @@ th { font-weight: 600 }
 tbody th { font-weight: 400; white-space: nowrap }
 tr > :first-child { position: sticky; left: 0; background: var(--back); z-index: 1; max-width: min(20rem, 45vw);
   overflow-wrap: anywhere; white-space: normal; min-width: min(8rem, 38vw) }
-thead th { border-bottom: 2px solid var(--line); vertical-align: bottom; max-width: 11rem }
+thead th { border-bottom: 2px solid var(--line); vertical-align: bottom; max-width: 11rem;
+  overflow-wrap: break-word }
 thead th[data-sort] { cursor: pointer }
 thead th[aria-sort=ascending]::after { content: " ▲" }
 thead th[aria-sort=descending]::after { content: " ▼" }
 .number { text-align: right }
-td.number, .short { white-space: nowrap }
+td.number, td.short { white-space: nowrap }
 .long { min-width: 14rem; max-width: 26rem; overflow-wrap: anywhere }
 code, pre { font: .85em/1.45 ui-monospace, monospace }
 pre { white-space: pre-wrap; background: var(--shade); padding: .6rem .8rem; margin: .3rem 0 }
@@ -77,7 +78,7 @@ dialog text { fill: var(--faint); font-size: 11px }
   figure { max-width: 150mm }
   .scroll { overflow: visible; background: none }
   table { font-size: 7.5pt; width: 100% }
-  th, td, td.number, .short, .long, tr > :first-child { white-space: normal; overflow-wrap: anywhere; min-width: 0;
+  th, td, td.number, td.short, .long, tr > :first-child { white-space: normal; overflow-wrap: anywhere; min-width: 0;
     max-width: none; position: static; padding-right: .5rem }
 }
 """

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ....campaign import figures
 from ....campaign.page import Cell, Section, Table
-from ....campaign.wording import percent
+from ....campaign.wording import level, percent
 from ..answer import AnsweredRate
 from .facts import Facts
 
@@ -40,8 +40,8 @@ def answered(facts: Facts) -> Section:
         f"'{plan.exit}' and seed {plan.seed}. Known from {whole}: {answer.standing}."
         + (f" {rest:,} experiments of a block that is not done yet are left out." if rest else ""),
         f"Rates are those of the plan's own distribution of faults: each stratum counts by its weight, however many "
-        f"experiments it got. Intervals hold with {plan.confidence:.0%} confidence at the end of all blocks together, "
-        "so the campaign may be stopped, looked at and grown.",
+        f"experiments it got. Intervals hold with {level(plan.confidence)} confidence at the end of all blocks "
+        "together, so the campaign may be stopped, looked at and grown.",
     ]
     if plan.exit == "conditions":
         text.append(

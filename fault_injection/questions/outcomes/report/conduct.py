@@ -5,6 +5,7 @@ import json
 
 from ....campaign.page import Cell, Section, Table
 from ....campaign.rates import at_most
+from ....campaign.wording import level, percent
 from ..support import ENOUGH, RARE
 from .facts import Facts
 from .summary import audit, cost
@@ -83,10 +84,11 @@ def _all_steps(facts: Facts) -> Table:
 def _time(facts: Facts) -> Table:
     (time,) = facts.rows("time")
     working = time["seconds"] - time["setup"]
+    outside = f"{percent(time['outside'] / working)} %" if working > 0 else "not known"
     amounts = {
         "all": f"{time['seconds']:,.0f} s",
         "of which setting up": f"{time['setup']:,.0f} s",
-        "outside training steps, of the rest": f"{time['outside'] / working:.1%}" if working > 0 else "not known",
+        "outside training steps, of the rest": outside,
     }
     rows = [{"time": name, "amount": amount} for name, amount in amounts.items()]
     return Table("time", "Time of the jobs.", rows)
@@ -107,17 +109,17 @@ def audited(facts: Facts) -> Section:
         near = (
             ""
             if plan.audit_near is None
-            else f", and {plan.audit_near:.0%} of those near a threshold: a value exceeded what is usual "
+            else f", and {percent(plan.audit_near)} % of those near a threshold: a value exceeded what is usual "
             "without being large, or a large history came with a loss gap above half of the limit"
         )
-        text.append(f"A random {plan.audit:.1%} of these runs go on to the end all the same{near}.")
+        text.append(f"A random {percent(plan.audit)} % of these runs go on to the end all the same{near}.")
         if plan.wanted is not None:
             text.append("So do all whose early verdict is not Masked.")
         if plan.audits_first:
             text.append(
                 "What the faults of this plan strike is beyond the premises of the rules. So these runs were made "
-                f"first, and a rule ends others only with at least {ENOUGH} audits of which at most {RARE:.0%} found "
-                "another outcome; but where running statistics alone differ, runs are always projected."
+                f"first, and a rule ends others only with at least {ENOUGH} audits of which at most {percent(RARE)} % "
+                "found another outcome; but where running statistics alone differ, runs are always projected."
             )
     else:
         text.append(
@@ -158,8 +160,8 @@ def audited(facts: Facts) -> Section:
         )
         if plan.wanted is None:  # of experiments by strata it would be no share of the plan's faults
             text.append(
-                f"So early verdicts miss at most {at_most(missed, all_latent, plan.confidence):.1%} of the latent "
-                f"outcomes of such faults (one-sided, {plan.confidence:.0%})."
+                f"So early verdicts miss at most {percent(at_most(missed, all_latent, plan.confidence))} % of the "
+                f"latent outcomes of such faults (one-sided, {level(plan.confidence)})."
             )
         tables.append(facts.table("latent", "Latent outcomes."))
     if (changed := facts.table("disagreeing", "Verdicts that changed.")).rows:

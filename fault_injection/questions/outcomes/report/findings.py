@@ -8,8 +8,8 @@ from collections.abc import Callable
 from ....campaign import figures
 from ....campaign.page import Cell, Commands, Part, Picture, Section, Shown, Table
 from ....campaign.rates import Rate
+from ....campaign.wording import level, percent, plural
 from ....campaign.wording import number as in_words
-from ....campaign.wording import plural
 from ....runs.outcome import MASKED, OUTCOMES, UNDECIDED
 from . import painters
 from .cards import said
@@ -62,7 +62,7 @@ def outcomes(facts: Facts) -> Section:
     plan = facts.plan
     text = [
         f"{facts.total:,} of {plan.experiments:,} experiments on {plan.workload.title} ({plan.workload.details}), "
-        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are at {plan.confidence:.0%} confidence. "
+        f"with exit mode '{plan.exit}' and seed {plan.seed}. All intervals are at {level(plan.confidence)} confidence. "
         "The rate of all faults that were not masked is stratified: each fault model has its weight in the plan."
     ]
     if any(verdicts.guessed for verdicts in facts.tally.early.values()):
@@ -79,7 +79,7 @@ def outcomes(facts: Facts) -> Section:
     if 0 < backward < len(plan.sites):
         text.append(
             f"Operations are drawn uniformly, and not passes: {backward} of the {len(plan.sites)} operations belong to "
-            f"the backward pass, so about {backward / len(plan.sites):.0%} of the faults strike there."
+            f"the backward pass, so about {percent(backward / len(plan.sites))} % of the faults strike there."
         )
     if 0 < facts.total < plan.experiments and len(plan.epochs) > 1:
         text.append("Experiments run epoch after epoch, so the rates so far are not those of the whole plan.")

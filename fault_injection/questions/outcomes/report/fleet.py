@@ -24,6 +24,7 @@ import numpy as np
 from ....campaign.box import Answer
 from ....campaign.page import Cell, Section, Table, page
 from ....campaign.rates import Rate, wilson
+from ....campaign.wording import level as in_percent
 from ....campaign.wording import number
 from ....machine.errors import InputError
 from ....machine.files import write_json, write_text
@@ -186,8 +187,12 @@ def _sentences(
         f"{_range(by_name['not masked'])} of them are not masked, and {_range(ruined)} are {ruined.what}.",
         "The campaign's faults are its plan's mix of fault models, places and steps, each taken to be one incident; "
         "what defective devices do is another mix, so this card is no better than that premise.",
-        f"Each range holds at {confidence:.0%}, with the rate of incidents taken as given"
-        + ("" if detected is None else f": of two shares that are multiplied each has an interval at {level:.1%}")
+        f"Each range holds at {in_percent(confidence)}, with the rate of incidents taken as given"
+        + (
+            ""
+            if detected is None
+            else f": of two shares that are multiplied each has an interval at {in_percent(level)}"
+        )
         + "; published rates count incidents that somebody noticed.",
         "A loss that is not finite is noticed by itself; silent outcomes end worse without one. A silent outcome that "
         f"nobody detects loses its run, all {facts.epochs * facts.plan.steps_per_epoch:,} steps of it.",

@@ -2,6 +2,7 @@
 
 from ....campaign.page import Cell, Section, Table
 from ....campaign.rates import at_most
+from ....campaign.wording import level, percent
 from .facts import Facts
 
 
@@ -12,9 +13,9 @@ def settled(facts: Facts) -> Section:
         "A run has settled once it cannot be told from a twin: for "
         f"{plan.settled} consecutive steps, no array of its state was further from the golden run's than those of "
         f"{plan.twins} twins are, which are fault-free. It ends there, and counts as Masked. That is a premise and no "
-        f"proof, so a random {plan.settled_follow:.0%} of these runs was chosen beforehand to be followed to the end "
-        "all the same. Every rate of this page allows for what these have not seen, apart for runs that settled "
-        "without an early verdict and for audits of each kind of early verdicts."
+        f"proof, so a random {percent(plan.settled_follow)} % of these runs was chosen beforehand to be followed to "
+        "the end all the same. Every rate of this page allows for what these have not seen, apart for runs that "
+        "settled without an early verdict and for audits of each kind of early verdicts."
     ]
     found = facts.rows("settled")
     if not found:
@@ -24,8 +25,8 @@ def settled(facts: Facts) -> Section:
     followed, other = sum(row["n"] for row in ends), sum(row["n"] for row in ends if row["verdict"] != "Masked")
     text.append(
         f"Runs that settled: {total:,}; followed to the end: {followed:,}; not Masked there: {other:,}. So at most "
-        f"{at_most(other, followed, plan.confidence):.1%} of such runs are not Masked (one-sided, "
-        f"{plan.confidence:.0%})."
+        f"{percent(at_most(other, followed, plan.confidence))} % of such runs are not Masked (one-sided, "
+        f"{level(plan.confidence)})."
     )
     rows: list[dict[str, Cell]] = [
         {

@@ -1,0 +1,184 @@
+"""Pages as a browser shows them: nothing is cut off without a hint, and nothing is complained of, on paper too."""
+
+import contextlib
+import os
+import shutil
+
+import pytest
+from campaign_stores import fill, toy_plan
+
+from fault_injection.commands.main import main
+
+pytestmark = pytest.mark.slow
+sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser: pip install playwright")
+
+WIDTHS = (390, 800, 1200, 1920)
+PAPER = 1032  # pixels between the margins of A4 on its side
+# What is cut off, or goes over the page, in words; empty where all is well.
+LOOK = """(paper) => {
+  const wrong = [], say = (what, of) => wrong.push(what + ": " + of.outerHTML.slice(0, 90));
+  const whole = document.documentElement;
+  if (whole.scrollWidth > innerWidth + 1) say("the page is wider than the window", whole);
+  for (const one of document.querySelectorAll("body *")) {
+    if (!one.getClientRects().length || one.closest("svg")) continue;
+    const style = getComputedStyle(one), box = one.getBoundingClientRect();
+    const over = one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1;
+    if (style.display === "inline" || !one.clientWidth) continue;
+    if (one.classList.contains("scroll") && !paper) {
+      const more = one.parentElement.querySelector(".more");
+      if (one.scrollWidth > one.clientWidth + 1 && getComputedStyle(more).visibility !== "visible")
+        say("no hint at what is beside", one);
+      if (one.scrollHeight > one.clientHeight + 1) say("cut off below", one);
+    } else if (over && one.tagName !== "INPUT" && one.tagName !== "HTML") {
+      say("content is larger than its element", one);
+    }
+    if (!one.closest(".scroll") && (box.left < -1 || box.right > innerWidth + 1)) say("beside the window", one);
+  }
+  for (const svg of document.querySelectorAll("figure svg")) {
+    const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
+    for (const text of svg.querySelectorAll("text")) {
+      const at = text.getBoundingClientRect();
+      if (at.left < box.left - 2 || at.right > box.right + 2 || at.top < box.top - 2 || at.bottom > box.bottom + 2)
+        say("text beyond its figure", text);
+      if (!paper && parseFloat(getComputedStyle(text).fontSize) * scale < 8) say("too small to read", text);
+    }
+  }
+  return wrong;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if path is None:
+        pytest.skip("there is no chromium: apt-get install chromium, or say where it is in $CHROMIUM")
+    with sync_api.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory, results):
+    """A page of each kind, by its name."""
+    folder = tmp_path_factory.mktemp("pages")
+    one, other = (fill(folder / name, toy_plan(120)) for name in ("a_campaign_with_a_rather_long_name", "another"))
+    for name in ("latent", "fault_free"):
+        for kept in ("campaign.sqlite", "score.sqlite"):
+            (folder / name).mkdir(exist_ok=True)
+            shutil.copy(results / name / kept, folder / name)
+    (folder / "pvf").mkdir()
+    shutil.copy(results / "pvf" / "resnet18" / "rates.json", folder / "pvf")
+    asked = [["report", one, other, "--out", folder / "compared"], ["report", one, "--fleet", "devices=1024"]]
+    asked += [["report", folder / name] for name in (one.name, "latent", "fault_free", "pvf")]
+    for words in asked:
+        assert main([str(word) for word in words]) == 0
+    return {
+        "campaign": folder / "latent" / "report.html",
+        "small campaign": one / "report.html",
+        "comparison": folder / "compared" / "comparison.html",
+        "score": folder / "latent" / "score.html",
+        "fault-free": folder / "fault_free" / "score.html",
+        "pvf": folder / "pvf" / "pvf.html",
+        "fleet": one / "fleet.html",
+    }
+
+
+KINDS = ("campaign", "small campaign", "comparison", "score", "fault-free", "pvf", "fleet")
+
+
+@contextlib.contextmanager
+def shown(browser, path, width, **how):
+    """A page in a window, every fold open; what the browser complains of fails the test."""
+    said: list[str] = []
+    page = browser.new_page(viewport={"width": width, "height": 900}, **how)
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: said.append(request.url) if not request.url.startswith("file:") else None)
+    try:
+        page.goto(path.as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+        page.wait_for_timeout(100)  # the hints follow a resize
+        yield page
+    finally:
+        page.close()
+    assert said == []
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_cut_off_without_a_hint(browser, pages, kind):
+    for width in WIDTHS:
+        with shown(browser, pages[kind], width) as page:
+            assert page.evaluate(LOOK, False) == [], width
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_is_cut_off_on_paper(browser, pages, kind):
+    with shown(browser, pages[kind], PAPER) as page:
+        page.emulate_media(media="print")
+        assert page.evaluate(LOOK, True) == []
+        assert page.pdf().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize(
+    "wrong", ["th { white-space: nowrap; overflow: hidden; width: 9px }", ".more { display: none }"]
+)
+def test_the_look_sees_what_is_cut_off(browser, pages, wrong):
+    with shown(browser, pages["campaign"], 390) as page:
+        page.add_style_tag(content=f"{wrong} table {{ table-layout: fixed; width: 90rem }}")
+        page.add_style_tag(content=".overflows .more { visibility: hidden }")
+        assert page.evaluate(LOOK, False) != []
+
+
+def test_a_table_is_sorted_filtered_and_copied(browser, pages):
+    with shown(browser, pages["campaign"], 1200) as page:
+        table = page.locator("#models .table")
+        cells = table.locator("tbody tr td:nth-child(3)")
+        numbers = [float(text.split(" %")[0]) for text in cells.all_inner_texts()]
+        assert len(numbers) > 3
+        head = table.locator("thead th").nth(2)
+        head.click()
+        assert [float(text.split(" %")[0]) for text in cells.all_inner_texts()] == sorted(numbers)
+        head.click()
+        assert [float(text.split(" %")[0]) for text in cells.all_inner_texts()] == sorted(numbers, reverse=True)
+        rows = page.locator("#outcomes .table")
+        rows.locator("input").fill("slow")
+        assert rows.locator("tbody tr:visible").count() == 2  # SlowDegrade, SharpSlowDegrade
+        page.evaluate(
+            "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { window.got = t }}})"
+        )
+        rows.locator("button").click()
+        copied = page.evaluate("window.got").splitlines()
+        assert copied[0] == '"outcome","experiments","share"' and len(copied) == 3
+
+
+def test_the_first_column_stays_where_a_table_is_scrolled(browser, pages):
+    with shown(browser, pages["score"], 390) as page:
+        scroll = page.locator("#overview .scroll").first
+        before = scroll.locator("tbody th").first.bounding_box()["x"]
+        scroll.evaluate("one => { one.scrollLeft = 200; }")
+        page.wait_for_timeout(100)
+        assert scroll.locator("tbody th").first.bounding_box()["x"] == before
+
+
+def test_a_point_tells_its_experiment_and_a_click_gives_the_command(browser, pages):
+    with shown(browser, pages["campaign"], 1200) as page:
+        points = page.locator("#necessary svg [data-experiment]")
+        point = points.first
+        number = point.get_attribute("data-experiment")
+        assert point.locator("title").evaluate("one => one.textContent").startswith(f"experiment {number}: ")
+        point.dispatch_event("click")
+        said = page.locator("dialog[open]").inner_text()
+        assert f"Experiment {number}" in said and f"--id {number}" in said
+        page.locator("dialog[open] button", has_text="close").click()
+        page.locator("#worst tbody button").first.click()
+        assert page.locator("dialog[open] svg polyline").count() == 1
+
+
+def test_a_page_in_the_dark_has_no_dark_text(browser, pages):
+    with shown(browser, pages["campaign"], 800, color_scheme="dark") as page:
+        for what in ("body", "figure svg text", "table td"):
+            colour = page.locator(what).first.evaluate(
+                "one => getComputedStyle(one)[one.closest('svg') ? 'fill' : 'color']"
+            )
+            assert min(int(x) for x in colour.removeprefix("rgb(").rstrip(")").split(",")[:3]) > 150, what
