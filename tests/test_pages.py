@@ -103,10 +103,8 @@ def test_a_comparison_says_what_differs(tmp_path, capsys):
     none = {"early_rule": None, "early_after": None, "early_outcome": None, "worse_train": None, "worse_test": None}
     curve = np.full((1, 2), np.nan, "<f4").tobytes()
     changes = {number: one | none | {"curve": curve} for number, one in worse.items()}
-    folders = [
-        str(fill(tmp_path / "as_they_are", toy_plan())),
-        str(fill(tmp_path / "all_bad", toy_plan(), changes.__getitem__)),
-    ]
+    bad = fill(tmp_path / "all_bad", toy_plan(), changes.__getitem__)
+    folders = [str(fill(tmp_path / "as_they_are", toy_plan())), str(bad)]
     assert main(["report", *folders, "--summary", "--json"]) == 0
     known = {one["question"]: one for one in json.loads(capsys.readouterr().out)["report"]}
     (one,) = known["What differs"]["facts"]["differences"]

@@ -15,7 +15,7 @@ sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives 
 WIDTHS = (390, 800, 1200, 1920)
 PAPER = 1032  # pixels between the margins of A4 on its side
 # What is cut off, or goes over the page, in words; empty where all is well.
-LOOK = """(paper) => {
+LOOK = r"""(paper) => {
   const wrong = [], say = (what, of) => wrong.push(what + ": " + of.outerHTML.slice(0, 90));
   const whole = document.documentElement;
   if (whole.scrollWidth > innerWidth + 1) say("the page is wider than the window", whole);
@@ -37,9 +37,17 @@ LOOK = """(paper) => {
   for (const svg of document.querySelectorAll("figure svg")) {
     const box = svg.getBoundingClientRect(), scale = box.width / svg.viewBox.baseVal.width;
     for (const text of svg.querySelectorAll("text")) {
-      const at = text.getBoundingClientRect();
-      if (at.left < box.left - 2 || at.right > box.right + 2 || at.top < box.top - 2 || at.bottom > box.bottom + 2)
-        say("text beyond its figure", text);
+      const at = text.getBoundingClientRect(), by = 4;  // what is there of a line above and below letters
+      if (at.left < box.left - by || at.right > box.right + by || at.top < box.top - by || at.bottom > box.bottom + by)
+        say("text beyond its figure: " + text.textContent.trim(), text);
+      const level = one => !/rotate\((?!-?0[) ])/.test(one.getAttribute("transform") || "");
+      for (const other of svg.querySelectorAll("text")) {
+        if (other === text || !level(text) || !level(other)) continue;
+        const by = other.getBoundingClientRect();
+        const wide = Math.min(at.right, by.right) - Math.max(at.left, by.left);
+        const high = Math.min(at.bottom, by.bottom) - Math.max(at.top, by.top);
+        if (wide > 3 && high > at.height / 2) say("text hides text: " + text.textContent.trim(), other);
+      }
       if (!paper && parseFloat(getComputedStyle(text).fontSize) * scale < 8) say("too small to read", text);
     }
   }
@@ -121,13 +129,20 @@ def test_nothing_is_cut_off_on_paper(browser, pages, kind):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["th { white-space: nowrap; overflow: hidden; width: 9px }", ".more { display: none }"]
+    ("wrong", "seen"),
+    [
+        (".overflows .more { visibility: hidden }", "no hint at what is beside"),
+        ("h1 { white-space: nowrap; overflow: hidden }", "content is larger than its element"),
+        (".summary { width: 40rem }", "beside the window"),
+        ("figure svg { width: 100px }", "too small to read"),
+        ("figure svg text { font-size: 60px }", "text hides text"),
+        (".scroll { height: 3rem }", "cut off below"),
+    ],
 )
-def test_the_look_sees_what_is_cut_off(browser, pages, wrong):
-    with shown(browser, pages["campaign"], 390) as page:
-        page.add_style_tag(content=f"{wrong} table {{ table-layout: fixed; width: 90rem }}")
-        page.add_style_tag(content=".overflows .more { visibility: hidden }")
-        assert page.evaluate(LOOK, False) != []
+def test_the_look_sees_what_is_cut_off(browser, pages, wrong, seen):
+    with shown(browser, pages["small campaign"], 390) as page:
+        page.add_style_tag(content=wrong)
+        assert any(one.startswith(seen) for one in page.evaluate(LOOK, False))
 
 
 def test_a_table_is_sorted_filtered_and_copied(browser, pages):
@@ -144,9 +159,8 @@ def test_a_table_is_sorted_filtered_and_copied(browser, pages):
         rows = page.locator("#outcomes .table")
         rows.locator("input").fill("slow")
         assert rows.locator("tbody tr:visible").count() == 2  # SlowDegrade, SharpSlowDegrade
-        page.evaluate(
-            "Object.defineProperty(navigator, 'clipboard', {value: {writeText: async t => { window.got = t }}})"
-        )
+        keep = "{value: {writeText: async text => { window.got = text }}}"
+        page.evaluate(f"Object.defineProperty(navigator, 'clipboard', {keep})")
         rows.locator("button").click()
         copied = page.evaluate("window.got").splitlines()
         assert copied[0] == '"outcome","experiments","share"' and len(copied) == 3
@@ -178,7 +192,6 @@ def test_a_point_tells_its_experiment_and_a_click_gives_the_command(browser, pag
 def test_a_page_in_the_dark_has_no_dark_text(browser, pages):
     with shown(browser, pages["campaign"], 800, color_scheme="dark") as page:
         for what in ("body", "figure svg text", "table td"):
-            colour = page.locator(what).first.evaluate(
-                "one => getComputedStyle(one)[one.closest('svg') ? 'fill' : 'color']"
-            )
+            name = "fill" if "svg" in what else "color"
+            colour = page.locator(what).first.evaluate(f"one => getComputedStyle(one).{name}")
             assert min(int(x) for x in colour.removeprefix("rgb(").rstrip(")").split(",")[:3]) > 150, what

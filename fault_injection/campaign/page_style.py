@@ -56,7 +56,7 @@ td.number, td.short { white-space: nowrap }
 code, pre { font: .85em/1.45 ui-monospace, monospace }
 pre { white-space: pre-wrap; background: var(--shade); padding: .6rem .8rem; margin: .3rem 0 }
 figure { margin: 1.2rem 0; max-width: 36rem }
-figure svg { display: block; width: 100%; height: auto; color: var(--text) }
+figure svg { display: block; width: 100%; height: auto; overflow: visible; color: var(--text) }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt }
 [data-experiment] { cursor: pointer }
 svg g.told:hover > :not(title) { stroke-width: 3; opacity: 1 }

@@ -191,7 +191,7 @@ def _cost(board: Board, detectors: Sequence[str]) -> Answer:
             clauses.append(f"{name} {signed(slower[0])} % of a step's time [{low}, {high}]{memory}")
     if not clauses:
         return Answer("What it costs", "Not measured here.", known)
-    return Answer("What it costs", _sentence(clauses), known)
+    return Answer("What it costs", _sentence(clauses, named=True), known)
 
 
 def signed(x: float) -> str:
@@ -241,6 +241,7 @@ def _watched(board: Board) -> Answer:
     return Answer("How sure", _sentence(clauses), {"experiments": len(board.seen), "guesses": board.guesses})
 
 
-def _sentence(clauses: Sequence[str]) -> str:
+def _sentence(clauses: Sequence[str], named: bool = False) -> str:
     """Clauses as one sentence; the name of a detector at its begin stays as it is."""
-    return f"{'; '.join(clauses)}."
+    sentence = f"{'; '.join(clauses)}."
+    return sentence if named else sentence[0].upper() + sentence[1:]

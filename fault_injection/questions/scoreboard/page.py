@@ -8,7 +8,7 @@ import numpy as np
 from ...campaign import figures
 from ...campaign.page import Cell, Part, Section, Table, page
 from ...campaign.rates import Rate, wilson
-from ...campaign.wording import number, share
+from ...campaign.wording import number, percent, share
 from ...machine.files import write_json, write_text
 from ...runs.outcome import MASKED, OUTCOMES
 from .advice import score_box, signed
@@ -116,7 +116,7 @@ def _sweep(board: Board) -> Section:
     what = "latent outcomes" if board.of(LATENT) else "outcomes that are not masked"
     found: dict[str, dict[str, Rate]] = {"as it is": {name: board.detected(name, bad) for name in board.detectors}}
     for level in LEVELS:
-        called = f"≤ {number(level)}" if level else "none"
+        called = f"≤ {percent(level)} %" if level else "none"
         for name in board.detectors:
             false, caught = board.swept(name, bad)
             most = max(caught[false <= level], default=0.0)
@@ -126,7 +126,7 @@ def _sweep(board: Board) -> Section:
         f"share of {what} detected with a threshold that raises alarms in no more than so large a share of fault-free "
         "steps; the first column is the detector as it is. Its memory is kept as it is with its own threshold, which "
         "makes numbers approximate far from it, and the best threshold was chosen on these very experiments.",
-        f"The sample cannot tell shares of fault-free steps below {number(1 / board.fault_free_steps)} apart.",
+        f"The sample cannot tell shares of fault-free steps below {percent(1 / board.fault_free_steps)} % apart.",
     ]
     caption = f"Share of {what} detected, in percent, by the share of fault-free steps with an alarm."
     picture = figures.rate_picture("experiments", caption, list(board.detectors), found, "detected")
