@@ -18,7 +18,7 @@ from fault_injection.models.observe.difference import TensorDifference, differen
 from fault_injection.models.observe.reductions import RESULTS
 from fault_injection.questions.spread.files import write_map
 from fault_injection.questions.spread.heat_map import bands
-from fault_injection.questions.spread.sentences import sentences
+from fault_injection.questions.spread.sentences import answers
 from fault_injection.runs.fault_map import mapped, told_by
 from fault_injection.runs.replay_run import golden_for, replay
 from fault_injection.seam.stages import BESIDE
@@ -225,7 +225,7 @@ def test_a_page_and_its_files_say_the_same_as_the_map(cache, tmp_path):
     injection = Injection(workload, "fwrd_inject", "RD", 0, "forward:up", 0, 1, ((2, 0, 0),), (float("nan"),))
     found = map_of(injection, cache, 3)
     assert found.ended and found.nonfinite.max() > 0
-    assert any("not finite" in sentence for sentence in sentences(found))
+    assert any("not finite" in one.sentence for one in answers(found))
     write_map(found, "a map", tmp_path)
     told = json.loads((tmp_path / "map.json").read_text())
     assert [row["differs"] for row in told["rows"]] == found.differs.tolist()

@@ -134,7 +134,7 @@ class Markup(str):
 def element(name: str, /, *children: str, **attributes: str) -> Markup:
     """An element with its children: `class_` stands for the attribute `class`, `aria_label` for `aria-label`."""
     given = "".join(f' {key.rstrip("_").replace("_", "-")}="{html.escape(value)}"' for key, value in attributes.items())
-    if name in ("meta", "wbr"):
+    if name in ("input", "meta", "wbr"):
         return Markup(f"<{name}{given}>")
     return Markup(f"<{name}{given}>{joined_markup(children)}</{name}>")
 

@@ -115,5 +115,27 @@ SCRIPT = r"""
     const of = event.target.closest("[data-experiment]");
     if (of) show(of.dataset.experiment);
   });
+  // Shows the steps of a map up to one; without scripts all of them are shown.
+  for (const box of document.querySelectorAll(".play")) {
+    const button = box.querySelector("button"), range = box.querySelector("input"), said = box.querySelector("output");
+    const groups = box.closest("figure").querySelectorAll("g.step");
+    const show = () => {
+      said.value = range.value;
+      for (const g of groups) g.style.opacity = +g.dataset.step <= +range.value ? 1 : .06;
+    };
+    let timer = 0;
+    range.addEventListener("input", show);
+    button.addEventListener("click", () => {
+      clearInterval(timer);
+      range.value = 0;
+      show();
+      timer = setInterval(() => {
+        if (+range.value >= +range.max) return clearInterval(timer);
+        range.value = +range.value + 1;
+        show();
+      }, 450);
+    });
+    box.style.display = "block";
+  }
 })();
 """

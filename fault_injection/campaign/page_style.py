@@ -61,6 +61,14 @@ figure svg * { stroke-linejoin: round; stroke-linecap: butt }
 [data-experiment] { cursor: pointer }
 svg g.told:hover > :not(title) { stroke-width: 3; opacity: 1 }
 figcaption { padding: .4rem 0 0 }
+figure:has(.map) { max-width: none }
+.map { overflow-x: auto; margin: .6rem 0 }
+figure .map svg { width: auto; max-width: none }
+.keys { font-size: .8rem; max-width: none }
+.key { display: inline-block; margin-right: .9rem; white-space: nowrap }
+.key i { display: inline-block; width: .8em; height: .8em; margin-right: .3em; border: 1px solid var(--line) }
+.play { display: none }
+.play input { width: min(14rem, 40vw); vertical-align: middle }
 details { margin: 1.2rem 0 }
 summary { cursor: pointer }
 dialog { max-width: min(40rem, 94vw); color: var(--text); background: var(--back); border: 1px solid var(--line);
@@ -73,6 +81,9 @@ dialog text { fill: var(--faint); font-size: 11px }
   :root { --text: #000; --faint: #444; --line: #bbb; --shade: #f4f4f4; --link: #000; --back: #fff; color-scheme: light }
   body { max-width: none; padding: 0; font-size: 10pt }
   nav, .tools, dialog { display: none }
+  .play { display: none !important }
+  .map { overflow: visible }
+  figure .map svg { max-width: 100%; height: auto }
   h2, h3, caption, .caption { break-after: avoid }
   figure, tr { break-inside: avoid }
   figure { max-width: 150mm }

@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 
+from ..campaign.box import box_lines
 from ..faults.injection import Injection
 from ..faults.injection_file import read_injection
 from ..machine import environment
@@ -10,9 +11,9 @@ from ..machine.errors import InputError
 from ..machine.files import write_json, write_text
 from ..machine.processes import from_leader
 from ..questions.spread.campaign import maps_of, sampled
-from ..questions.spread.campaign_page import campaign_json, campaign_page, campaign_sentences
+from ..questions.spread.campaign_page import campaign_answers, campaign_json, campaign_page
 from ..questions.spread.files import as_json, write_map
-from ..questions.spread.sentences import sentences
+from ..questions.spread.sentences import answers
 from ..runs.fault_map import mapped, told_by
 from ..runs.golden_run import Golden
 from ..runs.replay_run import golden_for
@@ -75,7 +76,7 @@ def run(options: argparse.Namespace) -> None:
         tell_json({**as_json(found), "out": str(out)})
         return
     tell(injection.sentence())
-    for line in sentences(found):
+    for line in box_lines(answers(found)):
         tell(line)
     for line in found.left_out:
         tell(f"not shown: {line}")
@@ -126,6 +127,6 @@ def _of_campaign(options: argparse.Namespace) -> None:
     if options.json:
         tell_json({**stated, "out": str(out)})
         return
-    for line in campaign_sentences(found, done):
+    for line in box_lines(campaign_answers(found, done)):
         tell(line)
     tell(f"written to {out}/")

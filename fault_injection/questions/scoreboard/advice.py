@@ -1,60 +1,20 @@
-"""The answer of a scoreboard: what to switch on, what it detects, false alarms, cost, and what nothing sees.
-
-Which detectors to switch on is chosen greedily, once of those that cost little and once of all: of those without a
-false alarm the one that stops most latent outcomes,
-then the one that stops most of the rest, and so on; then the same for losses that are not
-finite.  Of several that stop as many, the cheapest comes first.
-"""
+"""The answer of a scoreboard: what to switch on, what it detects, false alarms, cost, and what nothing sees."""
 
 import collections
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ...campaign.box import Answer, Box
 from ...campaign.rates import Rate, at_most, wilson
-from ...campaign.wording import MINUS, level, number, plural, share
+from ...campaign.wording import MINUS, number, plural, share
 from ...runs.outcome import MASKED
-from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment
+from .board import LATENT, MILLION, NONFINITE, Board
+from .comparison import CheapestPair, cheapest_pairs
 
 NAMED = 8  # experiments that a sentence names
-CHEAP = 0.1  # of a step's time
-
-
-class Advice(NamedTuple):
-    """Which detectors to switch on.
-
-    Attributes:
-      detectors: in the order of the choice.
-      quiet: whether only detectors without a false alarm were looked at; else there was none.
-    """
-
-    detectors: tuple[str, ...]
-    quiet: bool
-
-
-def advice(board: Board, most: float = math.inf) -> Advice:
-    """What to switch on; no detector where none stops anything.
-
-    Args:
-      most: that a detector may cost of a step's time, a fraction; one whose cost was not measured may be taken.
-    """
-    affordable = [name for name in board.detectors if (cost := board.slower(name)) is None or cost[0] <= most]
-    silent = [name for name in affordable if (rate := board.false_alarms(name)).total and not rate.found]
-    candidates = silent or affordable
-    chosen: list[str] = []
-    for outcomes in (LATENT, NONFINITE):
-        left = [one for one in board.of(outcomes) if not any(one.stop(name) is not None for name in chosen)]
-        while left and candidates:
-            stopped = {name: sum(one.stop(name) is not None for one in left) for name in candidates}
-            best = max(candidates, key=lambda name: (stopped[name], -_slower(board, name)))
-            if not stopped[best]:
-                break
-            chosen.append(best)
-            left = [one for one in left if one.stop(best) is None]
-    return Advice(tuple(chosen), bool(silent))
 
 
 def _slower(board: Board, name: str) -> float:
@@ -63,51 +23,29 @@ def _slower(board: Board, name: str) -> float:
     return math.inf if slower is None else slower[0]
 
 
-def together(board: Board, detectors: Sequence[str], experiments: Sequence[ScoredExperiment]) -> Rate:
-    """The share of experiments in which some detector raised an alarm that stops."""
-    found = sum(any(one.stop(name) is not None for name in detectors) for one in experiments)
-    return wilson(found, len(experiments), board.confidence)
-
-
 def score_box(board: Board) -> Box:
     """The answer; of a scoreboard without outcomes that are not masked that of its fault-free runs."""
     if not board.of((*LATENT, *NONFINITE)):
         return [_noisy(board), _quiet(board), _cost(board, board.detectors), _watched(board)]
-    chosen = dict.fromkeys([*advice(board, CHEAP).detectors, *advice(board).detectors])
+    pairs = cheapest_pairs(board)
+    chosen = dict.fromkeys(name for pair in pairs for name in pair.detectors)
     return [
-        _switch_on(board),
+        _switch_on(pairs),
         _detects(board),
         _false_alarms(board),
-        _cost(board, tuple(chosen)),
+        _cost(board, tuple(chosen) or board.detectors),
         _unseen(board),
         _watched(board),
     ]
 
 
-def _switch_on(board: Board) -> Answer:
-    question, cheap, any_cost = "What to switch on", advice(board, CHEAP), advice(board)
-    known = {"detectors": list(cheap.detectors), "quiet": cheap.quiet, "at_any_cost": list(any_cost.detectors)}
-    if not any_cost.detectors:
-        return Answer(question, "Nothing: no detector stops an outcome that is not masked.", known)
-    told = _told(board, cheap) if cheap.detectors else "nothing stops an outcome that is not masked"
-    sentence = f"At {level(CHEAP)} or less of a step's time each, {told}"
-    bad = board.of((*LATENT, *NONFINITE))
-    if together(board, any_cost.detectors, bad).found > together(board, cheap.detectors, bad).found:
-        sentence += f"; at any cost, {_told(board, any_cost)}"
-    return Answer(question, f"{sentence}; chosen on these very experiments, which flatters.", known)
-
-
-def _told(board: Board, chosen: Advice) -> str:
-    """Detectors that were chosen, and what they stop together."""
-    clauses = [
-        f"{share(together(board, chosen.detectors, ones))} of the {len(ones)} {what}"
-        for what, outcomes in (("latent outcomes", LATENT), ("losses that are not finite", NONFINITE))
-        if (ones := board.of(outcomes))
-    ]
-    names = " and ".join(filter(None, [", ".join(chosen.detectors[:-1]), chosen.detectors[-1]]))
-    stop = "stops" if len(chosen.detectors) == 1 else "together stop"
-    alarms = "without a false alarm here" if chosen.quiet else "which had false alarms, or were not watched for them"
-    return f"{names} ({alarms}) {stop} {' and '.join(clauses)}"
+def _switch_on(pairs: Sequence[CheapestPair]) -> Answer:
+    known = {"pairs": [{**pair._asdict(), "covered": pair.covered._asdict()} for pair in pairs]}
+    if not pairs:
+        why = "no detector was without a false alarm in fault-free steps, or none were watched"
+        return Answer("What to switch on", f"Nothing can be said: {why}.", known)
+    told = " ".join(pair.sentence() for pair in pairs)
+    return Answer("What to switch on", f"{told} Chosen on these very experiments, which flatters.", known)
 
 
 def _detects(board: Board) -> Answer:

@@ -8,11 +8,11 @@ import numpy as np
 from ...campaign import figures
 from ...campaign.page import Cell, Part, Section, Table, page
 from ...campaign.rates import Rate, wilson
-from ...campaign.wording import number, percent, share
+from ...campaign.wording import percent, share
 from ...machine.files import write_json, write_text
-from ...runs.outcome import MASKED, OUTCOMES
+from ...runs.outcome import OUTCOMES
 from .advice import score_box, signed
-from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment, read_board
+from .board import LATENT, NONFINITE, Board, ScoredExperiment, read_board
 from .comparison import said
 from .store import NAME
 from .table_section import table_section
@@ -45,7 +45,7 @@ def write_scoreboard_page(folder: pathlib.Path) -> pathlib.Path:
     board = read_board(folder)
     sections = [
         table_section(board),
-        _overview(board),
+        _costs(board),
         _sweep(board),
         _outcomes(board),
         _models(board),
@@ -60,43 +60,26 @@ def write_scoreboard_page(folder: pathlib.Path) -> pathlib.Path:
     return folder / "score.html"
 
 
-def _overview(board: Board) -> Section:
+def _costs(board: Board) -> Section:
     rows: list[dict[str, Cell]] = []
-    costs: list[dict[str, Cell]] = []
-    bad = board.of((*LATENT, *NONFINITE))
-    kinds = {"latent": board.of(LATENT), "not finite": board.of(NONFINITE), "masked": board.of([MASKED])}
     for name in board.detectors:
-        times = board.latencies(name, bad)
-        slower, larger, false = board.slower(name), board.larger(name), board.false_alarms(name)
-        middle, low, high = (number(MILLION * x) for x in (false.share, false.low, false.high))
-        rows.append(
-            {
-                **_detected(board, name, kinds),
-                "steps to alarm": f"{np.median(times):g} ({times[-1]})" if times else "",
-                "false alarms": f"{middle} [{low}, {high}]" if false.total else "not measured",
-            }
-        )
+        slower, larger = board.slower(name), board.larger(name)
         if slower is not None:
-            costs.append(
+            rows.append(
                 {
                     "detector": name,
                     "time": f"{signed(slower[0])} % [{signed(slower[1])}, {signed(slower[2])}]",
                     "memory": "not known" if larger is None else f"{signed(larger)} %",
                 }
             )
+    if not rows:
+        return Section("cost", "Cost", [], without="it was not measured")
     text = [
-        "Shares of the experiments of an outcome in which a detector raised an alarm that stops, with "
-        "95 % intervals. An alarm on a masked fault is right about the fault, and needless for the training. Steps to "
-        "alarm: the median and, in brackets, the most. False alarms: per million fault-free steps.",
+        "The cost is that of a watched step beside a plain one on one thread, measured in turns. Steps are short here, "
+        "so that fixed costs count for more than in a large training."
     ]
-    parts: list[Part] = [Table("experiments", "Detectors and what they detect.", rows)]
-    if costs:
-        text.append(
-            "The cost is that of a watched step beside a plain one on one thread, measured in turns. Steps are short "
-            "here, so that fixed costs count for more than in a large training."
-        )
-        parts.append(Table("cost", "What the detectors cost: the median of the rounds, with its 95 % interval.", costs))
-    return Section("overview", "Detectors", text, parts)
+    caption = "What the detectors cost: the median of the rounds, with its 95 % interval."
+    return Section("cost", "Cost", text, [Table("cost", caption, rows)])
 
 
 def _detected(board: Board, name: str, groups: Mapping[str, Sequence[ScoredExperiment]]) -> dict[str, Cell]:

@@ -1,8 +1,8 @@
-"""The first section of a scoreboard's page: all detectors in one table, and what to switch on."""
+"""The first section of a scoreboard's page: all detectors in one table."""
 
 from ...campaign.page import Commands, Part, Section, Table
 from .board import Board
-from .comparison import NOTE, cheapest_pairs, latex, markdown, table
+from .comparison import NOTE, latex, markdown, table
 
 
 def table_section(board: Board) -> Section:
@@ -13,4 +13,4 @@ def table_section(board: Board) -> Section:
         Commands("The same in Markdown:", markdown(rows).splitlines()),
         Commands("The same in LaTeX, with the package booktabs:", latex(rows).splitlines()),
     ]
-    return Section("table", "Which detector", [*(one.sentence() for one in cheapest_pairs(board)), NOTE], parts)
+    return Section("table", "Detectors", [NOTE], parts)

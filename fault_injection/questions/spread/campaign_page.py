@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from ...campaign.box import Answer, Box, box_dict
 from ...campaign.page import Cell, Section, Table, page
 from ...campaign.rates import Rate
 from .campaign import FATES, PARAMETERS, MappedExperiment, fates, groups, passing
@@ -11,25 +12,28 @@ from .sentences import share
 MOST_SITES = 40  # rows of the table by site
 
 
-def campaign_sentences(sample: Sequence[MappedExperiment], of: int) -> list[str]:
+def campaign_answers(sample: Sequence[MappedExperiment], of: int) -> Box:
     """The answer: how many came to the parameters, where the others died, and what it says of outcomes.
 
     Args:
       of: experiments of the campaign that are done.
     """
-    count, found = len(sample), fates(sample)
-    told = [f"{count} of {of:,} experiments that are done were mapped, drawn at random."]
-    for fate in reversed(FATES):
-        if found[fate].found:
-            told.append(f"{_counted(found[fate])}: {fate}.")
+    found = fates(sample)
+    how_far = [f"{_counted(found[fate])}: {fate}" for fate in reversed(FATES) if found[fate].found]
+    told = [Answer("How far it came", f"{'; '.join(how_far)}.")]
     died = [one for one in sample if one.fate != PARAMETERS and one.last]
     if died:
         last, those = next(iter(groups(died, "last").items()))
-        told.append(f"Of {len(died)} that died on the way, {len(those)} were last seen in {last}.")
-    for outcome, those in groups(sample, "outcome").items():
-        came = sum(one.fate == PARAMETERS for one in those)
-        told.append(f"{outcome}: in {came} of {len(those)} experiments parameters differ after the step struck.")
-    return told
+        where = f"Of {len(died)} that died on the way, {len(those)} were last seen in {last}."
+        told.append(Answer("Where it died", where))
+    by_outcome = [
+        f"{outcome}: in {sum(one.fate == PARAMETERS for one in those)} of {len(those)} experiments parameters differ "
+        "after the step struck"
+        for outcome, those in groups(sample, "outcome").items()
+    ]
+    told.append(Answer("By outcome", f"{'; '.join(by_outcome)}."))
+    drawn = f"{len(sample)} of {of:,} experiments that are done were mapped, drawn at random."
+    return [*told, Answer("How sure", drawn)]
 
 
 def _counted(rate: Rate) -> str:
@@ -62,7 +66,7 @@ def campaign_page(sample: Sequence[MappedExperiment], of: int, title: str) -> st
         ),
         *(_passing(sample, step) for step in dict.fromkeys((0, last))),
     ]
-    return page(title, campaign_sentences(sample, of), sections, {})
+    return page(title, campaign_answers(sample, of), sections, {})
 
 
 def _passing(sample: Sequence[MappedExperiment], step: int) -> Section:
@@ -84,7 +88,7 @@ def campaign_json(sample: Sequence[MappedExperiment], of: int) -> dict[str, Any]
     """A campaign's map as JSON values."""
     last = max(len(one.found.steps) for one in sample) - 1
     return {
-        "summary": campaign_sentences(sample, of),
+        "summary": box_dict(campaign_answers(sample, of)),
         "done": of,
         "experiments": [
             {"number": one.number, "outcome": one.outcome, "site": one.site, "fate": one.fate, "last": one.last}

@@ -13,12 +13,13 @@ import numpy as np
 from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
 
+from ...campaign.box import box_dict
 from ...faults.injection_file import format_injection
 from ...machine.files import write_atomically, write_json, write_text
 from ...runs.fault_map import FaultMap
 from .heat_map import COLOURS, MOST_ROWS, NONFINITE, bands, cells
 from .page import page_of_map
-from .sentences import sentences
+from .sentences import answers
 
 FIELDS = ("differs", "share", "nonfinite", "golden_nonfinite", "largest", "relative_largest", "rms", "relative_rms")
 
@@ -34,7 +35,7 @@ def as_json(found: FaultMap) -> dict[str, Any]:
     return {
         "injection": format_injection(found.injection).splitlines(),
         "sentence": found.injection.sentence(),
-        "summary": sentences(found),
+        "summary": box_dict(answers(found)),
         "steps": [at._asdict() for at in found.steps],
         "struck": {name: list(places) for name, places in found.struck.items()},
         "loss": {"golden": found.loss[0].tolist(), "faulty": found.loss[1].tolist()},

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ...campaign.box import Answer, Box
 from ...runs.fault_map import BACKWARD, FORWARD, GRADIENT, LOSS, FaultMap
 
 NAMES = {  # of what kinds of rows are called, one and many
@@ -48,9 +49,16 @@ def after(step: int) -> str:
     return "in the step struck" if step == 0 else "one step later" if step == 1 else f"{step} steps later"
 
 
-def sentences(found: FaultMap) -> list[str]:
+def answers(found: FaultMap) -> Box:
     """What a reader wants first: where it entered, how far it came and when, what it did, and what is left of it."""
-    return [*_entered(found), *_reached(found), *_lost(found), *_sizes(found), *_end(found)]
+    parts = {
+        "Where it entered": _entered(found),
+        "How far it came": _reached(found),
+        "What the loss says": _lost(found),
+        "How large it was": _sizes(found),
+        "What is left": _end(found),
+    }
+    return [Answer(question, " ".join(told)) for question, told in parts.items() if told]
 
 
 def _entered(found: FaultMap) -> list[str]:
