@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from strict_html import check_html
 
 from fault_injection.campaign import figures
-from fault_injection.campaign.page import Experiment, Experiments, Section, Shown, Table, page
+from fault_injection.campaign.page import ClickedExperiment, Experiments, Section, Shown, Table, page
 from fault_injection.campaign.rates import Rate, wilson
 from fault_injection.campaign.wording import MINUS, number, percent
 from fault_injection.commands.main import main
-from fault_injection.questions.outcomes.report.differences import Difference, difference, told
+from fault_injection.questions.outcomes.report.differences import RateDifference, difference, told
 from fault_injection.questions.scoreboard.advice import advice, score_box, together
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment
 from fault_injection.questions.scoreboard.tasks import SWEPT
@@ -92,7 +92,7 @@ def test_the_interval_of_a_difference_is_that_of_its_paper():
 
 
 def test_what_differs_is_told_with_the_largest_that_is_left():
-    certain, open_ = Difference("", "a", "b", -0.3, -0.4, -0.2), Difference("x", "a", "c", 0.1, -0.05, 0.25)
+    certain, open_ = RateDifference("", "a", "b", -0.3, -0.4, -0.2), RateDifference("x", "a", "c", 0.1, -0.05, 0.25)
     assert told([open_]) == "No difference larger than 25.0 points."
     said = told([open_, certain])
     assert said == "a 30.0 points [20.0, 40.0] above b; 1 other: no difference larger than 25.0 points."
@@ -188,7 +188,7 @@ def test_rates_are_points_or_a_heat_map_and_each_tells_its_interval(rows, series
 
 def test_figures_of_a_page_share_no_id_and_name_their_experiments():
     made = [figures.rate_picture("", f"caption {n}", list(some(4 + n)), {"": some(4 + n)}, "x") for n in (0, 0, 1)]
-    known = Experiments("folder", "loss", {3: Experiment("<said> & more</script>", [(0, 1.0), (1, None)])})
+    known = Experiments("folder", "loss", {3: ClickedExperiment("<said> & more</script>", [(0, 1.0), (1, None)])})
     sections = [
         *(Section(f"s{n}", "title", [], [one]) for n, one in enumerate(made[1:])),
         Section("t", "title", [], [Table("", "a table", [{"experiment": Shown(3), "x": 2.9e36}])]),

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from strict_html import NotStrict, check_html
 
-from fault_injection.campaign.box import Answer
+from fault_injection.campaign.box import BoxAnswer
 from fault_injection.campaign.page import LONG, Section, Table, element, page
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.conditions import CONDITIONS, Conditions
@@ -380,7 +380,7 @@ def test_every_query_runs_and_every_one_is_shown(shipped):
     assert shown == set(QUERIES) - {"disagreeing", "latent", "settled", "support", "unlike"}
 
 
-BOX = [Answer("Which", "One < two.")]
+BOX = [BoxAnswer("Which", "One < two.")]
 
 
 def test_long_tables_are_folded():

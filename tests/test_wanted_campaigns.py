@@ -151,8 +151,7 @@ def table(path):
 def test_every_number_that_is_shown_is_weighted(whole, capsys, tmp_path):
     """The terminal, JSON, the page and the table of rates say the same; plain shares are nowhere."""
     rates = known(whole)[2]
-    first = rates[0]
-    plain = first.rate.found / first.rate.total
+    first, plain = rates[0], rates[0].rate.found / rates[0].rate.total
     assert abs(plain - first.rate.share) > 1e-3  # or this test would see nothing
     shown = share(first.rate)
     code, out, _ = said(capsys, "status", whole)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
-class Answer(NamedTuple):
+class BoxAnswer(NamedTuple):
     """One sentence of a page's first box.
 
     Attributes:
@@ -18,13 +18,13 @@ class Answer(NamedTuple):
     facts: Mapping[str, Any] = {}
 
 
-Box = Sequence[Answer]
+Box = Sequence[BoxAnswer]
 
 
 def box_lines(box: Box) -> list[str]:
     """A box for a terminal, a line per answer.
 
-    >>> box_lines([Answer("How often", "Never.")])
+    >>> box_lines([BoxAnswer("How often", "Never.")])
     ['How often: Never.']
     """
     return [f"{one.question}: {one.sentence}" for one in box]
@@ -33,7 +33,7 @@ def box_lines(box: Box) -> list[str]:
 def box_dict(box: Box) -> list[dict[str, Any]]:
     """A box for JSON.
 
-    >>> box_dict([Answer("How often", "Never.", {"share": 0.0})])
+    >>> box_dict([BoxAnswer("How often", "Never.", {"share": 0.0})])
     [{'question': 'How often', 'answer': 'Never.', 'facts': {'share': 0.0}}]
     """
     return [{"question": one.question, "answer": one.sentence, "facts": dict(one.facts)} for one in box]

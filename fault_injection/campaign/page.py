@@ -29,7 +29,7 @@ class Shown(NamedTuple):
 Cell = str | int | float | Rate | Shown | None
 
 
-class Experiment(NamedTuple):
+class ClickedExperiment(NamedTuple):
     """What a click on an experiment shows.
 
     Attributes:
@@ -52,7 +52,7 @@ class Experiments(NamedTuple):
 
     folder: str
     measure: str
-    known: Mapping[int, Experiment]
+    known: Mapping[int, ClickedExperiment]
 
 
 @dataclasses.dataclass(frozen=True)

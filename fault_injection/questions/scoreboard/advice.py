@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...campaign.box import Answer, Box
+from ...campaign.box import Box, BoxAnswer
 from ...campaign.rates import Rate, at_most, wilson
 from ...campaign.wording import MINUS, number, plural, share
 from ...runs.outcome import MASKED
@@ -39,16 +39,16 @@ def score_box(board: Board) -> Box:
     ]
 
 
-def _switch_on(pairs: Sequence[CheapestPair]) -> Answer:
+def _switch_on(pairs: Sequence[CheapestPair]) -> BoxAnswer:
     known = {"pairs": [{**pair._asdict(), "covered": pair.covered._asdict()} for pair in pairs]}
     if not pairs:
         why = "no detector was without a false alarm in fault-free steps, or none were watched"
-        return Answer("What to switch on", f"Nothing can be said: {why}.", known)
+        return BoxAnswer("What to switch on", f"Nothing can be said: {why}.", known)
     told = " ".join(pair.sentence() for pair in pairs)
-    return Answer("What to switch on", f"{told} Chosen on these very experiments, which flatters.", known)
+    return BoxAnswer("What to switch on", f"{told} Chosen on these very experiments, which flatters.", known)
 
 
-def _detects(board: Board) -> Answer:
+def _detects(board: Board) -> BoxAnswer:
     clauses, known = [], {}
     for what, outcomes in (("latent outcomes", LATENT), ("losses that are not finite", NONFINITE)):
         ones = board.of(outcomes)
@@ -64,16 +64,16 @@ def _detects(board: Board) -> Answer:
         after = board.latencies(best, ones)
         soon = f"after {number(float(np.median(after)))} steps (median; at most {after[-1]:,})"
         clauses.append(f"of {what}, {best} alone stops most: {share(rates[best])}, {soon}")
-    return Answer("What it detects", _sentence(clauses), known)
+    return BoxAnswer("What it detects", _sentence(clauses), known)
 
 
-def _false_alarms(board: Board) -> Answer:
+def _false_alarms(board: Board) -> BoxAnswer:
     rates = {name: board.false_alarms(name) for name in board.detectors}
     known = {name: rate._asdict() for name, rate in rates.items()}
     noisy = sorted((name for name in rates if rates[name].found), key=lambda name: -rates[name].share)
     quiet = [name for name in rates if rates[name].total and not rates[name].found]
     if not any(rate.total for rate in rates.values()):
-        return Answer("False alarms", "No fault-free run was watched, so none are known.", known)
+        return BoxAnswer("False alarms", "No fault-free run was watched, so none are known.", known)
     clauses = []
     if quiet:
         least = min(rates[name].total for name in quiet)
@@ -83,7 +83,7 @@ def _false_alarms(board: Board) -> Answer:
         )
     if noisy:
         clauses.append("per million steps: " + ", ".join(f"{name} {_per_million(rates[name])}" for name in noisy))
-    return Answer("False alarms", _sentence(clauses), known)
+    return BoxAnswer("False alarms", _sentence(clauses), known)
 
 
 def _per_million(rate: Rate) -> str:
@@ -96,28 +96,28 @@ def _per_million(rate: Rate) -> str:
     return f"{share} [{low}, {high}]"
 
 
-def _noisy(board: Board) -> Answer:
+def _noisy(board: Board) -> BoxAnswer:
     """Of fault-free runs: which detectors raised alarms."""
     rates = {name: board.false_alarms(name) for name in board.detectors}
     noisy = sorted((name for name in rates if rates[name].found), key=lambda name: -rates[name].share)
     said = [f"{name} {_per_million(rates[name])}" for name in noisy]
     sentence = f"Per million steps: {'; '.join(said)}." if said else "No detector raised an alarm that stops."
-    return Answer("False alarms", sentence, {name: rate._asdict() for name, rate in rates.items()})
+    return BoxAnswer("False alarms", sentence, {name: rate._asdict() for name, rate in rates.items()})
 
 
-def _quiet(board: Board) -> Answer:
+def _quiet(board: Board) -> BoxAnswer:
     """Of fault-free runs: which detectors raised none, and what that bounds."""
     rates = {name: board.false_alarms(name) for name in board.detectors}
     quiet = [name for name in rates if rates[name].total and not rates[name].found]
     if not quiet:
-        return Answer("Quiet", "No detector was quiet in all fault-free steps.", {"detectors": []})
+        return BoxAnswer("Quiet", "No detector was quiet in all fault-free steps.", {"detectors": []})
     least = min(rates[name].total for name in quiet)
     most = at_most(0, least, 0.95)
     sentence = f"{', '.join(quiet)}: none in {least:,} steps, so at most {number(MILLION * most)} per million (95 %)."
-    return Answer("Quiet", sentence, {"detectors": quiet, "at_most": most})
+    return BoxAnswer("Quiet", sentence, {"detectors": quiet, "at_most": most})
 
 
-def _cost(board: Board, detectors: Sequence[str]) -> Answer:
+def _cost(board: Board, detectors: Sequence[str]) -> BoxAnswer:
     known: dict[str, Any] = {}
     clauses = []
     for name in detectors:
@@ -128,8 +128,8 @@ def _cost(board: Board, detectors: Sequence[str]) -> Answer:
             low, high = (signed(x) for x in slower[1:])
             clauses.append(f"{name} {signed(slower[0])} % of a step's time [{low}, {high}]{memory}")
     if not clauses:
-        return Answer("What it costs", "Not measured here.", known)
-    return Answer("What it costs", _sentence(clauses, named=True), known)
+        return BoxAnswer("What it costs", "Not measured here.", known)
+    return BoxAnswer("What it costs", _sentence(clauses, named=True), known)
 
 
 def signed(x: float) -> str:
@@ -141,14 +141,14 @@ def signed(x: float) -> str:
     return f"{MINUS if x < 0 else '+'}{number(100 * abs(x))}"
 
 
-def _unseen(board: Board) -> Answer:
+def _unseen(board: Board) -> BoxAnswer:
     """Outcomes that no detector stops."""
     bad = board.of((*LATENT, *NONFINITE))
     missed = [one for one in bad if all(one.stop(name) is None for name in board.detectors)]
     known = {"experiments": [one.number for one in missed], "of": len(bad)}
     if not missed:
         whole = f"each of the {plural(len(bad), 'outcome')} that are not masked is stopped by some detector"
-        return Answer("What nothing sees", f"None: {whole}.", known)
+        return BoxAnswer("What nothing sees", f"None: {whole}.", known)
     outcomes = collections.Counter(one.outcome for one in missed)
     counted = ", ".join(f"{n} {outcome}" for outcome, n in outcomes.most_common())
     first = ", ".join(f"{one.number} ({one.model})" for one in missed[:NAMED])
@@ -156,10 +156,10 @@ def _unseen(board: Board) -> Answer:
     latent = board.of(LATENT)
     unseen = wilson(sum(one in missed for one in latent), len(latent), board.confidence)
     of_latent = f"; {share(unseen)} of the latent outcomes" if latent else ""
-    return Answer("What nothing sees", f"{counted}{of_latent}: experiments {first}{more}.", known)
+    return BoxAnswer("What nothing sees", f"{counted}{of_latent}: experiments {first}{more}.", known)
 
 
-def _watched(board: Board) -> Answer:
+def _watched(board: Board) -> BoxAnswer:
     """What all of this rests on."""
     latent, nonfinite, masked = (len(board.of(ones)) for ones in (LATENT, NONFINITE, [MASKED]))
     clauses = [
@@ -176,7 +176,7 @@ def _watched(board: Board) -> Answer:
         clauses.append(
             f"{early} with an early verdict that nobody followed, scored as it is: what it misses is unknown"
         )
-    return Answer("How sure", _sentence(clauses), {"experiments": len(board.seen), "guesses": board.guesses})
+    return BoxAnswer("How sure", _sentence(clauses), {"experiments": len(board.seen), "guesses": board.guesses})
 
 
 def _sentence(clauses: Sequence[str], named: bool = False) -> str:

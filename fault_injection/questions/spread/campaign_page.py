@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...campaign.box import Answer, Box, box_dict
+from ...campaign.box import Box, BoxAnswer, box_dict
 from ...campaign.page import Cell, Section, Table, page
 from ...campaign.rates import Rate
 from .campaign import FATES, PARAMETERS, MappedExperiment, fates, groups, passing
@@ -20,20 +20,20 @@ def campaign_answers(sample: Sequence[MappedExperiment], of: int) -> Box:
     """
     found = fates(sample)
     how_far = [f"{_counted(found[fate])}: {fate}" for fate in reversed(FATES) if found[fate].found]
-    told = [Answer("How far it came", f"{'; '.join(how_far)}.")]
+    told = [BoxAnswer("How far it came", f"{'; '.join(how_far)}.")]
     died = [one for one in sample if one.fate != PARAMETERS and one.last]
     if died:
         last, those = next(iter(groups(died, "last").items()))
         where = f"Of {len(died)} that died on the way, {len(those)} were last seen in {last}."
-        told.append(Answer("Where it died", where))
+        told.append(BoxAnswer("Where it died", where))
     by_outcome = [
         f"{outcome}: in {sum(one.fate == PARAMETERS for one in those)} of {len(those)} experiments parameters differ "
         "after the step struck"
         for outcome, those in groups(sample, "outcome").items()
     ]
-    told.append(Answer("By outcome", f"{'; '.join(by_outcome)}."))
+    told.append(BoxAnswer("By outcome", f"{'; '.join(by_outcome)}."))
     drawn = f"{len(sample)} of {of:,} experiments that are done were mapped, drawn at random."
-    return [*told, Answer("How sure", drawn)]
+    return [*told, BoxAnswer("How sure", drawn)]
 
 
 def _counted(rate: Rate) -> str:

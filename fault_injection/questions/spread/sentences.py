@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...campaign.box import Answer, Box
+from ...campaign.box import Box, BoxAnswer
 from ...runs.fault_map import BACKWARD, FORWARD, GRADIENT, LOSS, FaultMap
 
 NAMES = {  # of what kinds of rows are called, one and many
@@ -58,7 +58,7 @@ def answers(found: FaultMap) -> Box:
         "How large it was": _sizes(found),
         "What is left": _end(found),
     }
-    return [Answer(question, " ".join(told)) for question, told in parts.items() if told]
+    return [BoxAnswer(question, " ".join(told)) for question, told in parts.items() if told]
 
 
 def _entered(found: FaultMap) -> list[str]:

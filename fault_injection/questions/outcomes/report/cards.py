@@ -6,7 +6,7 @@ import sqlite3
 
 import numpy as np
 
-from ....campaign.page import Experiment, Experiments
+from ....campaign.page import ClickedExperiment, Experiments
 from ....campaign.wording import plural
 from .facts import Facts, decode
 from .queries import CARDS
@@ -20,11 +20,11 @@ def experiments(facts: Facts) -> Experiments:
     return Experiments(shlex.quote(str(facts.store.path.parent)), f"Training {facts.measure.name}", known)
 
 
-def _card(row: sqlite3.Row) -> Experiment:
+def _card(row: sqlite3.Row) -> ClickedExperiment:
     metric = decode(row["curve"], row["recorded"])[:, -1].astype(float)
     at = np.unique(np.linspace(0, len(metric) - 1, min(POINTS, len(metric))).round().astype(int))
     curve = [(int(step), float(f"{metric[step]:.4g}") if math.isfinite(metric[step]) else None) for step in at]
-    return Experiment(said(row), curve)
+    return ClickedExperiment(said(row), curve)
 
 
 def said(row: sqlite3.Row) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ....campaign import figures
-from ....campaign.box import Answer, Box
+from ....campaign.box import Box, BoxAnswer
 from ....campaign.page import Cell, Part, Section, Table, page
 from ....campaign.wording import level, percent, plural, share
 from ....machine.errors import InputError
@@ -20,7 +20,7 @@ from ....seam.workload import format_option
 from ..store import Store
 from ..tally import Tally
 from . import painters
-from .differences import Difference, differences, told
+from .differences import RateDifference, differences, told
 from .facts import Facts, Group, place_of_role
 from .queries import QUERIES
 
@@ -119,7 +119,7 @@ def comparison_box(campaigns: Compared) -> Box:
     rates = {name: facts.not_masked(facts.tally) for name, facts in campaigns.items()}
     confidences = {name: facts.plan.confidence for name, facts in campaigns.items()}
     whole = differences([("", {name: facts.tally for name, facts in campaigns.items()})], confidences)
-    where: dict[str, Sequence[Difference]] = {}
+    where: dict[str, Sequence[RateDifference]] = {}
     for dimension in DIMENSIONS:
         of: dict[str, dict[str, Tally]] = {}
         for name, facts in campaigns.items():
@@ -146,11 +146,11 @@ def comparison_box(campaigns: Compared) -> Box:
     what = f"{counted}; on {' and '.join(titles)}; unlike in {', '.join(unlike) or 'nothing'}."
     known = {called: [one.as_dict() for one in found if one.certain] for called, found in where.items()}
     return [
-        Answer("What is compared", what),
-        Answer("How often", f"{often}.", {name: rate._asdict() for name, rate in rates.items()}),
-        Answer("What differs", told(whole), {"differences": [one.as_dict() for one in whole]}),
-        Answer("Where they differ", " ".join(by) or "No group of experiments is in two of them.", known),
-        Answer("How sure", f"{sure}.", {"guesses": guesses}),
+        BoxAnswer("What is compared", what),
+        BoxAnswer("How often", f"{often}.", {name: rate._asdict() for name, rate in rates.items()}),
+        BoxAnswer("What differs", told(whole), {"differences": [one.as_dict() for one in whole]}),
+        BoxAnswer("Where they differ", " ".join(by) or "No group of experiments is in two of them.", known),
+        BoxAnswer("How sure", f"{sure}.", {"guesses": guesses}),
     ]
 
 

@@ -10,7 +10,7 @@ from ....campaign.wording import MINUS, percent
 from ..tally import Tally
 
 
-class Difference(NamedTuple):
+class RateDifference(NamedTuple):
     """A difference between the rates of two campaigns, the second less the first.
 
     Attributes:
@@ -57,7 +57,7 @@ def points(share: float) -> str:
     return MINUS + percent(-share) if share < 0 else percent(share)
 
 
-def difference(of: str, names: tuple[str, str], rates: tuple[Rate, Rate]) -> Difference:
+def difference(of: str, names: tuple[str, str], rates: tuple[Rate, Rate]) -> RateDifference:
     """The difference of two rates of independent samples, with an interval from the ends of theirs.
 
     .. math::
@@ -69,12 +69,12 @@ def difference(of: str, names: tuple[str, str], rates: tuple[Rate, Rate]) -> Dif
     share = two.share - one.share
     low = share - math.hypot(two.share - two.low, one.high - one.share)
     high = share + math.hypot(two.high - two.share, one.share - one.low)
-    return Difference(of, *names, share, low, high)
+    return RateDifference(of, *names, share, low, high)
 
 
 def differences(
     groups: Iterable[tuple[str, Mapping[str, Tally]]], confidences: Mapping[str, float]
-) -> Sequence[Difference]:
+) -> Sequence[RateDifference]:
     """All differences between two campaigns, in every group; their intervals hold together (Bonferroni).
 
     Args:
@@ -97,7 +97,7 @@ def differences(
     return [difference(of, (one, two), (known[of, one], known[of, two])) for of, one, two, _ in pairs]
 
 
-def told(found: Sequence[Difference], most: int = 3) -> str:
+def told(found: Sequence[RateDifference], most: int = 3) -> str:
     """Differences in a sentence: those that are certain, the largest first; how large the others can be."""
     if not found:
         return "Nothing is decided in two of them, so there is nothing to compare."

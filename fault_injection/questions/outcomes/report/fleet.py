@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ....campaign.box import Answer
+from ....campaign.box import BoxAnswer
 from ....campaign.page import Cell, Section, Table, page
 from ....campaign.rates import Rate, wilson
 from ....campaign.wording import level as in_percent
@@ -248,7 +248,7 @@ def write_fleet_card(folder: pathlib.Path, fleet: Fleet, detected: Detected | No
         Table("outcomes" if queries else "", "Shares, with their intervals.", shares),
     ]
     section = Section("fleet", "Fleet", [], tables)
-    box = [Answer("" if at else "Expected", sentence) for at, sentence in enumerate(card.sentences)]
+    box = [BoxAnswer("" if at else "Expected", sentence) for at, sentence in enumerate(card.sentences)]
     write_text(folder / "fleet.html", page(f"Fleet card: {title}", box, [section], queries))
     write_json(folder / "fleet.json", card.as_dict())
     return folder / "fleet.html", card

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ....campaign.box import Answer, Box
+from ....campaign.box import Box, BoxAnswer
 from ....campaign.terminal import clock
 from ....campaign.wording import level, number, percent, plural, share
 from ....runs.outcome import MASKED, UNDECIDED
@@ -135,23 +135,23 @@ def summary(facts: Facts) -> Box:
         workload = facts.plan.workload
         planned = plural(facts.plan.experiments, "experiment")
         said = f"This campaign of {planned} on {workload.title} ({workload.details}) has no result yet."
-        return [Answer("What is known", said, {"experiments": 0})]
+        return [BoxAnswer("What is known", said, {"experiments": 0})]
     if facts.plan.wanted is not None:
         return [one(facts) for one in (_answer, _drawn, _answer_by, _cost)]
     return [one(facts) for one in (_rate, _sure, _factors, _latency, _cost)]
 
 
-def _rate(facts: Facts) -> Answer:
+def _rate(facts: Facts) -> BoxAnswer:
     question, confidence = "How often", level(facts.plan.confidence)
     if not facts.decided:
-        return Answer(question, "Every experiment was cut at the horizon, undecided, so no rate is known.")
+        return BoxAnswer(question, "Every experiment was cut at the horizon, undecided, so no rate is known.")
     whole = facts.whole()
     outcomes = {name: n for name, n in facts.counts.most_common() if n}
     known = {"not_masked": whole._asdict(), "outcomes": outcomes}
     if not facts.bad:
         begun = "No fault is known that was not masked" if whole.guesses else "Every fault was masked"
         most = f"the rate of those that are not is at most {percent(whole.high)} % ({confidence} interval)"
-        return Answer(question, f"{begun}; {most}.", known)
+        return BoxAnswer(question, f"{begun}; {most}.", known)
     bad = {name: n for name, n in facts.counts.items() if name not in (MASKED, UNDECIDED)}
     commonest = max(bad, key=lambda name: (bad[name], name))
     weighted = ", with the plan's weights of its fault models" if len(facts.plan.models) > 1 else ""
@@ -159,10 +159,10 @@ def _rate(facts: Facts) -> Answer:
         f"{share(whole)} of the faults were not masked ({confidence} interval{weighted}); the commonest "
         f"bad outcome is {commonest}, with {bad[commonest]:,} of {facts.bad:,}"
     )
-    return Answer(question, f"{sentence}{' that are known' if whole.guesses else ''}.", known)
+    return BoxAnswer(question, f"{sentence}{' that are known' if whole.guesses else ''}.", known)
 
 
-def _sure(facts: Facts) -> Answer:
+def _sure(facts: Facts) -> BoxAnswer:
     """What the rate rests on: how many experiments, and what is known of early verdicts."""
     planned, total, workload = facts.plan.experiments, facts.total, facts.plan.workload
     made = "its one planned experiment" if planned == 1 else f"all {planned:,} planned experiments"
@@ -179,7 +179,7 @@ def _sure(facts: Facts) -> Answer:
     if guesses:
         clauses.append(f"the interval allows for {plural(guesses, 'early verdict')} that nobody followed")
     known = {"experiments": total, "planned": planned, "undecided": facts.counts[UNDECIDED], "guesses": guesses}
-    return Answer("How sure", f"{'; '.join(clauses)}.", known | {"audits": [one._asdict() for one in audit(facts)]})
+    return BoxAnswer("How sure", f"{'; '.join(clauses)}.", known | {"audits": [one._asdict() for one in audit(facts)]})
 
 
 def _unstruck(facts: Facts) -> str:
@@ -208,14 +208,14 @@ def _early(facts: Facts) -> str:
     return f"{came}, audits ran {seen:,} of these to the end, and {_count(changed)} changed{blind}"
 
 
-def _factors(facts: Facts) -> Answer:
+def _factors(facts: Facts) -> BoxAnswer:
     question = "What does most harm"
     if not facts.bad:
-        return Answer(question, "Without a bad outcome no fault model, operand or bit can be told from another.")
+        return BoxAnswer(question, "Without a bad outcome no fault model, operand or bit can be told from another.")
     found = [c for factor in FACTORS if (c := contrast(facts, factor)) is not None]
     if not found:
         what = "All faults are of one model and strike one kind of operand, so there is nothing to compare."
-        return Answer(question, what)
+        return BoxAnswer(question, what)
     found.sort(key=lambda c: -c.gap)
     clauses = []
     for i, c in enumerate(found):
@@ -225,7 +225,7 @@ def _factors(facts: Facts) -> Answer:
         clauses.append(f"by {c.factor}{goes} from {lowest} to {highest}{chance}")
     begun = f"The {found[0].factor} matters most" if found[0].gap > 0 else "No difference is certain"
     known = {c.factor: {"lowest": _known(c.lowest), "highest": _known(c.highest), "certain": c.gap > 0} for c in found}
-    return Answer(question, f"{begun}: {'; '.join(clauses)}.", known)
+    return BoxAnswer(question, f"{begun}: {'; '.join(clauses)}.", known)
 
 
 def _group(group: Group, equals: int) -> str:
@@ -237,10 +237,10 @@ def _known(group: Group) -> dict[str, Any]:
     return {"name": group.name, **group.rate._asdict()}
 
 
-def _latency(facts: Facts) -> Answer:
+def _latency(facts: Facts) -> BoxAnswer:
     question, bad = "How soon it shows", facts.bad
     if not bad:
-        return Answer(question, "Since no outcome was bad, nothing is known of how soon a bad one shows.")
+        return BoxAnswer(question, "Since no outcome was bad, nothing is known of how soon a bad one shows.")
     steps = facts.latencies()
     nonfinite, at_once = sum(steps.values()), steps.get(0, 0)
     what = "loss" if facts.plan.nonfinite == "loss" else "value"
@@ -249,14 +249,14 @@ def _latency(facts: Facts) -> Answer:
         f"faulty step itself, {_count(nonfinite - at_once)} showed one later, and {_count(bad - nonfinite)} ended "
         f"with a worse {facts.measure.name} without one."
     )
-    return Answer(question, sentence, {"at_once": at_once, "later": nonfinite - at_once, "silent": bad - nonfinite})
+    return BoxAnswer(question, sentence, {"at_once": at_once, "later": nonfinite - at_once, "silent": bad - nonfinite})
 
 
 def _count(n: int) -> str:
     return f"{n:,}" if n else "none"
 
 
-def _cost(facts: Facts) -> Answer:
+def _cost(facts: Facts) -> BoxAnswer:
     spent = cost(facts)
     (time,) = facts.rows("time")
     each, published = spent.total / facts.total, spent.published / facts.total
@@ -266,31 +266,31 @@ def _cost(facts: Facts) -> Answer:
         f"{clock(time['seconds'])} of jobs."
     )
     known = {"steps": spent.total, "published_steps": spent.published, "seconds": time["seconds"]}
-    return Answer("What it cost", sentence, known)
+    return BoxAnswer("What it cost", sentence, known)
 
 
-def _drawn(facts: Facts) -> Answer:
+def _drawn(facts: Facts) -> BoxAnswer:
     answer, workload = facts.answer, facts.plan.workload
     sentence = (
         f"This campaign has made {plural(facts.total, 'experiment')} on {workload.title} ({workload.details}), drawn "
         f"by {plural(len(answer.division.strata), 'stratum').replace('stratums', 'strata')}; {answer.standing}; "
         f"{f'{_unstruck(facts)}; ' if facts.unstruck else ''}{_early(facts)}."
     )
-    return Answer("How sure", sentence, {"experiments": facts.total, "more": answer.more})
+    return BoxAnswer("How sure", sentence, {"experiments": facts.total, "more": answer.more})
 
 
-def _answer(facts: Facts) -> Answer:
+def _answer(facts: Facts) -> BoxAnswer:
     if not facts.answer.experiments:
-        return Answer("How often", "No block of experiments is done yet, so no rate is known.")
+        return BoxAnswer("How often", "No block of experiments is done yet, so no rate is known.")
     first = next(one for one in facts.answer.rates() if one.asked)
     sentence = (
         f"{share(first.rate)} of the faults have the outcome '{first.outcome}' ({first.answer}; "
         f"{level(facts.plan.confidence)} interval that holds at every look, weighted by strata)."
     )
-    return Answer("How often", sentence, first.as_dict())
+    return BoxAnswer("How often", sentence, first.as_dict())
 
 
-def _answer_by(facts: Facts) -> Answer:
+def _answer_by(facts: Facts) -> BoxAnswer:
     """The extremes of each dimension that strata tell apart."""
     question, clauses, known = "What does most harm", [], {}
     for dimension in facts.answer.division.dimensions:
@@ -305,5 +305,5 @@ def _answer_by(facts: Facts) -> Answer:
         )
         known[dimension] = {"lowest": lowest.as_dict(), "highest": highest.as_dict()}
     if not clauses:
-        return Answer(question, "Strata tell nothing apart that has two rates, so there is nothing to compare.")
-    return Answer(question, f"The rate: {'; '.join(clauses)}.", known)
+        return BoxAnswer(question, "Strata tell nothing apart that has two rates, so there is nothing to compare.")
+    return BoxAnswer(question, f"The rate: {'; '.join(clauses)}.", known)
