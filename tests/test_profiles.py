@@ -449,7 +449,7 @@ def test_a_campaign_says_how_often_nothing_was_struck_and_its_experiments_are_fi
     plan = parse_plan((place / "plan.toml").read_text(), place / "plan.toml")
     never = sum(draw_experiment(plan, number).model.name.endswith("none.toml") for number in range(8))
     assert 0 < never <= found["nothing_struck"] <= found["outcomes"]["Masked"]["found"]
-    assert f"in {found['nothing_struck']} of them nothing was struck" in said(capsys, "status", place / "c")[1]
+    assert f"nothing struck in {found['nothing_struck']}" in said(capsys, "status", place / "c")[1]
     assert said(capsys, "report", place / "c")[0] == 0
     text = (place / "c" / "report.html").read_text()
     assert f"in {found['nothing_struck']} of them nothing was struck" in text
