@@ -28,7 +28,7 @@ MARKERS, LINES = "osD^vPX*", ("-", "--", ":", "-.")
 WIDTH, TEXT = 4.8, 9.5  # inches, points: at 390 pixels a letter has ten
 LEGEND, NAME = 52, 24  # characters of a legend's row, and of a line of a row's name
 MOST = 40  # bars, or points with intervals
-SLANTED = 4  # columns of a heat map from which on their names stand on a slant
+SLANTED = 44  # characters of a heat map's columns, side by side, from which on their names stand on a slant
 STYLE: Any = {
     "font.size": TEXT,
     "font.sans-serif": ["DejaVu Sans", "Verdana"],  # each text of a figure names them all
@@ -134,12 +134,17 @@ def rate_picture(query: str, caption: str, names: Sequence[str], series: Series,
         alt = f"A heat map of the share {label}, one row each for {', '.join(names[:3])} and so on."
         rows = rows_height(names, 0.33 if len(series) == 3 else 0.18)
         # Of many columns the names stand on a slant, each letter a little higher.
-        above = 0.065 * max(map(len, series)) if len(series) > SLANTED else 0.15
+        above = 0.065 * max(map(len, series)) if _slanted(series) else 0.15
         return picture(query, caption, alt, lambda axes: _heat(axes, names, series), 0.3 + above + rows)
     alt = f"Points with intervals of the share {label}, one row each for {', '.join(names[:3])} and so on."
     above = legend_height(series) if len(series) > 1 else 0.0
     rows = rows_height(names, max(0.22, 0.09 * (len(series) + 1)))
     return picture(query, caption, alt, lambda axes: _side_by_side(axes, names, series, label), 0.6 + above + rows)
+
+
+def _slanted(names: Sequence[str] | Series) -> bool:
+    """Whether names of columns are too long to stand side by side."""
+    return max(map(len, names)) * len(names) > SLANTED
 
 
 def _side_by_side(axes: Axes, names: Sequence[str], series: Series, label: str) -> None:
@@ -226,9 +231,8 @@ def _heat(axes: Axes, names: Sequence[str], series: Series) -> None:
     axes.set_xlim(-0.5, len(series) - 0.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.xaxis.tick_top()
-    slanted: dict[str, Any] = {"rotation": 60, "ha": "left", "rotation_mode": "anchor"} if len(series) > SLANTED else {}
-    labels = list(series) if slanted else lined(series)
-    axes.set_xticks(range(len(series)), labels, fontsize=TEXT - 1, **slanted)
+    slanted: dict[str, Any] = {"rotation": 60, "ha": "left", "rotation_mode": "anchor"} if _slanted(series) else {}
+    axes.set_xticks(range(len(series)), list(series), fontsize=TEXT - 1, **slanted)
     axes.tick_params(axis="x", length=0)
     axes.spines[["left", "bottom"]].set_visible(False)
 

@@ -89,7 +89,7 @@ dialog text { fill: var(--faint); font-size: 11px }
   figure { max-width: 150mm }
   .scroll { overflow: visible; background: none }
   table { font-size: 7.5pt; width: 100% }
-  th, td, td.number, td.short, .long, tr > :first-child { white-space: normal; overflow-wrap: anywhere; min-width: 0;
-    max-width: none; position: static; padding-right: .5rem }
+  th, td, thead th, td.number, td.short, .long, tr > :first-child { white-space: normal; overflow-wrap: anywhere;
+    min-width: 0; max-width: none; position: static; padding-right: .5rem }
 }
 """

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
 def _campaign(found: Standing) -> str:
     """A campaign in a line: what it is, how far, its rate so far, how to go on."""
     if found.plan is None:
-        return f"Campaign: it has not begun, there is no golden run yet. {_next(found)}"
+        return f"Campaign: It has not begun: there is no golden run yet. {_next(found)}"
     answer, what, rate = found.answer, "not masked", found.whole
     done = f"{found.done:,} of {plural(found.experiments, 'experiment')}"
     if answer is not None:
@@ -72,7 +72,7 @@ def _next(found: Standing) -> str:
 def _score(found: ScoreStanding | None, folder: pathlib.Path) -> str:
     """A scoreboard in a line."""
     if found is None:
-        return "Scoreboard: it has not begun."
+        return "Scoreboard: It has not begun."
     watching = plural(len(found.detectors), "detector")
     done = (
         f"{found.watched:,} of {plural(found.wanted, 'experiment')} watched by {watching}"
