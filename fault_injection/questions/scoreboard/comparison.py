@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ...campaign.rates import Rate, at_most, wilson
+from ...campaign.wording import number, share
 from ...detection.localization import Localized, localized
 from ...runs.outcome import MASKED
 from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment
@@ -81,10 +82,14 @@ class CheapestPair(NamedTuple):
     def sentence(self) -> str:
         """What to switch on, and what it costs."""
         who = " and ".join(self.detectors)
-        cost = "its cost was not measured" if self.cost is None else f"a step takes at most {self.cost:.2%} longer"
-        share = f"{self.covered.share:.1%} [{self.covered.low:.1%}, {self.covered.high:.1%}]"
+        cost = (
+            "its cost was not measured"
+            if self.cost is None
+            else f"a step takes at most {number(100 * self.cost)} % longer"
+        )
         return (
-            f"Switch on {who}: detected are {self.covered.found} of {self.covered.total} {self.outcomes}, {share}; no "
+            f"Switch on {who}: detected are {self.covered.found} of {self.covered.total} {self.outcomes}, "
+            f"{share(self.covered)}; no "
             f"false alarm in {self.steps:,} steps (at most {self.bound:,.0f} in a million); {cost}."
         )
 
