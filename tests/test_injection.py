@@ -153,7 +153,9 @@ def test_what_any_fault_model_draws_is_an_injection_before_anything_runs(workloa
     assert parse_injection(format_injection(injection)) == injection
     low = 16 ** (2 * injection.tensor.dtype.itemsize) - 1  # the bits that count
     drawn = make_fault(site, operand, 0, index, source=bits.source, keep=bits.keep, flip=bits.flip & np.uint32(low))
-    for name, mask in vars(injection.fault()).items():
+    of_positions = vars(injection.fault())
+    assert of_positions.pop("rule") is None  # that of a defect profile
+    for name, mask in of_positions.items():
         counting = np.uint32(low) if name == "keep" else ~np.zeros((), mask.dtype)
         np.testing.assert_array_equal(mask & counting, getattr(drawn, name) & counting, err_msg=name)
 

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from fault_injection.detection.asd import Asd
+from fault_injection.detection.asd_activations import AsdActivations
 from fault_injection.detection.nonfinite import NonFinite
 from fault_injection.detection.transformation import alarms, watch
 from fault_injection.models.largest import largest, largest_across, largest_along
@@ -59,7 +59,7 @@ def test_a_digest_sees_every_bit_of_every_type(kind):
 @pytest.mark.parametrize("size", SIZES)
 def test_no_nan_passes_a_detector_in_an_optimizer(size):
     gradients = {"w": jnp.full(size, 0.1).at[size // 2].set(jnp.nan)}
-    for detector in (NonFinite(), Asd())[: 1 + (size == SIZES[1])]:
+    for detector in (NonFinite(), AsdActivations())[: 1 + (size == SIZES[1])]:
         kinds = [kind for kind in detector.signals if kind.startswith("largest/gradients")] or None
         optimizer = watch(detector, optax.sgd(1.0), signals=kinds)
         state = optimizer.init(gradients)

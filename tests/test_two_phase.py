@@ -187,7 +187,7 @@ def test_every_command_and_page_says_the_same_rates(audited, tmp_path, capsys):
     assert stated["outcomes"][MASKED]["share"] == pytest.approx(1 - rate.share)
     assert json.loads(told("report", audited, "--json"))["not_masked"] == stated["not_masked"]
     shown = in_words(rate)
-    assert shown in told("status", audited)
+    assert in_words(Rate(**stated["whole"])) in told("status", audited)  # with the plan's weights
     told("export", audited, "--out", tmp_path)
     with (tmp_path / "rates.csv").open() as file:
         rows = {row.pop("outcome"): row for row in csv.DictReader(file)}

@@ -86,7 +86,9 @@ dialog text { fill: var(--faint); font-size: 11px }
   figure .map svg { max-width: 100%; height: auto }
   h2, h3, caption, .caption { break-after: avoid }
   figure, tr { break-inside: avoid }
+  section > p { break-after: avoid; break-inside: avoid }
   figure { max-width: 150mm }
+  figure svg { max-height: 160mm }
   .scroll { overflow: visible; background: none }
   table { font-size: 7.5pt; width: 100% }
   th, td, thead th, td.number, td.short, .long, tr > :first-child { white-space: normal; overflow-wrap: anywhere;

@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 
 from .detector import Alarms, Array, Detector, graded, namespace
-from .localization import whose
+from .worker_names import whose
 
 DECAY = 0.99
 LOCAL = "largest/local_gradients/"

@@ -7,9 +7,8 @@ from typing import NamedTuple
 from ..faults.injection import ALL
 from ..models.observe.dr_dna import NAME
 from ..models.observe.reductions import REDUCTIONS
+from .worker_names import WORKERS
 
-# A part of a name, or what ends it; trainers write ranks into logs.
-WORKERS = re.compile(r"(?<![^/ ])(?:workers?|rank)[ _:]?(\d+)(?:_to_(\d+))?(?:/|$)")
 OF_ALL = ("loss", "gradient_norm", "probe")  # what is of the whole step
 OF_OPERATIONS = ("activations", "gradients", "products")  # kinds of reductions named by a layer or an operation
 # What holds parameters, moments or statistics in a tree, and says nothing of where they belong.
@@ -123,13 +122,3 @@ def _within(parts: Sequence[str], path: Sequence[str]) -> bool:
     plain = [re.sub(r"_grad_(in|wt)$", "", part).rpartition(":")[2] for part in path]
     size = len(parts)
     return any(parts) and any(list(parts) == plain[i : i + size] for i in range(len(plain) - size + 1))
-
-
-def whose(tensor: str) -> str:
-    """Whose tensor it is, as its name says; empty where it does not.  Strikes are counted for each by itself.
-
-    >>> whose("largest/local_gradients/worker_3/fc/kernel"), whose("rank1/grad_max"), whose("loss")
-    ('worker_3/', 'rank1/', '')
-    """
-    match = WORKERS.search(tensor)
-    return match[0] if match else ""

@@ -7,8 +7,8 @@ import numpy as np
 
 from ..logs.log import Lineage, Log
 from .detector import STOP, Alarm, Detector
-from .localization import whose
 from .strikes import Counted, Strikes
+from .worker_names import whose
 
 
 class Reading(NamedTuple):

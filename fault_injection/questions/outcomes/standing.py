@@ -11,11 +11,10 @@ from ...machine.files import in_use
 from ...runs.outcome import OUTCOMES, UNDECIDED
 from .answer import AnsweredRate, StratifiedAnswer, answer_of, unfinished
 from .plan import Plan
-from .report.facts import Facts
 from .report.queries import QUERIES, UNSTRUCK
 from .store import NAME as STORE
 from .store import Store
-from .tally import Tally, tally_of
+from .tally import Tally, plan_not_masked, tally_of
 from .wanted import NOT_MASKED
 
 LOCK = "lock"  # the file that the driver of a campaign holds
@@ -112,7 +111,7 @@ def standing(folder: pathlib.Path) -> Standing:
         outcomes, not_masked = outcome_rates(store, plan, answer)
         whole = not_masked
         if plan is not None and answer is None and not_masked is not None and not_masked.total:
-            whole = Facts(store).whole()
+            whole = plan_not_masked(store.query(QUERIES["models"]), plan)
         done, complete = len(store.done()), nothing_left(store, plan, answer)
         unstruck = int(store.query(UNSTRUCK)[0]["n"])
         events = store.query("SELECT at, what FROM events ORDER BY at DESC, rowid DESC LIMIT 1")

@@ -264,5 +264,18 @@ def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float)
     return whole._rated(_of(whole.counts, wanted), whole.decided, estimate)
 
 
+def plan_not_masked(rows: Iterable[sqlite3.Row], plan: Plan) -> Rate:
+    """The share not masked of a whole campaign, its fault models weighted as in the plan.
+
+    Args:
+      rows: of the query `models`.
+    """
+    by_model: dict[str, list[sqlite3.Row]] = {}
+    for row in rows:
+        by_model.setdefault(row["model"], []).append(row)
+    parts = [(tally_of(by_model[one.name], plan), one.weight) for one in plan.models if one.name in by_model]
+    return weighted_not_masked(parts, plan.confidence)
+
+
 def _of(counts: Counts, wanted: Collection[str]) -> int:
     return sum(counts[name] for name in set(wanted))

@@ -18,7 +18,7 @@ from ....seam.measure import Measure
 from ..answer import StratifiedAnswer, answer_of
 from ..store import Store
 from ..strata import layer_of
-from ..tally import Counts, Tally, tally_of, weighted_not_masked
+from ..tally import Counts, Tally, plan_not_masked, tally_of
 from .queries import QUERIES, UNSTRUCK
 
 
@@ -132,9 +132,7 @@ class Facts:
     def whole(self) -> Rate:
         """The share not masked of the whole campaign, its fault models weighted as in the plan."""
         self.require_plain()
-        weights = {model.name: model.weight for model in self.plan.models}
-        models = [(group.tally, weights[group.name]) for group in self.groups("models")]
-        return weighted_not_masked(models, self.plan.confidence)
+        return plan_not_masked(self.rows("models"), self.plan)
 
     def tallies(self, query: str) -> dict[Any, Tally]:
         """Experiments by what is known of them, for each value of the first column of a query, in its order."""

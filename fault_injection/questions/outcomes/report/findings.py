@@ -242,8 +242,8 @@ def necessary_condition(facts: Facts) -> Section:
     limits, title = facts.conditions, "Necessary condition"
     text = [
         f"A bad outcome that does not show at once is said to need large values in the optimizer's history, or a large "
-        f"running variance, within {limits['steps']} steps of the fault. Each point is an experiment at the largest "
-        "values that it reached there, in units of the golden run's. Dashed lines "
+        f"running variance, within {limits['steps']} steps of the fault. Each point stands for experiments at the "
+        "largest values that these reached there, in units of the golden run's. Dashed lines "
         f"mark what counts as large: {limits['margin']:g} times. An experiment is not shown if its faulty step met a "
         "non-finite value or ended in the golden run's state."
     ]
@@ -267,8 +267,9 @@ def necessary_condition(facts: Facts) -> Section:
             rows.append({"outcome": outcome, "experiments shown": len(of), "of these large": sum(of)})
     picture = figures.picture(
         "conditions",
-        "Largest optimizer history and running variance soon after the fault. A click on a point shows the experiment.",
-        "Points, one per experiment, over history and variance, coloured by outcome, on logarithmic scales.",
+        "Largest optimizer history and running variance soon after the fault. Experiments of one outcome at one place "
+        "are one point, the larger the more. A click on a point shows the first.",
+        "Points of experiments over history and variance, coloured by outcome, on logarithmic scales.",
         lambda axes: painters.necessary(axes, points, limits["margin"]),
         3.6,
     )

@@ -1,5 +1,6 @@
 """What the figures of a report on outcomes show; `campaign.figures.picture` takes what one of these draws."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -31,6 +32,10 @@ SMALLEST, LARGEST = 1e-2, 1e38  # ratios beyond these are drawn there
 
 
 SHAPES = dict(zip(OUTCOMES, "os^vDPX*", strict=True))
+
+
+# Sizes of a point that stands for so many experiments.
+SIZES: Sequence[tuple[float, int, float]] = ((3, 1, 2), (4.5, 2, 10), (7, 10, 100), (10, 100, math.inf))
 
 
 class Point(NamedTuple):
@@ -119,23 +124,32 @@ def reached(axes: Axes, counts: Mapping[str, tuple[Mapping[int, int], int]]) -> 
 
 
 def necessary(axes: Axes, points: Sequence[Point], margin: float) -> None:
-    """One point per experiment: its largest optimizer history and running variance, coloured by outcome.
+    """Experiments by the largest optimizer history and running variance that each reached, coloured by outcome.
 
-    Points that would hide each other stand a little apart.
+    Those of one outcome at one place are one point, the larger the more they are; points of several outcomes that would
+    hide each other stand a little apart.
 
     Args:
       margin: from where on a value counts as large.
     """
-    values = np.array([(one.history, one.variance) for one in points], np.float64)
-    clipped = np.log10(np.clip(np.nan_to_num(values, nan=LARGEST, posinf=LARGEST), SMALLEST, LARGEST))
-    x, y = (10**moved for moved in spread(clipped[:, 0], clipped[:, 1]))
+    places: dict[tuple[str, float, float], list[Point]] = {}
+    for one in points:
+        values = np.nan_to_num([one.history, one.variance], nan=LARGEST, posinf=LARGEST)
+        x, y = np.log10(np.clip(values, SMALLEST, LARGEST)).round(1).tolist()
+        places.setdefault((one.outcome, x, y), []).append(one)
+    at = np.array([place[1:] for place in places], np.float64)
+    x, y = (10**moved for moved in spread(at[:, 0], at[:, 1]))
     for outcome in OUTCOMES:
-        chosen = [i for i, one in enumerate(points) if one.outcome == outcome]
-        if chosen:
-            colour = "#999999" if outcome == MASKED else COLOURS[outcome]  # points have to be darker than bars
-            shape, label = SHAPES[outcome], f"{outcome} ({len(chosen)})"
-            (drawn,) = axes.plot(x[chosen], y[chosen], shape, ms=3, alpha=0.7, mew=0, color=colour, label=label)
-            tell(drawn, [Mark(points[i].said, points[i].number) for i in chosen])
+        here = [(i, ones) for i, ((name, _, _), ones) in enumerate(places.items()) if name == outcome]
+        label = f"{outcome} ({sum(len(ones) for _, ones in here)})"
+        for size, least, most in SIZES:
+            chosen = [(i, ones) for i, ones in here if least <= len(ones) < most]
+            if chosen:
+                colour = "#999999" if outcome == MASKED else COLOURS[outcome]  # points have to be darker than bars
+                i, shape = [i for i, _ in chosen], SHAPES[outcome]
+                (drawn,) = axes.plot(x[i], y[i], shape, ms=size, alpha=0.7, mew=0, color=colour, label=label)
+                tell(drawn, [Mark(_together(ones), ones[0].number) for _, ones in chosen])
+                label = "_"  # an outcome stands in the legend once
     axes.axvline(margin, color=INK, alpha=0.7, lw=0.8, ls="--")
     axes.axhline(margin, color=INK, alpha=0.7, lw=0.8, ls="--")
     axes.set_xscale("log")
@@ -143,6 +157,12 @@ def necessary(axes: Axes, points: Sequence[Point], margin: float) -> None:
     axes.set_xlabel("optimizer history / largest of the golden run")
     axes.set_ylabel("running variance / golden run's")
     legend(axes)
+
+
+def _together(ones: Sequence[Point]) -> str:
+    """What the pointer shows of experiments at one place; a click shows the first."""
+    first = ones[0].said
+    return first if len(ones) == 1 else f"{plural(len(ones), 'experiment')} at one place, the first: {first}"
 
 
 def courses(axes: Axes, curves: Mapping[int, tuple[str, np.ndarray]], measure: Measure) -> None:
@@ -165,6 +185,7 @@ def courses(axes: Axes, curves: Mapping[int, tuple[str, np.ndarray]], measure: M
         axes.set_ylim(-0.02, 1.02)
     elif measure.better == "lower" and len(values) and values.min() > 0:
         axes.set_yscale("log")
+        axes.margins(y=0.12)  # or a power of ten at the top would touch the legend
     axes.set_xlabel("steps from the fault")
     axes.set_ylabel(f"training {measure.name}")
     axes.grid(alpha=0.25, lw=0.5)
