@@ -6,6 +6,7 @@ import collections
 import csv
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -127,14 +128,27 @@ def test_an_experiment_comes_to_the_verdict_of_its_replay(laboratory, results, t
     assert_same_verdict(results[number], replay(injection, laboratory.golden), injection.step)
 
 
+@pytest.fixture(scope="module")
+def projected(laboratory, results):
+    """A run whose statistics alone differ.  Which one does depends on the processor; a large forward fault may."""
+    large = (number for number in range(PLAN.experiments, 400) if _large_and_forward(number))
+    more = (run_experiment(laboratory, number) for number in large)
+    return next(one for one in itertools.chain(results, more) if one.early_rule == Rule.VARIANCE)
+
+
+def _large_and_forward(number):
+    drawn = draw_experiment(PLAN, number)
+    return drawn.model.name == "RD" and drawn.site == "basicblock_3_basic_0_conv1"
+
+
 @pytest.mark.parametrize("said", [MASKED, LOW_TEST])
-def test_an_early_verdict_that_is_not_masked_is_followed_if_a_width_is_wanted(laboratory, results, monkeypatch, said):
+def test_an_early_verdict_that_is_not_masked_is_followed_if_a_width_is_wanted(laboratory, projected, monkeypatch, said):
     """A projected run of which the early verdict says either; what it comes to is known from `full` mode."""
     early_verdict = experiment._early_verdict
     saying = lambda *known: dataclasses.replace(early_verdict(*known), outcome=said)  # noqa: E731
     monkeypatch.setattr(experiment, "_early_verdict", saying)
     monkeypatch.setattr(experiment, "draw_experiment", lambda plan, number, stratum=None: draw_experiment(PLAN, number))
-    one = next(one for one in results if one.early_rule == Rule.VARIANCE)
+    one = projected
     for wanted in (None, WantedOutcome(("not masked",), 0.1)):
         assert not draw_experiment(dataclasses.replace(PLAN, audit=0.0), one.number).audited
         lab = with_plan(laboratory, exit=CONDITIONS, audit=0.0, wanted=wanted)
