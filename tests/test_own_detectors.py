@@ -47,18 +47,18 @@ def template(tmp_path, capsys):
 
 def scalar_template(values, margin=10.0):
     """What the template says of the values [steps, N], written one number at a time: the excess of each."""
-    largest, said = [None] * values.shape[1], []
+    largest, learned, said = [0.0] * values.shape[1], [0] * values.shape[1], []
     for row in values.tolist():
         line = []
         for i, value in enumerate(row):
             if value != value or abs(value) == float("inf"):
                 line.append(float("inf"))
                 continue
-            bound = None if not largest[i] else margin * largest[i]
+            bound = None if learned[i] < 8 or not largest[i] else margin * largest[i]
             excess = 0.0 if bound is None else abs(value) / bound
             line.append(excess)
             if excess <= 1:
-                largest[i] = max(largest[i] or 0.0, abs(value))
+                largest[i], learned[i] = max(largest[i], abs(value)), learned[i] + 1
         said.append(line)
     return np.array(said)
 

@@ -168,7 +168,7 @@ def test_a_table_is_sorted_filtered_and_copied(browser, pages):
 
 def test_the_first_column_stays_where_a_table_is_scrolled(browser, pages):
     with shown(browser, pages["score"], 390) as page:
-        scroll = page.locator("#overview .scroll").first
+        scroll = page.locator("#table .scroll").first
         before = scroll.locator("tbody th").first.bounding_box()["x"]
         scroll.evaluate("one => { one.scrollLeft = 200; }")
         page.wait_for_timeout(100)

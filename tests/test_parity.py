@@ -281,7 +281,8 @@ def test_two_workers(two_workers):
     result = run(case, fault, workers=2)
     if spec is None:
         np.testing.assert_allclose(result["loss"], entry["loss"], rtol=1e-5)
-        assert_gradients(case, result["grads"], entry, LOOSE, flipped=0.1)
+        # A ReLU that flips moves every gradient before its layer, and which one flips depends on the processor.
+        assert_gradients(case, result["grads"], entry, LOOSE, flipped=0.5)
         stored = entry["bn_moving_mean_over_replicas"]
         assert not all_mismatches(named_stats(result["stats"]), stored, STRICT)
     else:
