@@ -11,6 +11,7 @@ import time
 from fault_injection.questions.outcomes.report.comparison import write_comparison
 from fault_injection.questions.outcomes.report.sections import write_report
 from fault_injection.questions.scoreboard.page import write_scoreboard_page
+from fault_injection.questions.spread.campaign_page import rewrite_campaign_map_page
 from fault_injection.questions.vulnerability.page import rewrite_vulnerability_page
 
 RESULTS = pathlib.Path(__file__).resolve().parent
@@ -18,6 +19,7 @@ WRITERS = {
     "report.html": write_report,
     "score.html": write_scoreboard_page,
     "pvf.html": rewrite_vulnerability_page,
+    "map.html": rewrite_campaign_map_page,
 }
 # The folder of a comparison, and those of its campaigns.
 COMPARED = {

@@ -5,17 +5,26 @@ import json
 
 import jax
 import jax.numpy as jnp
+import momentum_training
 import numpy as np
 import pytest
 import scanned_training
+from campaign_stores import fill
 from own_steps import SCANNED, by_hand
 from small import SITE, small
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import Injection
 from fault_injection.machine.errors import Untrustworthy
+from fault_injection.machine.files import DamagedFile
 from fault_injection.models.observe.difference import TensorDifference, difference
 from fault_injection.models.observe.reductions import RESULTS
+from fault_injection.questions.outcomes.answer import injections_of
+from fault_injection.questions.outcomes.plan_file import parse_plan
+from fault_injection.questions.outcomes.sampling import injection_of
+from fault_injection.questions.spread.campaign import campaign_map, maps_of, sampled
+from fault_injection.questions.spread.campaign_map import FATES, read_campaign_map
+from fault_injection.questions.spread.campaign_page import rewrite_campaign_map_page, write_campaign_map
 from fault_injection.questions.spread.files import write_map
 from fault_injection.questions.spread.heat_map import bands
 from fault_injection.questions.spread.sentences import answers
@@ -232,4 +241,66 @@ def test_a_page_and_its_files_say_the_same_as_the_map(cache, tmp_path):
     assert len((tmp_path / "map.csv").read_text().splitlines()) == 1 + found.differs.size
     page = (tmp_path / "map.html").read_text()
     assert page.count('<g class="step"') == len(found.steps) and "http://" not in page.replace("http://www.w3.org", "")
-    assert all(len(band.rows) == 1 for band in bands(found, folded=False))
+    assert all(len(band.rows) == 1 for band in bands(found.rows, folded=False))
+
+
+# ---- A campaign's map ----------------------------------------------------------------------
+
+OF_CAMPAIGN = f"""
+workload = "{momentum_training.__file__}:training"
+[faults]
+experiments = 30
+[faults.models]
+RD = {{ weight = 1, values = "worst_case" }}
+INPUT = 1
+"""
+
+
+def test_a_campaigns_map_counts_what_the_map_of_each_experiment_says(cache, tmp_path):
+    plan = parse_plan(OF_CAMPAIGN)
+
+    def struck(number):
+        at = injection_of(plan, number)
+        return {
+            "site": at.site.name,
+            "stage": at.site.stage,
+            "operand": "input",
+            "worker": 0,
+            "epoch": 0,
+            "step": 0,
+            "model": at.fmodel,
+        }
+
+    folder = fill(tmp_path / "a campaign", plan, struck)
+    sample, done = sampled(folder, 8, seed=0)
+    made = campaign_map(list(maps_of(folder, sample, 1, cache)), done)
+    write_campaign_map(made, folder / "map", "a map", ["the command"])
+    told = json.loads((folder / "map" / "map.json").read_text())
+    numbers = [one["number"] for one in told["experiments"]]
+    assert len(set(numbers)) == 8 and told["done"] == 30
+    sums = {}
+    for one, injection in zip(told["experiments"], injections_of(folder, numbers), strict=True):
+        found = map_of(injection, cache, 1)
+        assert one["site"] == injection.site.name and [row["name"] for row in told["rows"]] == [
+            row.name for row in found.rows
+        ]
+        reached = found.differs > 0
+        reached = reached[:, [0, min(1, reached.shape[1] - 1)]]  # a run that ended before stays as it was
+        sums[one["outcome"]] = sums.get(one["outcome"], 0) + reached
+        sums[one["site"]] = sums.get(one["site"], 0) + reached[:, 0]
+        parameters, results = (found.of_kind(*kinds) for kinds in (("parameter",), ("forward", "backward")))
+        assert (one["fate"] == FATES[-1]) == bool(reached[parameters, 0].any())
+        assert (one["fate"] == FATES[0]) == (not reached[:, 0].any())
+        assert (one["last"] == "") == (not reached[results, 0].any())
+    assert {o: each["experiments"] for o, each in told["by_outcome"].items()} | told["by_site"] == {
+        name: count.tolist() for name, count in sums.items()
+    }
+    assert sum(rate["found"] for rate in told["fates"].values()) == 8
+
+    out = folder / "map"
+    page = (out / "map.html").read_text()
+    rewrite_campaign_map_page(out)
+    assert (out / "map.html").read_text() == page and page.count("<svg") == 2
+    (out / "map.json").write_text((out / "map.json").read_text().replace('"done": 30', '"done": 40'))
+    with pytest.raises(DamagedFile):
+        read_campaign_map(out / "map.json")

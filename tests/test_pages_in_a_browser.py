@@ -5,9 +5,14 @@ import os
 import shutil
 
 import pytest
+import scanned_training
 from campaign_stores import fill, toy_plan
 
 from fault_injection.commands.main import main
+from fault_injection.faults.injection import Injection
+from fault_injection.faults.injection_file import format_injection
+from fault_injection.questions.spread.campaign_page import rewrite_campaign_map_page
+from fault_injection.workloads.registry import make_workload
 
 pytestmark = pytest.mark.slow
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser: pip install playwright")
@@ -79,8 +84,16 @@ def pages(tmp_path_factory, results):
     shutil.copy(results / "pvf" / "resnet18" / "rates.json", folder / "pvf")
     asked = [["report", one, other, "--out", folder / "compared"], ["report", one, "--fleet", "devices=1024"]]
     asked += [["report", folder / name] for name in (one.name, "latent", "fault_free", "pvf")]
+    training = make_workload(f"{scanned_training.__file__}:training")
+    fault = Injection(training, "fwrd_inject", "RD", 0, "forward:up", 0, 1, ((2, 0, 0),), (50.0,))
+    (folder / "fault.csv").write_text(format_injection(fault))
+    cache = folder / "cache"
+    asked.append(["map", folder / "fault.csv", "--steps", "8", "--out", folder / "map", "--cache", cache])
     for words in asked:
         assert main([str(word) for word in words]) == 0
+    (folder / "spread").mkdir()
+    shutil.copy(results / "latent" / "map" / "map.json", folder / "spread")
+    rewrite_campaign_map_page(folder / "spread")
     return {
         "campaign": folder / "latent" / "report.html",
         "small campaign": one / "report.html",
@@ -89,10 +102,12 @@ def pages(tmp_path_factory, results):
         "fault-free": folder / "fault_free" / "score.html",
         "pvf": folder / "pvf" / "pvf.html",
         "fleet": one / "fleet.html",
+        "map": folder / "map" / "map.html",
+        "campaign's map": folder / "spread" / "map.html",
     }
 
 
-KINDS = ("campaign", "small campaign", "comparison", "score", "fault-free", "pvf", "fleet")
+KINDS = ("campaign", "small campaign", "comparison", "score", "fault-free", "pvf", "fleet", "map", "campaign's map")
 
 
 @contextlib.contextmanager
@@ -187,6 +202,18 @@ def test_a_point_tells_its_experiment_and_a_click_gives_the_command(browser, pag
         page.locator("dialog[open] button", has_text="close").click()
         page.locator("#worst tbody button").first.click()
         assert page.locator("dialog[open] svg polyline").count() == 1
+
+
+def test_a_map_is_played_step_after_step(browser, pages):
+    with shown(browser, pages["map"], 1200) as page:
+        first = page.locator("#map svg").first.locator("g.step")
+        last = int(page.locator(".play output").inner_text())
+        assert first.count() == last + 1 > 4
+        page.locator(".play input").fill("0")
+        dimmed = first.evaluate_all("all => all.map(one => +getComputedStyle(one).opacity < .5)")
+        assert dimmed == [False] + [True] * last
+        page.locator(".play button").click()
+        page.wait_for_function(f"document.querySelector('.play output').value === '{last}'")
 
 
 def test_a_page_in_the_dark_has_no_dark_text(browser, pages):

@@ -249,14 +249,23 @@ def _table(table: Table) -> Markup:
         cells += [element("td", _cell(row[name]), **kind) for name, kind in others]
         rows.append(element("tr", *cells))
     whole = element("table", element("thead", head), Markup("\n"), element("tbody", joined_markup(rows, "\n")))
-    scrolled = element("div", whole, class_="scroll", tabindex="0", role="region", aria_label=table.caption)
-    tools = element("div", element("span", "more to the right →", class_="more"), class_="tools")
     # The caption is no part of the table, so that it stays where the table is scrolled.
-    caption = element("p", _caption(table), class_="caption")
-    made = element("div", caption, tools, scrolled, class_="table")
+    made = wide(whole, table.caption, element("p", _caption(table), class_="caption"))
     if len(rows) <= LONG:
         return made
     return element("details", element("summary", f"Show {len(rows):,} rows: {table.caption}"), made)
+
+
+def wide(content: Markup, label: str, *before: Markup) -> Markup:
+    """What is scrolled where the page is narrower, with a hint that there is more.
+
+    Args:
+      label: what it is, for who does not see it.
+      before: what stays above it.
+    """
+    tools = element("div", element("span", "more to the right →", class_="more"), class_="tools")
+    scrolled = element("div", content, class_="scroll", tabindex="0", role="region", aria_label=label)
+    return element("div", *before, tools, scrolled, class_="wide")
 
 
 def _breakable(name: str) -> Markup:

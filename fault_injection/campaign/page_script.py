@@ -33,14 +33,19 @@ SCRIPT = r"""
     return found ? (found[1] === "∞" ? Infinity : parseFloat(found[0].replace(/^[<+]/, ""))) : text;
   };
   const compare = (a, b) => typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
-  for (const part of document.querySelectorAll(".table")) {
-    const table = part.querySelector("table"), body = table.tBodies[0], scroll = part.querySelector(".scroll");
+  for (const part of document.querySelectorAll(".wide")) {
+    const table = part.querySelector("table"), scroll = part.querySelector(".scroll");
     const tools = part.querySelector(".tools"), more = part.querySelector(".more");
     const hint = () => {
       const beside = scroll.scrollWidth - scroll.clientWidth - scroll.scrollLeft > 1;
       part.classList.toggle("overflows", scroll.scrollWidth - scroll.clientWidth > 1);
       more.textContent = beside ? "more to the right →" : "← more to the left";
     };
+    scroll.addEventListener("scroll", hint);
+    new ResizeObserver(hint).observe(scroll);
+    hint();
+    if (!table) continue;
+    const body = table.tBodies[0];
     if (body.rows.length > 8) {
       const filter = make("input", "");
       filter.type = "search";
@@ -74,9 +79,28 @@ SCRIPT = r"""
       head.addEventListener("click", sort);
       head.addEventListener("keydown", event => { if (event.key === "Enter") sort(); });
     });
-    scroll.addEventListener("scroll", hint);
-    new ResizeObserver(hint).observe(scroll);
-    hint();
+  }
+  // Shows the steps of a map up to one; without scripts all of them are shown.
+  for (const box of document.querySelectorAll(".play")) {
+    const button = box.querySelector("button"), range = box.querySelector("input"), said = box.querySelector("output");
+    const groups = box.closest("figure").querySelectorAll("g.step");
+    const show = () => {
+      said.value = range.value;
+      for (const g of groups) g.style.opacity = +g.dataset.step <= +range.value ? 1 : .06;
+    };
+    let timer = 0;
+    range.addEventListener("input", show);
+    button.addEventListener("click", () => {
+      clearInterval(timer);
+      range.value = 0;
+      show();
+      timer = setInterval(() => {
+        if (+range.value >= +range.max) return clearInterval(timer);
+        range.value = +range.value + 1;
+        show();
+      }, 450);
+    });
+    box.style.display = "block";
   }
   const data = document.getElementById("experiments");
   if (!data) return;
@@ -115,27 +139,5 @@ SCRIPT = r"""
     const of = event.target.closest("[data-experiment]");
     if (of) show(of.dataset.experiment);
   });
-  // Shows the steps of a map up to one; without scripts all of them are shown.
-  for (const box of document.querySelectorAll(".play")) {
-    const button = box.querySelector("button"), range = box.querySelector("input"), said = box.querySelector("output");
-    const groups = box.closest("figure").querySelectorAll("g.step");
-    const show = () => {
-      said.value = range.value;
-      for (const g of groups) g.style.opacity = +g.dataset.step <= +range.value ? 1 : .06;
-    };
-    let timer = 0;
-    range.addEventListener("input", show);
-    button.addEventListener("click", () => {
-      clearInterval(timer);
-      range.value = 0;
-      show();
-      timer = setInterval(() => {
-        if (+range.value >= +range.max) return clearInterval(timer);
-        range.value = +range.value + 1;
-        show();
-      }, 450);
-    });
-    box.style.display = "block";
-  }
 })();
 """

@@ -21,7 +21,7 @@ nav ul { list-style: none; margin: 1.5rem 0; padding: 0; columns: 12rem; font-si
 .summary dt { font-weight: 600; margin-top: .6rem }
 .summary dd { margin: 0 }
 .left-out { color: var(--faint); font-size: .9rem }
-.table { margin: 1.2rem 0 }
+.wide { margin: 1.2rem 0 }
 .tools { display: flex; flex-wrap: wrap; gap: .5rem; align-items: center; font-size: .8rem; color: var(--faint) }
 .tools input, .tools button, dialog button, td button, th button { font: inherit; color: var(--text);
   background: var(--shade); border: 1px solid var(--line); border-radius: 4px; padding: .1rem .5rem }
@@ -61,9 +61,8 @@ figure svg * { stroke-linejoin: round; stroke-linecap: butt }
 [data-experiment] { cursor: pointer }
 svg g.told:hover > :not(title) { stroke-width: 3; opacity: 1 }
 figcaption { padding: .4rem 0 0 }
-figure:has(.map) { max-width: none }
-.map { overflow-x: auto; margin: .6rem 0 }
-figure .map svg { width: auto; max-width: none }
+figure:has(.wide) { max-width: none }
+figure .wide svg { width: auto; max-width: none }
 .keys { font-size: .8rem; max-width: none }
 .key { display: inline-block; margin-right: .9rem; white-space: nowrap }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .3em; border: 1px solid var(--line) }
@@ -82,13 +81,13 @@ dialog text { fill: var(--faint); font-size: 11px }
   body { max-width: none; padding: 0; font-size: 10pt }
   nav, .tools, dialog { display: none }
   .play { display: none !important }
-  .map { overflow: visible }
-  figure .map svg { max-width: 100%; height: auto }
   h2, h3, caption, .caption { break-after: avoid }
   figure, tr { break-inside: avoid }
   section > p { break-after: avoid; break-inside: avoid }
   figure { max-width: 150mm }
   figure svg { max-height: 160mm }
+  figure:has(.wide) { max-width: none; break-inside: auto }
+  figure .wide svg { max-width: 100%; max-height: none; height: auto }
   .scroll { overflow: visible; background: none }
   table { font-size: 7.5pt; width: 100% }
   th, td, thead th, td.number, td.short, .long, tr > :first-child { white-space: normal; overflow-wrap: anywhere;

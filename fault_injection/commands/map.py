@@ -8,10 +8,9 @@ from ..faults.injection import Injection
 from ..faults.injection_file import read_injection
 from ..machine import environment
 from ..machine.errors import InputError
-from ..machine.files import write_json, write_text
 from ..machine.processes import from_leader
-from ..questions.spread.campaign import maps_of, sampled
-from ..questions.spread.campaign_page import campaign_answers, campaign_json, campaign_page
+from ..questions.spread.campaign import campaign_map, maps_of, sampled
+from ..questions.spread.campaign_page import campaign_answers, campaign_map_json, write_campaign_map
 from ..questions.spread.files import as_json, write_map
 from ..questions.spread.sentences import answers
 from ..runs.fault_map import mapped, told_by
@@ -120,13 +119,15 @@ def _of_campaign(options: argparse.Namespace) -> None:
             return
         tell(f"Maps {len(sample)} of {done:,} experiments that are done, for {steps} steps after the fault each.")
         return
-    found = list(maps_of(folder, sample, steps, options.cache, options.data_dir))
-    stated = campaign_json(found, done)
-    write_text(out / "map.html", campaign_page(found, done, f"Map of the campaign {folder.resolve().name}"))
-    write_json(out / "map.json", stated)
+    maps = list(maps_of(folder, sample, steps, options.cache, options.data_dir))
+    found = campaign_map(maps, done)
+    command = (
+        f"fault-injection map --campaign {folder} --sample {len(sample)} --seed {options.seed or 0} --steps {steps}"
+    )
+    write_campaign_map(found, out, f"Map of the campaign {folder.resolve().name}", [command])
     if options.json:
-        tell_json({**stated, "out": str(out)})
+        tell_json({**campaign_map_json(found), "out": str(out)})
         return
-    for line in box_lines(campaign_answers(found, done)):
+    for line in box_lines(campaign_answers(found)):
         tell(line)
     tell(f"written to {out}/")

@@ -3,14 +3,12 @@
 Each experiment of the sample is mapped as an injection file is, for a few steps.  All of them share one compiled step.
 """
 
-import collections
 import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...campaign.rates import Rate, wilson
 from ...faults.injection import Injection
 from ...machine.errors import InputError
 from ...runs.fault_map import BACKWARD, FORWARD, FaultMap, mapped, told_by
@@ -20,21 +18,22 @@ from ...seam.program import Program
 from ...seam.stages import BESIDE
 from ..outcomes.answer import injections_of
 from ..outcomes.store import Store
-
-# How far a fault came in the step struck, and what that says; the first that holds.
-NOTHING, AT_ONCE, BETWEEN, OPTIMIZER, STATE, PARAMETERS = FATES = (
-    "its operation's result is the golden one: the element met a zero or was rounded away",
-    "no result but the struck one differs, and nothing of the state: it died right behind, as in a closed ReLU, or in "
-    "the optimizer where that result is a gradient",
-    "further results differ, and neither gradients nor state: it died within the passes",
-    "gradients differ, and nothing of the state: it died in the sum of workers, in clipping or in the optimizer",
-    "the state differs, and no parameter: moments or statistics keep it",
-    "parameters differ",
+from .campaign_map import (
+    AT_ONCE,
+    BETWEEN,
+    NOTHING,
+    OPTIMIZER,
+    PARAMETERS,
+    STATE,
+    CampaignMap,
+    ExperimentFate,
+    Spread,
+    grouped,
 )
 
 
 class MappedExperiment(NamedTuple):
-    """One experiment of the sample.
+    """One experiment of the sample, with its map.
 
     Attributes:
       number: in the campaign.
@@ -119,30 +118,23 @@ def maps_of(
         yield MappedExperiment(number, outcome, mapped(injection, golden, telling, steps))
 
 
-def fates(sample: Sequence[MappedExperiment]) -> dict[str, Rate]:
-    """How many experiments came how far in the step struck, with 95 % intervals."""
-    counts = collections.Counter(one.fate for one in sample)
-    return {fate: wilson(counts[fate], len(sample)) for fate in FATES}
-
-
-def groups(sample: Sequence[MappedExperiment], by: str) -> dict[str, list[MappedExperiment]]:
-    """The experiments by their `outcome`, `site` or `fate`, the most frequent first."""
-    found: dict[str, list[MappedExperiment]] = collections.defaultdict(list)
-    for one in sample:
-        found[getattr(one, by)].append(one)
-    return dict(sorted(found.items(), key=lambda pair: (-len(pair[1]), pair[0])))
-
-
-def passing(sample: Sequence[MappedExperiment], step: int) -> dict[str, list[tuple[int, float]]]:
-    """Of each tensor, in each outcome's experiments: how many of them it differs in, and its mean share of elements.
+def campaign_map(sample: Sequence[MappedExperiment], of: int) -> CampaignMap:
+    """What the maps of a sample say together.
 
     Args:
-      step: after the one struck; of a run that ended before, its last step counts.
+      sample: at least one experiment.
+      of: experiments of the campaign that are done.
     """
-    found: dict[str, list[tuple[int, float]]] = {}
-    for place, row in enumerate(sample[0].found.rows):
-        found[row.name] = []
-        for each in groups(sample, "outcome").values():
-            shares = [one.found.share[place, min(step, len(one.found.steps) - 1)] for one in each]
-            found[row.name].append((sum(share > 0 for share in shares), float(np.mean(shares))))
-    return found
+    steps = max(len(one.found.steps) for one in sample)
+
+    def shares(one: MappedExperiment) -> np.ndarray:
+        """float64 [n,s]; of a run that ended before, its last step counts."""
+        return one.found.share[:, np.minimum(np.arange(steps), len(one.found.steps) - 1)]
+
+    by_outcome = {}
+    for outcome, those in grouped(sample, "outcome").items():
+        each = np.stack([shares(one) for one in those])
+        by_outcome[outcome] = Spread((each > 0).sum(0), each.mean(0))
+    by_site = {site: np.stack([one.reached for one in those]).sum(0) for site, those in grouped(sample, "site").items()}
+    told = tuple(ExperimentFate(one.number, one.outcome, one.site, one.fate, one.last) for one in sample)
+    return CampaignMap(sample[0].found.rows, told, of, by_outcome, by_site)

@@ -60,7 +60,7 @@ def as_csv(found: FaultMap) -> str:
 
 def figure_of(found: FaultMap) -> Figure:
     """The picture for papers: the rows folded where there are many."""
-    shown = bands(found, folded=len(found.rows) > MOST_ROWS)
+    shown = bands(found.rows, folded=len(found.rows) > MOST_ROWS)
     colours = np.array([[cell.colour for cell in row] for row in cells(found, shown)])
     figure = Figure(figsize=(3.2 + 0.14 * len(found.steps), 0.9 + 0.115 * len(shown)), dpi=160, layout="constrained")
     axes = figure.subplots()

@@ -1,7 +1,7 @@
-"""The picture of a map: rows are tensors in the order of the computation, columns are steps.
+"""The picture of a map: rows are tensors in the order of the computation, columns are steps, or kinds of experiments.
 
-It is SVG, written as text: one cell a tensor and step, its colour the difference relative to the tensor.  A reader who
-points at a cell is told the numbers.
+It is SVG, written as text.  Of one map a cell's colour is the difference relative to the tensor.  A reader who points
+at a cell is told the numbers.
 """
 
 import html
@@ -12,14 +12,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ...campaign.page import Markup
-from ...runs.fault_map import FaultMap
-from .sentences import number, share
+from ...campaign.wording import number
+from ...runs.fault_map import FaultMap, MapRow
+from .sentences import share
 
 CELL, LABEL, TOP = 11, 290, 34  # pixels: a cell's side, the width of names, the height of the numbers of steps
 MOST_ROWS = 80  # above which rows of one layer are folded into one
 EXPONENTS = (-6, -4, -2, -1, 0, 2)  # of ten: the bounds between colours
 COLOURS = ("#fde9c9", "#fdd49e", "#fdbb84", "#fc8d59", "#e34a33", "#b30000", "#6a0010")
-NONFINITE, NEW_KIND = "#000000", 8  # colour of what is not finite; pixels between kinds of rows
+NONFINITE, APART = "#000000", 8  # colour of what is not finite; pixels between kinds of rows, or groups of columns
 
 
 class Band(NamedTuple):
@@ -36,17 +37,17 @@ class Band(NamedTuple):
     rows: tuple[int, ...]
 
 
-def bands(found: FaultMap, folded: bool) -> list[Band]:
+def bands(rows: Sequence[MapRow], folded: bool) -> list[Band]:
     """The rows of the picture; where it is folded, neighbours of one kind and layer are one."""
     made: list[Band] = []
-    for place, row in enumerate(found.rows):
-        same = made and folded and made[-1].kind == row.kind and found.rows[made[-1].rows[0]].layer == row.layer
+    for place, row in enumerate(rows):
+        same = made and folded and made[-1].kind == row.kind and rows[made[-1].rows[0]].layer == row.layer
         if same:
             made[-1] = made[-1]._replace(rows=(*made[-1].rows, place))
         else:
             made.append(Band(row.name, row.kind, (place,)))
     return [
-        band if len(band.rows) == 1 else band._replace(label=f"{found.rows[band.rows[0]].layer} ({len(band.rows)})")
+        band if len(band.rows) == 1 else band._replace(label=f"{rows[band.rows[0]].layer} ({len(band.rows)})")
         for band in made
     ]
 
@@ -88,55 +89,112 @@ def cells(found: FaultMap, shown: Sequence[Band]) -> list[list[Shade]]:
 
 
 def heat_map(found: FaultMap, folded: bool) -> Markup:
-    """The picture as one SVG element.  Cells of one step are a group, so that a page can show step after step."""
-    shown = bands(found, folded)
-    values, steps = cells(found, shown), range(len(found.steps))
-    tops, at = [], TOP
+    """The picture of one map.  Cells of one step are a group, so that a page can show step after step."""
+    shown = bands(found.rows, folded)
+    values, steps, struck = cells(found, shown), range(len(found.steps)), found.struck
+    tiles = [
+        [
+            Tile(
+                "" if (colour := shade.colour) < 0 else NONFINITE if colour == len(COLOURS) else COLOURS[colour],
+                f"{share(shade.share)}, {number(shade.relative)}"
+                + (f", {shade.nonfinite} not finite" if shade.nonfinite else ""),
+                framed=any(step in struck.get(found.rows[one].name, ()) for one in band.rows),
+            )
+            for step, shade in zip(steps, shades, strict=True)
+        ]
+        for band, shades in zip(shown, values, strict=True)
+    ]
+    heads = [Head(str(step) if step % 5 == 0 else "") for step in steps]
+    first = f"steps after epoch {found.steps[0].epoch}, step {found.steps[0].step}"
+    return drawn(found.rows, shown, heads, tiles, first)
+
+
+class Tile(NamedTuple):
+    """A cell of a picture.
+
+    Attributes:
+      colour: empty where nothing is drawn.
+      told: to who points at it.
+      framed: a fault strikes there.
+    """
+
+    colour: str
+    told: str
+    framed: bool = False
+
+
+class Head(NamedTuple):
+    """What stands above a column.
+
+    Attributes:
+      text: written upwards where it is longer than a number of steps.
+      apart: whether the column stands apart from the one before.
+    """
+
+    text: str
+    apart: bool = False
+
+
+def drawn(
+    rows: Sequence[MapRow], shown: Sequence[Band], heads: Sequence[Head], tiles: Sequence[Sequence[Tile]], title: str
+) -> Markup:
+    """A picture as one SVG element.
+
+    Args:
+      rows: all tensors, which the bands are of.
+      heads: of the columns.
+      tiles: by band and column.
+      title: above the columns.
+    """
+    upwards = max((len(head.text) for head in heads), default=0) > 4
+    top = TOP + (max(len(head.text) for head in heads) * 5 if upwards else 0)
+    tops, at = [], top
     for place, band in enumerate(shown):
-        at += NEW_KIND if place and shown[place - 1].kind != band.kind else 0
+        at += APART if place and shown[place - 1].kind != band.kind else 0
         tops.append(at)
         at += CELL
-    width, height = LABEL + 90 + CELL * len(steps), at + 8
+    lefts, x = [], LABEL
+    for head in heads:
+        x += APART if head.apart else 0
+        lefts.append(x)
+        x += CELL
+    width, height = x + 90, at + 8
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img" aria-label="Differences of {len(shown)} rows in {len(steps)} steps" font-family="sans-serif" '
-        'font-size="9">'
+        f'role="img" aria-label="{len(shown)} rows, {len(heads)} columns" font-family="sans-serif" font-size="9">'
+        f'<text x="{LABEL}" y="12" fill="currentColor">{html.escape(title)}</text>'
     ]
-    struck = found.struck
-    for band, top in zip(shown, tops, strict=True):
-        hit = any(found.rows[row].name in struck for row in band.rows)
-        weight = ' font-weight="bold"' if hit else ""
+    for band, y, row in zip(shown, tops, tiles, strict=True):
+        weight = ' font-weight="bold"' if any(tile.framed for tile in row) else ""
         parts.append(
-            f'<text x="{LABEL - 5}" y="{top + 9}" text-anchor="end" fill="currentColor"{weight}>{_label(band.label)}'
-            f"<title>{html.escape(_names(found, band))}</title></text>"
+            f'<text x="{LABEL - 5}" y="{y + 9}" text-anchor="end" fill="currentColor"{weight}>{_label(band.label)}'
+            f"<title>{html.escape(', '.join(rows[one].name for one in band.rows))}</title></text>"
         )
-    for place, top in enumerate(tops):
+    for place, y in enumerate(tops):
         if not place or shown[place - 1].kind != shown[place].kind:
-            x = LABEL + CELL * len(steps) + 6
-            parts.append(f'<text x="{x}" y="{top + 9}" fill="currentColor" opacity=".7">{shown[place].kind}</text>')
-    for step in steps:
-        x = LABEL + CELL * step
-        parts.append(f'<g class="step" data-step="{step}">')
-        if step % 5 == 0:
-            parts.append(f'<text x="{x + 1}" y="{TOP - 8}" fill="currentColor">{step}</text>')
-        for row, top in enumerate(tops):
-            cell = values[row][step]
-            if (colour := cell.colour) >= 0:
-                fill = NONFINITE if colour == len(COLOURS) else COLOURS[colour]
+            parts.append(f'<text x="{x + 6}" y="{y + 9}" fill="currentColor" opacity=".7">{shown[place].kind}</text>')
+    for column, (head, left) in enumerate(zip(heads, lefts, strict=True)):
+        parts.append(f'<g class="step" data-step="{column}">')
+        if head.text:
+            turned = f' transform="rotate(-90 {left + 9} {top - 8})"' if upwards else ""
+            anchor = left + 9 if upwards else left + 1
+            parts.append(
+                f'<text x="{anchor}" y="{top - 8}" fill="currentColor"{turned}>{html.escape(head.text)}</text>'
+            )
+        for row, y in zip(tiles, tops, strict=True):
+            tile = row[column]
+            if tile.colour:
                 parts.append(
-                    f'<rect x="{x}" y="{top}" width="{CELL - 1}" height="{CELL - 1}" fill="{fill}">'
-                    f"<title>{share(cell.share)}, {number(cell.relative)}"
-                    f"{f', {cell.nonfinite} not finite' if cell.nonfinite else ''}</title></rect>"
+                    f'<rect x="{left}" y="{y}" width="{CELL - 1}" height="{CELL - 1}" fill="{tile.colour}">'
+                    f"<title>{html.escape(tile.told)}</title></rect>"
                 )
-            if any(step in struck.get(found.rows[one].name, ()) for one in shown[row].rows):
+            if tile.framed:
                 parts.append(
-                    f'<rect x="{x - 1}" y="{top - 1}" width="{CELL + 1}" height="{CELL + 1}" fill="none" '
+                    f'<rect x="{left - 1}" y="{y - 1}" width="{CELL + 1}" height="{CELL + 1}" fill="none" '
                     'stroke="#0072b2" stroke-width="2"/>'
                 )
         parts.append("</g>")
-    first = f"steps after epoch {found.steps[0].epoch}, step {found.steps[0].step}"
-    parts.append(f'<text x="{LABEL}" y="{TOP - 22}" fill="currentColor">{first}</text></svg>')
-    return Markup("".join(parts))
+    return Markup("".join([*parts, "</svg>"]))
 
 
 def _label(name: str) -> str:
@@ -144,17 +202,16 @@ def _label(name: str) -> str:
     return html.escape(name if len(name) <= 52 else f"{name[:20]}…{name[-31:]}")
 
 
-def _names(found: FaultMap, band: Band) -> str:
-    names = [found.rows[row].name for row in band.rows]
-    return ", ".join(names)
-
-
 def legend() -> Markup:
-    """What the colours mean, as a line of text with samples."""
+    """What the colours of one map mean."""
     lows = [f"10^{bound} to 10^{above}" for bound, above in itertools.pairwise(EXPONENTS)]
     said = zip(COLOURS, [f"below 10^{EXPONENTS[0]}", *lows, f"10^{EXPONENTS[-1]} and more"], strict=True)
+    return keys([*said, (NONFINITE, "not finite")])
+
+
+def keys(said: Sequence[tuple[str, str]]) -> Markup:
+    """What colours mean, as a line of text with samples."""
     samples = "".join(
-        f'<span class="key"><i style="background:{colour}"></i>{html.escape(text)}</span>'
-        for colour, text in [*said, (NONFINITE, "not finite")]
+        f'<span class="key"><i style="background:{colour}"></i>{html.escape(text)}</span>' for colour, text in said
     )
     return Markup(f'<p class="keys">{samples}</p>')

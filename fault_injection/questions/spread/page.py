@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from ...campaign.page import Cell, Commands, Picture, Section, Table, element, joined_markup, page
+from ...campaign.page import Cell, Commands, Picture, Section, Table, element, joined_markup, page, wide
+from ...campaign.wording import number
 from ...runs.fault_map import FaultMap
 from .heat_map import MOST_ROWS, heat_map, legend
-from .sentences import answers, number, share
+from .sentences import answers, share
 
 
 def page_of_map(found: FaultMap, title: str, commands: Sequence[str] = ()) -> str:
@@ -30,11 +31,9 @@ def _map(found: FaultMap) -> Section:
     slider = element("input", type="range", min="0", max=str(last), value=str(last), aria_label="last step shown")
     button = element("button", "Play", type="button")
     play = element("div", button, " steps 0 to ", element("output", str(last)), slider, class_="play")
-    pictures = [
-        element("div", heat_map(found, folded=many), class_="map", tabindex="0", role="region", aria_label="Map")
-    ]
+    pictures = [wide(heat_map(found, folded=many), "Map")]
     if many:
-        whole = element("div", heat_map(found, folded=False), class_="map", tabindex="0", role="region")
+        whole = wide(heat_map(found, folded=False), "Map of all tensors")
         unfold = f"Unfold: all {len(found.rows)} tensors, one row each"
         pictures.append(element("details", element("summary", unfold), whole))
     text = [

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...campaign.box import Box, BoxAnswer
+from ...campaign.wording import number, percent
 from ...runs.fault_map import BACKWARD, FORWARD, GRADIENT, LOSS, FaultMap
 
 NAMES = {  # of what kinds of rows are called, one and many
@@ -18,26 +19,15 @@ NAMES = {  # of what kinds of rows are called, one and many
 }
 
 
-def number(value: float) -> str:
-    """A number with three digits, or as a power where it is large or small.
-
-    >>> number(0.25), number(123.4), number(2.9e36), number(float("inf"))
-    ('0.25', '123', '2.9e+36', 'inf')
-    """
-    return f"{value:.3g}"
-
-
 def share(value: float) -> str:
     """A share as percent; what is above nothing and below all is never shown as 0 % or 100 %.
 
     >>> share(0.1234), share(1e-9), share(1.0), share(0.99999)
-    ('12 %', '< 0.1 %', '100 %', '> 99.9 %')
+    ('12.3 %', '< 0.1 %', '100 %', '> 99.9 %')
     """
     if 0 < value < 0.001:
         return "< 0.1 %"
-    if 0.999 < value < 1:
-        return "> 99.9 %"
-    return f"{value:.1%}".replace("%", " %") if 0 < value < 0.1 else f"{value:.0%}".replace("%", " %")
+    return "> 99.9 %" if 0.999 < value < 1 else f"{percent(value)} %"
 
 
 def after(step: int) -> str:
