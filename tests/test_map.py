@@ -241,7 +241,7 @@ def test_a_page_and_its_files_say_the_same_as_the_map(cache, tmp_path):
     assert len((tmp_path / "map.csv").read_text().splitlines()) == 1 + found.differs.size
     page = (tmp_path / "map.html").read_text()
     assert page.count('<g class="step"') == len(found.steps) and "http://" not in page.replace("http://www.w3.org", "")
-    assert all(len(band.rows) == 1 for band in bands(found.rows, folded=False))
+    assert all(len(band.rows) == 1 for band in bands(found.rows))
 
 
 # ---- A campaign's map ----------------------------------------------------------------------

@@ -92,7 +92,7 @@ def pages(tmp_path_factory, results):
     for words in asked:
         assert main([str(word) for word in words]) == 0
     (folder / "spread").mkdir()
-    shutil.copy(results / "latent" / "map" / "map.json", folder / "spread")
+    shutil.copy(results / "campaign" / "map" / "map.json", folder / "spread")
     rewrite_campaign_map_page(folder / "spread")
     return {
         "campaign": folder / "latent" / "report.html",

@@ -1,5 +1,6 @@
 """What a campaign's map says: sentences, a page of pictures and tables, JSON.  Each number has its sample beside it."""
 
+import itertools
 import pathlib
 from collections.abc import Sequence
 from typing import Any
@@ -12,10 +13,11 @@ from ...campaign.rates import Rate
 from ...campaign.wording import interval, plural
 from ...machine.files import write_sealed, write_text
 from .campaign_map import FATES, PARAMETERS, CampaignMap, campaign_map_values, fates, grouped, read_campaign_map
-from .heat_map import COLOURS, MOST_ROWS, Band, Head, Tile, bands, drawn, keys
+from .heat_map import COLOURS, Band, Head, Tile, bands, drawn, keys
 from .sentences import after, share
 
 MOST_SITES = 40  # rows of the table by site
+MOST_STRUCK = 120  # rows that what is struck is folded to, of which only the struck ones are columns
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)  # of experiments: the bounds between colours
 
 
@@ -75,7 +77,7 @@ def _by_outcome(found: CampaignMap) -> tuple[Sequence[str], list[Picture]]:
 
 def _by_struck(found: CampaignMap) -> tuple[Sequence[str], list[Picture]]:
     """The picture of what is struck and what it reaches, with its text."""
-    shown, sites = bands(found.rows, folded=True), grouped(found.experiments, "site")
+    shown, sites = bands(found.rows, MOST_STRUCK), grouped(found.experiments, "site")
     columns, heads, kind = [], [], ""
     for band in shown:
         names = {found.rows[row].name for row in band.rows} & found.by_site.keys()
@@ -103,10 +105,11 @@ Column = tuple[np.ndarray, int, str, frozenset[str]]  # experiments that differ 
 
 
 def _picture(found: CampaignMap, heads: Sequence[Head], columns: Sequence[Column], caption: str) -> Picture:
-    shown = bands(found.rows, folded=len(found.rows) > MOST_ROWS)
+    shown = bands(found.rows)
     tiles = [[_tile(found, band, column) for column in columns] for band in shown]
     svg = drawn(found.rows, shown, heads, tiles, "")
-    bounds = [f"{share(low)} to {share(high)}" for low, high in zip((0, *SHARES), (*SHARES, 1), strict=True)]
+    pairs = itertools.pairwise((*SHARES, 1.0))
+    bounds = [f"up to {share(SHARES[0])}", *(f"{share(low)} to {share(high)}" for low, high in pairs)]
     samples = keys(list(zip(COLOURS[-len(bounds) :], bounds, strict=True)))
     alt = "Rows of tensors; a table below has the numbers."
     return Picture("", caption, alt, joined_markup([samples, wide(svg, caption)]))

@@ -17,7 +17,7 @@ from ...campaign.box import box_dict
 from ...faults.injection_file import format_injection
 from ...machine.files import write_atomically, write_json, write_text
 from ...runs.fault_map import FaultMap
-from .heat_map import COLOURS, MOST_ROWS, NONFINITE, bands, cells
+from .heat_map import COLOURS, NONFINITE, bands, cells
 from .page import page_of_map
 from .sentences import answers
 
@@ -60,7 +60,7 @@ def as_csv(found: FaultMap) -> str:
 
 def figure_of(found: FaultMap) -> Figure:
     """The picture for papers: the rows folded where there are many."""
-    shown = bands(found.rows, folded=len(found.rows) > MOST_ROWS)
+    shown = bands(found.rows)
     colours = np.array([[cell.colour for cell in row] for row in cells(found, shown)])
     figure = Figure(figsize=(3.2 + 0.14 * len(found.steps), 0.9 + 0.115 * len(shown)), dpi=160, layout="constrained")
     axes = figure.subplots()

@@ -6,6 +6,7 @@ at a cell is told the numbers.
 
 import html
 import itertools
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from ...runs.fault_map import FaultMap, MapRow
 from .sentences import share
 
 CELL, LABEL, TOP = 11, 290, 34  # pixels: a cell's side, the width of names, the height of the numbers of steps
-MOST_ROWS = 80  # above which rows of one layer are folded into one
+MOST_ROWS = 80  # above which rows are folded
 EXPONENTS = (-6, -4, -2, -1, 0, 2)  # of ten: the bounds between colours
 COLOURS = ("#fde9c9", "#fdd49e", "#fdbb84", "#fc8d59", "#e34a33", "#b30000", "#6a0010")
 NONFINITE, APART = "#000000", 8  # colour of what is not finite; pixels between kinds of rows, or groups of columns
@@ -37,19 +38,50 @@ class Band(NamedTuple):
     rows: tuple[int, ...]
 
 
-def bands(rows: Sequence[MapRow], folded: bool) -> list[Band]:
-    """The rows of the picture; where it is folded, neighbours of one kind and layer are one."""
+def bands(rows: Sequence[MapRow], most: int = MOST_ROWS) -> list[Band]:
+    """The rows of the picture: all tensors, or neighbours folded into one row where they are too many.
+
+    Neighbours of one kind are folded by layer; where that leaves too many rows, by what the names of layers begin with.
+
+    Args:
+      most: rows; a picture has more where nothing is left to fold.
+
+    >>> rows = [MapRow(f"m/block_{b}_conv{c}/kernel", "history", f"block_{b}_conv{c}", 9) for b in "12" for c in "123"]
+    >>> [band.label for band in bands(rows, 2)], len(bands(rows, 6))
+    (['m/block_1 (3)', 'm/block_2 (3)'], 6)
+    """
+    single = [Band(row.name, row.kind, (place,)) for place, row in enumerate(rows)]
+    if len(single) <= most:
+        return single
+    deepest = max(len(_ENDS.findall(row.layer)) for row in rows)
+    for depth in range(deepest, -1, -1):
+        made = _folded(rows, depth)
+        if len(made) <= most:
+            break
+    return made
+
+
+def _folded(rows: Sequence[MapRow], depth: int) -> list[Band]:
+    """Neighbours of one kind as one band where the first parts of their layers' names, `depth` + 1, are the same."""
     made: list[Band] = []
-    for place, row in enumerate(rows):
-        same = made and folded and made[-1].kind == row.kind and rows[made[-1].rows[0]].layer == row.layer
-        if same:
-            made[-1] = made[-1]._replace(rows=(*made[-1].rows, place))
-        else:
-            made.append(Band(row.name, row.kind, (place,)))
-    return [
-        band if len(band.rows) == 1 else band._replace(label=f"{rows[band.rows[0]].layer} ({len(band.rows)})")
-        for band in made
-    ]
+    for (kind, label), places in itertools.groupby(
+        range(len(rows)), key=lambda place: (rows[place].kind, _group(rows[place], depth))
+    ):
+        those = tuple(places)
+        label = rows[those[0]].name if len(those) == 1 else f"{label} ({len(those)})"
+        made.append(Band(label, kind, those))
+    return made
+
+
+_ENDS = re.compile(r"[_/.]")  # of the parts of a layer's name
+
+
+def _group(row: MapRow, depth: int) -> str:
+    """The name of a row up to a part of its layer's name."""
+    ends = [found.start() for found in _ENDS.finditer(row.layer)]
+    layer = row.layer[: ends[depth]] if depth < len(ends) else row.layer
+    before = row.name.partition(row.layer)[0] if row.layer else row.name
+    return f"{before}{layer}"
 
 
 class Shade(NamedTuple):
@@ -88,9 +120,13 @@ def cells(found: FaultMap, shown: Sequence[Band]) -> list[list[Shade]]:
     return made
 
 
-def heat_map(found: FaultMap, folded: bool) -> Markup:
-    """The picture of one map.  Cells of one step are a group, so that a page can show step after step."""
-    shown = bands(found.rows, folded)
+def heat_map(found: FaultMap, most: int = MOST_ROWS) -> Markup:
+    """The picture of one map.  Cells of one step are a group, so that a page can show step after step.
+
+    Args:
+      most: rows, see `bands`.
+    """
+    shown = bands(found.rows, most)
     values, steps, struck = cells(found, shown), range(len(found.steps)), found.struck
     tiles = [
         [

@@ -31,9 +31,9 @@ def _map(found: FaultMap) -> Section:
     slider = element("input", type="range", min="0", max=str(last), value=str(last), aria_label="last step shown")
     button = element("button", "Play", type="button")
     play = element("div", button, " steps 0 to ", element("output", str(last)), slider, class_="play")
-    pictures = [wide(heat_map(found, folded=many), "Map")]
+    pictures = [wide(heat_map(found), "Map")]
     if many:
-        whole = wide(heat_map(found, folded=False), "Map of all tensors")
+        whole = wide(heat_map(found, most=len(found.rows)), "Map of all tensors")
         unfold = f"Unfold: all {len(found.rows)} tensors, one row each"
         pictures.append(element("details", element("summary", unfold), whole))
     text = [
@@ -45,7 +45,10 @@ def _map(found: FaultMap) -> Section:
         "elements that differ. The blue frame is where the fault strikes.",
     ]
     if many:
-        text.append(f"The {len(found.rows)} rows are folded by layer: a cell shows the tensor that differs most.")
+        text.append(
+            f"The {len(found.rows)} rows are folded by layer, or by what names of layers begin with: a cell shows the "
+            "tensor that differs most."
+        )
     caption = f"Differences to the golden run over {last + 1} steps, relative to each tensor."
     drawn = joined_markup([legend(), play, *pictures])
     return Section("map", "Map", text, [Picture("", caption, "Rows of tensors, columns of steps.", drawn)])
