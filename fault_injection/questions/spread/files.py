@@ -7,17 +7,13 @@ import csv
 import io
 import pathlib
 from collections.abc import Sequence
-from typing import Any, BinaryIO
-
-import numpy as np
-from matplotlib.colors import BoundaryNorm, ListedColormap
-from matplotlib.figure import Figure
+from typing import Any
 
 from ...campaign.box import box_dict
 from ...faults.injection_file import format_injection
-from ...machine.files import write_atomically, write_json, write_text
+from ...machine.files import write_json, write_text
 from ...runs.fault_map import FaultMap
-from .heat_map import COLOURS, NONFINITE, bands, cells
+from .figure import write_pictures
 from .page import page_of_map
 from .sentences import answers
 
@@ -58,37 +54,10 @@ def as_csv(found: FaultMap) -> str:
     return file.getvalue()
 
 
-def figure_of(found: FaultMap) -> Figure:
-    """The picture for papers: the rows folded where there are many."""
-    shown = bands(found.rows)
-    colours = np.array([[cell.colour for cell in row] for row in cells(found, shown)])
-    figure = Figure(figsize=(3.2 + 0.14 * len(found.steps), 0.9 + 0.115 * len(shown)), dpi=160, layout="constrained")
-    axes = figure.subplots()
-    palette = ListedColormap(["#ffffff", *COLOURS, NONFINITE])
-    axes.imshow(colours, aspect="auto", cmap=palette, norm=BoundaryNorm(np.arange(-1.5, len(COLOURS) + 1), palette.N))
-    axes.set_yticks(range(len(shown)), [band.label for band in shown], fontsize=5)
-    axes.set_xlabel(f"steps after epoch {found.steps[0].epoch}, step {found.steps[0].step}", fontsize=7)
-    axes.tick_params(axis="x", labelsize=6)
-    for place in range(1, len(shown)):
-        if shown[place].kind != shown[place - 1].kind:
-            axes.axhline(place - 0.5, color="#888888", lw=0.5)
-    for row, band in enumerate(shown):
-        for one in band.rows:
-            for step in found.struck.get(found.rows[one].name, ()):
-                axes.plot(step, row, "s", ms=4, mfc="none", mec="#0072b2", mew=1.2)
-    return figure
-
-
 def write_map(found: FaultMap, title: str, out: pathlib.Path, commands: Sequence[str] = ()) -> None:
     """Write everything of a map to the folder `out`."""
     (out / "map.json").unlink(missing_ok=True)
     write_text(out / "map.html", page_of_map(found, title, commands))
     write_text(out / "map.csv", as_csv(found))
-    figure = figure_of(found)
-    for kind in ("svg", "png"):
-
-        def save(file: BinaryIO, kind: str = kind) -> None:
-            figure.savefig(file, format=kind, metadata={"Date": None} if kind == "svg" else {"Software": None})
-
-        write_atomically(out / f"map.{kind}", save)
+    write_pictures(found, title, out)
     write_json(out / "map.json", as_json(found))

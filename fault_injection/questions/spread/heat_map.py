@@ -203,7 +203,8 @@ def drawn(
     for band, y, row in zip(shown, tops, tiles, strict=True):
         weight = ' font-weight="bold"' if any(tile.framed for tile in row) else ""
         parts.append(
-            f'<text x="{LABEL - 5}" y="{y + 9}" text-anchor="end" fill="currentColor"{weight}>{_label(band.label)}'
+            f'<text x="{LABEL - 5}" y="{y + 9}" text-anchor="end" fill="currentColor"{weight}>'
+            f"{html.escape(short(band.label))}"
             f"<title>{html.escape(', '.join(rows[one].name for one in band.rows))}</title></text>"
         )
     for place, y in enumerate(tops):
@@ -233,16 +234,21 @@ def drawn(
     return Markup("".join([*parts, "</svg>"]))
 
 
-def _label(name: str) -> str:
+def short(name: str) -> str:
     """A name that fits beside the picture; the whole one is told to who points at it."""
-    return html.escape(name if len(name) <= 52 else f"{name[:20]}…{name[-31:]}")
+    return name if len(name) <= 52 else f"{name[:20]}…{name[-31:]}"
 
 
 def legend() -> Markup:
     """What the colours of one map mean."""
+    return keys(meanings())
+
+
+def meanings() -> list[tuple[str, str]]:
+    """The colours of one map, each with what it means."""
     lows = [f"10^{bound} to 10^{above}" for bound, above in itertools.pairwise(EXPONENTS)]
     said = zip(COLOURS, [f"below 10^{EXPONENTS[0]}", *lows, f"10^{EXPONENTS[-1]} and more"], strict=True)
-    return keys([*said, (NONFINITE, "not finite")])
+    return [*said, (NONFINITE, "not finite")]
 
 
 def keys(said: Sequence[tuple[str, str]]) -> Markup:

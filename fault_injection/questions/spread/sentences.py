@@ -99,7 +99,9 @@ def _lost(found: FaultMap) -> list[str]:
     told = f"The loss first differs {after(first)}"
     if np.isfinite(apart).all():
         most = int(np.argmax(apart))
-        told += f", and most {after(most)}: {number(faulty[most])} against {number(golden[most])}"
+        told += (
+            f", and most {after(most)}, by {number(apart[most])}: {number(faulty[most])} against {number(golden[most])}"
+        )
     return [f"{told}."]
 
 
