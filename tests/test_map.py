@@ -179,6 +179,42 @@ def test_a_map_of_a_step_with_a_scan_equals_one_by_hand(cache):
             assert_row(found, name, step, a, b, rounding)
 
 
+OF_MUON = """
+import jax, jax.numpy as jnp, numpy as np
+from fault_injection import Measure, Training
+
+def loss(w, batch):
+    return jnp.mean((batch @ w) ** 2)
+
+def step(state, batch):
+    value, g = jax.value_and_grad(loss)(state["w"], batch)
+    return {"w": state["w"] - 0.01 * (g @ g.T) @ g}, {"loss": value}
+
+def training():
+    def batch(epoch, step):
+        return np.random.default_rng([epoch, step]).normal(size=(4, 3)).astype(np.float32)
+
+    start = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+    return Training(
+        lambda: {"w": jnp.asarray(start)}, step, batch, 3, 2,
+        lambda state: {"loss": loss(state["w"], batch(9, 9))}, Measure("loss", "lower", 1.0, 0.02),
+    )
+"""
+
+
+def test_what_an_optimizer_multiplies_is_no_part_of_the_backward_pass(cache, tmp_path):
+    (tmp_path / "of_muon.py").write_text(OF_MUON)
+    workload = make_workload(f"{tmp_path / 'of_muon.py'}:training")
+    site = "grad_wt:w"
+    found = map_of(Injection(workload, "bkwd_inject", "RD", 0, site, 0, 1, ((0, 1),), (1e3,)), cache, 1)
+    kinds = [row.kind for row in found.rows]
+    assert kinds == ["forward", "loss", "backward", "update", "update", "parameter"]
+    assert [found.first(place) for place in range(len(kinds))] == [1, 1, 0, 0, 0, 0]
+    said = " ".join(one.sentence for one in answers(found))
+    assert "It reached 2 of 2 products of the optimizer in the step struck." in said
+    assert "It reached 1 of 1 result of the backward pass in the step struck." in said
+
+
 # ---- The run that it is of -----------------------------------------------------------------
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..faults.injection import Injection
 from ..machine.errors import Untrustworthy
 from ..models.observe.reductions import WHOLE, WHOLE_RESULTS
+from ..models.site import Site
 from ..seam.leaves import Role, State
 from ..seam.program import Program
 from ..seam.report import StepReport
@@ -34,13 +35,15 @@ from .steps import Address, addresses, horizon_or_end, numbered
 from .strikes import Strike, strikes_of, struck_steps
 
 FORWARD, LOSS, BACKWARD, GRADIENT = "forward", "loss", "backward", "gradient"  # kinds of rows before the state's
+UPDATE = "update"  # a product that an optimizer makes of gradients
+RESULTS = FORWARD, BACKWARD, UPDATE  # of operations
 STATE = {  # kinds of the state's rows, in the order in which a step makes them
     "statistic": (Role.STATISTIC, Role.VARIANCE),
     "history": (Role.HISTORY,),
     "other": (Role.OTHER,),
     "parameter": (Role.PARAMETER,),
 }
-KINDS = (FORWARD, LOSS, BACKWARD, GRADIENT, *STATE)
+KINDS = (FORWARD, LOSS, BACKWARD, GRADIENT, UPDATE, *STATE)
 ENDS = {NONFINITE: "a loss, or what the rule looks at, is not finite", EXACT: "the state is the golden one again"}
 
 
@@ -276,18 +279,26 @@ def _kept(program: Program) -> list[str]:
 
 
 def _rows(injection: Injection, compared: StepDifferences, program: Program) -> tuple[MapRow, ...]:
-    """The tensors of a step in the order of the computation: forward, loss, backward, gradients, then the state."""
+    """The tensors of a step in the order of the computation: forward, loss, backward, gradients, update, the state."""
     sites, sizes = injection.workload.sites(), compared.sizes
-    of_sites = [(name, FORWARD if site.stage == "forward" else BACKWARD, site.layer) for name, site in sites.items()]
+    of_sites = [(name, _kind(site), site.layer) for name, site in sites.items()]
     last = max((place for place, (_, kind, _) in enumerate(of_sites) if kind == FORWARD), default=-1)
+    end = 1 + max((place for place, (_, kind, _) in enumerate(of_sites) if kind != UPDATE), default=-1)
     # Of a step that runs forward passes after backward ones, the loss stands behind the last.
-    found = [*of_sites[: last + 1], ("loss", LOSS, ""), *of_sites[last + 1 :]]
+    found = [*of_sites[: last + 1], ("loss", LOSS, ""), *of_sites[last + 1 : end]]
     found += [(name, GRADIENT, _layer(name)) for name in program.state.gradients]
+    found += of_sites[end:]
     for kind, roles in STATE.items():
         for leaf in program.state.leaves:
             if leaf.role in roles:
                 found.append((leaf.name, kind, _layer(leaf.parameter or leaf.name)))
     return tuple(MapRow(name, kind, layer, sizes[name]) for name, kind, layer in found if name in sizes)
+
+
+def _kind(site: Site) -> str:
+    if site.details.get("role") == UPDATE:
+        return UPDATE
+    return FORWARD if site.stage == "forward" else BACKWARD
 
 
 def _layer(name: str) -> str:

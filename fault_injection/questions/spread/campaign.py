@@ -11,7 +11,7 @@ import numpy as np
 
 from ...faults.injection import Injection
 from ...machine.errors import InputError
-from ...runs.fault_map import BACKWARD, FORWARD, FaultMap, mapped, told_by
+from ...runs.fault_map import RESULTS, FaultMap, mapped, told_by
 from ...runs.golden_run import Golden
 from ...runs.replay_run import golden_for
 from ...seam.program import Program
@@ -59,7 +59,7 @@ class MappedExperiment(NamedTuple):
     def fate(self) -> str:
         """One of `FATES`."""
         found, reached = self.found, self.reached
-        results = found.of_kind(FORWARD, BACKWARD)
+        results = found.of_kind(*RESULTS)
         own = [place for place in results if found.rows[place].name == self.site]
         if reached[found.of_kind("parameter")].any():
             return PARAMETERS
@@ -74,7 +74,7 @@ class MappedExperiment(NamedTuple):
     @property
     def last(self) -> str:
         """The last result of the step struck that differs; empty where none does."""
-        results = [place for place in self.found.of_kind(FORWARD, BACKWARD) if self.reached[place]]
+        results = [place for place in self.found.of_kind(*RESULTS) if self.reached[place]]
         return self.found.rows[results[-1]].name if results else ""
 
 

@@ -51,8 +51,16 @@ def figure_of(found: FaultMap) -> Figure:
     axes.set_xlabel(f"steps after epoch {found.steps[0].epoch}, step {found.steps[0].step}", fontsize=7)
     for place, band in enumerate(shown):
         if not place or band.kind != shown[place - 1].kind:
-            beside = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points"}
-            axes.annotate(band.kind, (1, place), (4, 0), va="center", fontsize=NAMES, color="#555555", **beside)
+            axes.annotate(
+                band.kind,
+                (1, place),
+                (4, 0),
+                xycoords=axes.get_yaxis_transform(),
+                textcoords="offset points",
+                va="center",
+                fontsize=NAMES,
+                color="#555555",
+            )
             axes.axhline(place - 0.5, color="#888888", lw=0.5)
         for step in {step for one in band.rows for step in found.struck.get(found.rows[one].name, ())}:
             frame = Rectangle((step - 0.5, place - 0.5), 1, 1, fill=False, edgecolor=FRAME, lw=1.5, clip_on=False)

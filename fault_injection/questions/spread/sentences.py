@@ -6,12 +6,13 @@ import numpy as np
 
 from ...campaign.box import Box, BoxAnswer
 from ...campaign.wording import number, percent
-from ...runs.fault_map import BACKWARD, FORWARD, GRADIENT, LOSS, FaultMap
+from ...runs.fault_map import BACKWARD, FORWARD, GRADIENT, LOSS, UPDATE, FaultMap
 
 NAMES = {  # of what kinds of rows are called, one and many
     FORWARD: ("result of the forward pass", "results of the forward pass"),
     BACKWARD: ("result of the backward pass", "results of the backward pass"),
     GRADIENT: ("gradient", "gradients"),
+    UPDATE: ("product of the optimizer", "products of the optimizer"),
     "statistic": ("running statistic", "running statistics"),
     "history": ("moment", "moments"),
     "other": ("other leaf of the state", "other leaves of the state"),
