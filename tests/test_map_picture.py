@@ -10,6 +10,7 @@ from matplotlib.colors import to_hex
 from matplotlib.patches import PathPatch, Rectangle
 
 from fault_injection.questions.spread.figure import FRAME, figure_of, write_pictures
+from fault_injection.questions.spread.heat_map import bands
 from fault_injection.questions.spread.sentences import answers
 from fault_injection.runs.fault_map import FaultMap, MapRow
 from fault_injection.runs.steps import Address
@@ -53,6 +54,16 @@ def test_each_cell_has_its_colour_and_what_is_struck_its_frame(seed):
             assert inside == [colour for colour in [expected(found, row, step)] if colour], (row, step)
     frames = [one for one in axes.patches if isinstance(one, Rectangle) and to_hex(one.get_edgecolor()) == FRAME]
     assert {(*one.get_center(),) for one in frames} == {(0, 0), (3, 0)}
+
+
+def test_what_is_struck_has_a_row_of_its_own_and_a_layer_is_one_row_whatever_the_roles():
+    names = [(role, f"block_{b}/dense_{d}") for b in range(9) for d in range(5) for role in ("grad_in", "grad_wt")]
+    rows = [MapRow(f"{role}:m/{layer}", "backward", f"m/{layer}", 9) for role, layer in names]
+    struck = rows[37].name
+    shown = bands(rows, 11, {struck})
+    assert [place for band in shown for place in band.rows] == list(range(len(rows)))
+    assert [band.label for band in shown if 37 in band.rows] == [struck]
+    assert [len(band.rows) for band in shown] == [10, 10, 10, 7, 1, 2, 10, 10, 10, 10, 10]
 
 
 @pytest.mark.parametrize("rows, steps", [(3, 1), (12, 7), (300, 21)])

@@ -52,7 +52,7 @@ def mapped(file: pathlib.Path, out: pathlib.Path, picture: pathlib.Path) -> str:
     shutil.copyfile(out / "map.svg", picture)
     answers = json.loads((out / "map.json").read_text(encoding="utf-8"))["summary"]
     said = " ".join(one["answer"] for part in SAID for one in answers if one["question"] == part)
-    return f"{said}\n\n![map of the fault of {name}]({picture.relative_to(file.parent)})"
+    return f"`{name}`: {said}\n\n![map of the fault of {name}]({picture.relative_to(file.parent)})"
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ def figure_of(found: FaultMap) -> Figure:
     Names and what colours mean stand beside the figure, which is only as large as its cells: save it with
     `bbox_inches="tight"`.
     """
-    shown = bands(found.rows)
+    shown = bands(found.rows, alone=found.struck)
     names, height = [short(band.label) for band in shown], ROW * len(shown)
     figure = Figure(figsize=(STEP * len(found.steps), height), dpi=160)
     axes = figure.add_axes((0, 0, 1, 1))

@@ -7,14 +7,14 @@ at a cell is told the numbers.
 import html
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from ...campaign.page import Markup
 from ...campaign.wording import number
-from ...runs.fault_map import FaultMap, MapRow
+from ...runs.fault_map import RESULTS, FaultMap, MapRow
 from .sentences import share
 
 CELL, LABEL, TOP = 11, 290, 34  # pixels: a cell's side, the width of names, the height of the numbers of steps
@@ -38,13 +38,15 @@ class Band(NamedTuple):
     rows: tuple[int, ...]
 
 
-def bands(rows: Sequence[MapRow], most: int = MOST_ROWS) -> list[Band]:
+def bands(rows: Sequence[MapRow], most: int = MOST_ROWS, alone: Collection[str] = ()) -> list[Band]:
     """The rows of the picture: all tensors, or neighbours folded into one row where they are too many.
 
     Neighbours of one kind are folded by layer; where that leaves too many rows, by what the names of layers begin with.
+    Results of operations of one layer are neighbours whatever their roles are.
 
     Args:
       most: rows; a picture has more where nothing is left to fold.
+      alone: names of what is never folded: what is struck.
 
     >>> rows = [MapRow(f"m/block_{b}_conv{c}/kernel", "history", f"block_{b}_conv{c}", 9) for b in "12" for c in "123"]
     >>> [band.label for band in bands(rows, 2)], len(bands(rows, 6))
@@ -55,18 +57,21 @@ def bands(rows: Sequence[MapRow], most: int = MOST_ROWS) -> list[Band]:
         return single
     deepest = max(len(_ENDS.findall(row.layer)) for row in rows)
     for depth in range(deepest, -1, -1):
-        made = _folded(rows, depth)
+        made = _folded(rows, depth, alone)
         if len(made) <= most:
             break
     return made
 
 
-def _folded(rows: Sequence[MapRow], depth: int) -> list[Band]:
+def _folded(rows: Sequence[MapRow], depth: int, alone: Collection[str]) -> list[Band]:
     """Neighbours of one kind as one band where the first parts of their layers' names, `depth` + 1, are the same."""
     made: list[Band] = []
-    for (kind, label), places in itertools.groupby(
-        range(len(rows)), key=lambda place: (rows[place].kind, _group(rows[place], depth))
-    ):
+
+    def key(place: int) -> tuple[str, str, bool]:
+        row = rows[place]
+        return row.kind, row.name if row.name in alone else _group(row, depth), row.name in alone
+
+    for (kind, label, _), places in itertools.groupby(range(len(rows)), key):
         those = tuple(places)
         label = rows[those[0]].name if len(those) == 1 else f"{label} ({len(those)})"
         made.append(Band(label, kind, those))
@@ -81,6 +86,7 @@ def _group(row: MapRow, depth: int) -> str:
     ends = [found.start() for found in _ENDS.finditer(row.layer)]
     layer = row.layer[: ends[depth]] if depth < len(ends) else row.layer
     before = row.name.partition(row.layer)[0] if row.layer else row.name
+    before = "" if row.kind in RESULTS and row.layer else before  # the roles of a layer's operations alternate
     return f"{before}{layer}"
 
 
@@ -126,7 +132,7 @@ def heat_map(found: FaultMap, most: int = MOST_ROWS) -> Markup:
     Args:
       most: rows, see `bands`.
     """
-    shown = bands(found.rows, most)
+    shown = bands(found.rows, most, found.struck)
     values, steps, struck = cells(found, shown), range(len(found.steps)), found.struck
     tiles = [
         [
