@@ -28,7 +28,7 @@ def test_each_training_has_a_fault_and_an_outcome():
 
 def maps():
     """Every map that a README of an example shows: the picture, and the paragraph above it."""
-    shown = re.compile(r"^(?:- `\w+`: )?(.+)\n\n!\[[^]]*\]\(([\w/]+\.svg)\)$", re.MULTILINE)
+    shown = re.compile(r"^(?:`\w+`: )?(.+)\n\n!\[[^]]*\]\(([\w/]+\.svg)\)$", re.MULTILINE)
     for readme in sorted(GALLERY.parent.rglob("README.md")):
         if "fetched" not in readme.parts:
             for said, picture in shown.findall(readme.read_text(encoding="utf-8")):
