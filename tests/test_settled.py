@@ -365,7 +365,7 @@ def test_without_the_key_nothing_settles_and_plans_are_what_they_were():
 
 
 def row(n, outcome=MASKED, exit=CONDITIONS, ended=None, settled=None):
-    return {"exit": exit, "outcome": outcome, "near": 0, "early_rule": "", "ended": ended, "settled": settled, "n": n}
+    return {"exit": exit, "outcome": outcome, "near": 0, "early_rule": "", "ended": ended, "nested": settled, "n": n}
 
 
 PLAIN = parse_plan('workload = "resnet18"\n[faults]\nexperiments = 100')
@@ -419,11 +419,11 @@ def nested(draw):
 def test_the_rate_of_an_outcome_and_that_of_all_others_are_one_with_settled_audits_too(found, others, kind):
     rate = two_phase(found, others, [kind])
     assert 0 <= rate.low <= rate.share <= rate.high <= 1
-    s = kind.settled
+    s = kind.nested
     mirrored = kind._replace(
         saying=kind.total - kind.saying,
         found=kind.audited - kind.found,
-        settled=s._replace(saying=s.total - s.saying, found=s.audited - s.found),
+        nested=s._replace(saying=s.total - s.saying, found=s.audited - s.found),
     )
     other = two_phase(others, found, [mirrored])
     assert other.share == pytest.approx(1 - rate.share)

@@ -70,7 +70,7 @@ def row(n: int, outcome: str = MASKED, exit: str = "conditions", near: int = 0, 
         "near": near,
         "early_rule": "at once",
         "ended": ended,
-        "settled": None,
+        "nested": None,
         "n": n,
     }
 

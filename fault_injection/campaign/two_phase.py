@@ -14,10 +14,11 @@ interval takes the distributions that make Clopper's and Pearson's interval exac
 experiment and one audit of each kind more as having the outcome, the lower one as not having it.  So what
 audits have not seen is in the interval.  Of a kind without an audit q_s is anything from 0 to 1.
 
-An audit may end with a guess of its own, where its run has settled (`runs.settled`).  Then q_s = a_s + b_s·r_s: of m_s
-audits a share a_s came to the outcome without settling, b_s settled, and r_s, the share of these that has the outcome,
-is random as the settled ones leave it that were followed all the same: the same rule once more, with (a_s, b_s, what
-is left) Dirichlet distributed as the audits leave them.
+An audit may end with a guess of its own, where its run has settled (`outcomes.settled`), or where it was followed with
+others in one run that ended masked (`outcomes.together`).  Then q_s = a_s + b_s·r_s: of m_s audits a share a_s came to
+the outcome itself, b_s ended with a guess, and r_s, the share of these that has the outcome, is random as those of them
+leave it that were followed all the same: the same rule once more, with (a_s, b_s, what is left) Dirichlet distributed
+as the audits leave them.  So where no audit differs, an interval is about as wide as these alone would leave it.
 
 With half a count in place of one (Jeffreys) the intervals cover less than they say where an outcome is rare:
 89 % in place of 95 with 60 experiments (`tests/test_two_phase.py` simulates what covers).
@@ -44,7 +45,7 @@ class Guesses(NamedTuple):
       audited: how many were followed to an end that is known.
       found: how many of the audited have the outcome.
       open: how many were followed, and have no known end all the same: they may have the outcome or not.
-      settled: the audits that ended with a guess, or would have, which are not among `audited`; None where none did.
+      nested: the audits that ended with a guess, or would have, which are not among `audited`; None where none did.
     """
 
     total: float
@@ -52,14 +53,14 @@ class Guesses(NamedTuple):
     audited: int
     found: int
     open: int = 0
-    settled: "Guesses | None" = None
+    nested: "Guesses | None" = None
 
     @property
     def share(self) -> float:
         """The share with the outcome: by the audits; without any, what the early verdicts say."""
-        if self.settled is not None and self.settled.total:
-            parts = self.found + self.settled.total * self.settled.share
-            return parts / (self.audited + self.settled.total)
+        if self.nested is not None and self.nested.total:
+            parts = self.found + self.nested.total * self.nested.share
+            return parts / (self.audited + self.nested.total)
         if self.audited:
             return self.found / self.audited
         return self.saying / self.total if self.total else 0.0
@@ -67,21 +68,21 @@ class Guesses(NamedTuple):
     def highest(self, rng: np.random.Generator, draws: int) -> np.ndarray:
         """Draws of the largest share that its audits leave possible."""
         missing = self.audited - self.found
-        if self.settled is None:  # betas with a parameter of 0 are 1 or 0
+        if self.nested is None:  # betas with a parameter of 0 are 1 or 0
             return rng.beta(self.found + self.open + 1, missing, draws) if missing else np.ones(draws)
-        return _nested(rng, self.found + self.open + 1, missing, self.settled.total, self.settled.highest(rng, draws))
+        return _nested(rng, self.found + self.open + 1, missing, self.nested.total, self.nested.highest(rng, draws))
 
     def lowest(self, rng: np.random.Generator, draws: int) -> np.ndarray:
         """Draws of the smallest."""
         missing = self.audited + self.open - self.found + 1
-        if self.settled is None:
+        if self.nested is None:
             return rng.beta(self.found, missing, draws) if self.found else np.zeros(draws)
-        return _nested(rng, self.found, missing, self.settled.total, self.settled.lowest(rng, draws))
+        return _nested(rng, self.found, missing, self.nested.total, self.nested.lowest(rng, draws))
 
 
-def _nested(rng: np.random.Generator, found: float, missing: float, settled: float, share: np.ndarray) -> np.ndarray:
-    """Draws of a share, where of `settled` experiments a share has the outcome that is itself drawn."""
-    ours, others, unsure = rng.standard_gamma(np.array([found, missing, settled])[:, None], (3, len(share)))
+def _nested(rng: np.random.Generator, found: float, missing: float, guessed: float, share: np.ndarray) -> np.ndarray:
+    """Draws of a share, where of `guessed` experiments a share has the outcome that is itself drawn."""
+    ours, others, unsure = rng.standard_gamma(np.array([found, missing, guessed])[:, None], (3, len(share)))
     return np.asarray((ours + unsure * share) / (ours + others + unsure))
 
 
@@ -102,7 +103,7 @@ def two_phase(found: float, others: float, early: Sequence[Guesses], confidence:
     >>> none = two_phase(300, 300, [Guesses(1800, 0, 0, 0)])
     >>> f"{none.share:.3f} [{none.low:.2f}, {none.high:.2f}]"
     '0.125 [0.11, 0.89]'
-    >>> shorter = two_phase(300, 300, [Guesses(1800, 0, 10, 0, settled=Guesses(140, 0, 70, 0))])
+    >>> shorter = two_phase(300, 300, [Guesses(1800, 0, 10, 0, nested=Guesses(140, 0, 70, 0))])
     >>> f"{shorter.share:.3f} [{shorter.low:.2f}, {shorter.high:.2f}]"
     '0.125 [0.11, 0.17]'
 

@@ -20,6 +20,7 @@ JUDGING = tuple(f"fault_injection/{room}" for room in ("faults", "seam", "runs")
 
 REPLAY = "fault_injection/runs/replay_run.py"
 EXPERIMENT = "fault_injection/questions/outcomes/experiment.py"
+GROUP = "fault_injection/questions/outcomes/group_run.py"
 TRIALS = "fault_injection/questions/vulnerability/tasks.py"
 
 

@@ -24,6 +24,7 @@ from .sampling import Experiment, draw_experiment
 from .standing import LOCK, answer_lines, nothing_left, outcome_lines, outcome_rates
 from .store import Store
 from .support import support
+from .together import audits_left
 from .walks import work_by_epochs
 
 
@@ -156,4 +157,27 @@ def _number(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> 
             store.event(told)
             say(told)
     work(missing, rules)
+    if plan.together is not None:
+        _together(plan, store, dispatcher, golden)
     dispatcher.settle("experiments")
+
+
+def _together(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> None:
+    """The audits of masked early verdicts: in groups, and those by themselves whose group did not end masked."""
+    left, begun = audits_left(store, plan), len(store.groups()[0])
+    if left.regroup:
+        store.regroup(left.grouped)
+
+    def lines(seconds: float) -> list[str]:
+        ran = len(store.groups()[0]) - begun
+        return [f"{ran} of {len(left.groups)} groups of audits", *outcome_lines(*outcome_rates(store, plan))]
+
+    def keep(_: Experiment, value: tuple[Result, dict[str, Any]]) -> None:
+        store.add(*value, golden.key)
+
+    work_by_epochs(
+        dispatcher, golden, left.groups, jobs.group, lambda _, found: store.add_group(found), lines, store.walked
+    )
+    follow = [draw_experiment(plan, number) for number in audits_left(store, plan).follow]
+    function = functools.partial(jobs.experiment, alone=True)
+    work_by_epochs(dispatcher, golden, follow, function, keep, lines, store.walked)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -117,12 +117,12 @@ class Laboratory:
         following = Address(*divmod(numbered(fault, steps_per_epoch) + 1, steps_per_epoch))
         return follow(program, state, addresses(following, at, steps_per_epoch)).state
 
-    def course(self, choice: Choice, begin: Address, masked_ends: bool = True) -> Course:
-        """The run with this fault, to be taken from the step `begin` of the fault's epoch on."""
+    def course(self, choice: Choice, begin: Address, masked_ends: bool = True, others: Sequence[Choice] = ()) -> Course:
+        """The run with this fault, and `others` after it, to be taken from the step `begin` of the fault's epoch on."""
         at, before = choice.at, rows_of(self.record(begin.epoch), begin.step)  # those of the golden run
         return Course(
             self.golden,
-            [Strike(choice.site, choice.fault, at, self.plan.schedule)],
+            [Strike(one.site, one.fault, one.at, self.plan.schedule) for one in (choice, *others)],
             self.plan.nonfinite,
             record=self.record,
             golden_after=functools.partial(self.golden_after, at),
@@ -133,13 +133,18 @@ class Laboratory:
 
 
 def run_experiment(
-    lab: Laboratory, number: int, supported: Collection[Rule] = (), stratum: int | None = None
+    lab: Laboratory,
+    number: int,
+    supported: Collection[Rule] = (),
+    stratum: int | None = None,
+    alone: bool = False,
 ) -> Result:
     """Experiment `number` of a plan, to its verdict.
 
     Args:
       supported: rules that end a run with a fault beyond their premises; see `Plan.beyond_premises`.
       stratum: as of `draw_experiment`.
+      alone: whether an audit is followed by itself though the plan groups it, see `together`.
 
     Raises:
       NotRepeated: the machine does not reproduce the golden run.
@@ -148,7 +153,7 @@ def run_experiment(
     begun = time.perf_counter()
     choice = choose(lab.plan, draw_experiment(lab.plan, number, stratum))
     setting_up = lab.control(choice.at, choice.fault)
-    trail = _follow(lab, choice, supported)
+    trail = _follow(lab, choice, supported, alone or choice.experiment.alone)
     verdict = trail.course.verdict(finished=trail.ended == END)
     early = None if trail.early is None else _early_verdict(lab, trail.early, trail.seen, trail.course.judged)
     if early is not None and trail.course.witness.nothing:
@@ -157,7 +162,7 @@ def run_experiment(
     return _result(lab, choice, trail, verdict, early, seconds, setting_up)
 
 
-def _follow(lab: Laboratory, choice: Choice, supported: Collection[Rule]) -> Trail:
+def _follow(lab: Laboratory, choice: Choice, supported: Collection[Rule], alone: bool) -> Trail:
     """The faulty step and those after it, until the plan's exit mode has a verdict."""
     plan, golden, at = lab.plan, lab.golden, choice.at
     last, end = plan.last_step(at), plan.end
@@ -170,12 +175,15 @@ def _follow(lab: Laboratory, choice: Choice, supported: Collection[Rule]) -> Tra
 
     def ends(early: Early, seen: Seen) -> bool:
         e, near = choice.experiment, lab.conditions.near(early.rule, seen)
-        projected = plan.wanted is not None and early.rule == Rule.VARIANCE
-        if projected and _early_verdict(lab, early, seen, course.judged).outcome != MASKED:
+        projected = (plan.wanted or plan.together) and early.rule == Rule.VARIANCE
+        masked = not projected or _early_verdict(lab, early, seen, course.judged).outcome == MASKED
+        if plan.wanted is not None and not masked:
             # These are few.  Were only some of them audited, a rate might lie as far below what is known as above it,
             # which takes half as many steps again.
             return False
-        return plan.exit == "conditions" and not e.audited and not (near and e.audited_near)
+        audited = e.audited or (near and e.audited_near)
+        grouped = plan.together is not None and masked and not alone
+        return plan.exit == "conditions" and (not audited or grouped)
 
     beyond, audit = plan.beyond_premises, plan.audits_first and choice.experiment.audited
     golden_after = functools.partial(lab.golden_after, at)

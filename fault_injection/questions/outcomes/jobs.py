@@ -7,12 +7,13 @@ from typing import Any
 
 from ...campaign.task import Ready, Task, environment_of, require_alike
 from ...machine.processes import say
-from ...runs.dependencies import EXPERIMENT, content_hash, source_of_verdicts
+from ...runs.dependencies import EXPERIMENT, GROUP, content_hash, source_of_verdicts
 from ...runs.golden_run import Golden, kept_epochs
 from .conditions import Conditions, Rule
 from .experiment import Laboratory, run_experiment
+from .group_run import run_group
 from .plan import Plan
-from .result import Result
+from .result import GroupResult, Result
 from .walk import Walk
 
 # A word for those who have seen a replay's golden run.
@@ -61,7 +62,8 @@ def _runs(plan: Plan, golden: Golden) -> list[Golden]:
 
 def plan_key(lab: Laboratory) -> str:
     """Content hash of all that verdicts depend on: the golden run, the plan, and the code that strikes and judges."""
-    return content_hash([lab.golden.key, lab.plan.identity(), source_of_verdicts(EXPERIMENT)])
+    code = EXPERIMENT if lab.plan.together is None else GROUP
+    return content_hash([lab.golden.key, lab.plan.identity(), source_of_verdicts(code)])
 
 
 def walk(task: Task[Plan], golden_key: str, epoch: int, steps: tuple[int, ...]) -> tuple[int, float]:
@@ -73,11 +75,21 @@ def walk(task: Task[Plan], golden_key: str, epoch: int, steps: tuple[int, ...]) 
 
 
 def experiment(
-    task: Task[Plan], golden_key: str, number: int, supported: tuple[Rule, ...] = (), stratum: int | None = None
+    task: Task[Plan],
+    golden_key: str,
+    number: int,
+    supported: tuple[Rule, ...] = (),
+    stratum: int | None = None,
+    alone: bool = False,
 ) -> tuple[Result, dict[str, Any]]:
     """One experiment to its verdict, and where it was made; see `run_experiment`."""
     lab = alike(task, golden_key)
-    return run_experiment(lab, number, supported, stratum), environment_of(lab.golden)
+    return run_experiment(lab, number, supported, stratum, alone), environment_of(lab.golden)
+
+
+def group(task: Task[Plan], golden_key: str, members: tuple[int, ...]) -> GroupResult:
+    """The run of a group of audits; see `run_group`."""
+    return run_group(alike(task, golden_key), members)
 
 
 def alike(task: Task[Plan], golden_key: str) -> Laboratory:

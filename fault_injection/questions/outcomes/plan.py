@@ -110,6 +110,9 @@ class Plan:
       settled: as many consecutive steps a run has to be as near to the golden one as a twin, to end there; None follows
         it on, see `settled.Settled`.
       settled_follow: share of the runs that settled which are followed to the end all the same.
+      together: how many audits of early verdicts that say *Masked* are followed in one run; None follows each by
+        itself, see `together`.
+      together_alone: share of these audits that are followed by themselves all the same.
       wanted: a rate and how narrow its interval shall be; None where the number of experiments is fixed.
     """
 
@@ -131,6 +134,8 @@ class Plan:
     audit_open: bool = False
     settled: int | None = None
     settled_follow: float = 0.0
+    together: int | None = None
+    together_alone: float = 0.0
     wanted: WantedOutcome | None = None
 
     @functools.cached_property
@@ -220,6 +225,11 @@ class Plan:
         if self.restarts:
             models = f"{len(self.models)} altered checkpoints"
         struck = "sites" if self.leaf is None else f"leaves ({self.leaf})"
+        if self.together is not None:
+            ends += (
+                f"; audits of masked early verdicts {self.together} in one run, {self.together_alone:.0%} of these by "
+                "themselves all the same"
+            )
         w, again = self.workload, "" if self.schedule == ONCE else f", {self.schedule}"
         if self.settled is not None:
             ends += (
@@ -248,6 +258,8 @@ class Plan:
             del known["audit"], known["audit_near"]
         if self.settled is None:
             del known["settled"], known["settled_follow"]
+        if self.together is None:
+            del known["together"], known["together_alone"]
         return known
 
     def grown(self, begun: "Plan | None") -> "Plan":
@@ -293,12 +305,20 @@ def restore_plan(kept: dict[str, Any]) -> Plan:
         "twins": 0 <= plan.twins < 100,
         "settled": plan.settled is None or (plan.settled > 0 and plan.twins > 1 and plan.exit != "full"),
         "settled_follow": 0 <= plan.settled_follow <= 1,
+        "together": plan.together is None or (plan.together > 1 and _can_be_grouped(plan)),
+        "together_alone": 0 <= plan.together_alone <= 1,
         "wanted": plan.wanted is None or (plan.wanted.sound and _can_be_wanted(plan)),
     }
     for name, right in sound.items():
         if not right:
             raise ValueError(f"its value of {name} is not one of a plan")
     return plan
+
+
+def _can_be_grouped(plan: Plan) -> bool:
+    """Whether audits of the rest of a plan can be followed several in one run."""
+    single = plan.schedule.single and not plan.restarts and not plan.audits_first
+    return plan.exit == "conditions" and single and plan.wanted is None and plan.settled is None and plan.audit > 0
 
 
 def _can_be_wanted(plan: Plan) -> bool:

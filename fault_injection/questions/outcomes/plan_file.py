@@ -24,6 +24,7 @@ from .audits import WANTED_SHARE, share_to_audit
 from .plan import EXITS, LARGEST, PROFILED, Model, Plan, sample_size
 from .plan_sites import chosen_sites
 from .plan_start import START, read_start
+from .together import with_groups
 from .wanted import WantedOutcome, read_wanted
 
 INJECTION = re.compile(r"([^\S\n]*(#.*)?\n)*+\s*[\"']?(model|stage|fmodel|target_\w+)[\"']?\s*,")  # how its files begin
@@ -32,7 +33,10 @@ FAULTS = (
     *("seed", "models", "profile", "schedule"),
 )
 FLIP_MODELS = [f"FLIPS_{count}" for count in FLIPS]
-RUN = ("exit", "horizon", "audit", "audit_near", "twins", "nonfinite", "settled", "settled_follow")
+RUN = (
+    *("exit", "horizon", "audit", "audit_near", "twins", "nonfinite", "settled", "settled_follow"),
+    *("together", "together_alone"),
+)
 FOLLOWED = 0.5  # share of the runs that settled which are followed to the end, where the plan does not say
 
 
@@ -78,7 +82,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         raise read.wrong("run.audit", "0; expected a share above 0: without audits early verdicts leave no rate known")
     if share is None:
         share = 0.0 if exit != "conditions" else _audits(given)
-    return Plan(
+    plan = Plan(
         workload=workload,
         exit=exit,
         horizon=horizon,
@@ -91,6 +95,7 @@ def parse_plan(text: str, path: object = "plan") -> Plan:
         settled_follow=followed,
         **given,
     )
+    return with_groups(plan, run, read)
 
 
 def _settled(

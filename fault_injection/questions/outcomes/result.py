@@ -30,6 +30,28 @@ class Comparison(NamedTuple):
     golden_steps: int
 
 
+class GroupResult(NamedTuple):
+    """What a run came to in which several faults struck, each at its own step, to check their early verdicts.
+
+    Attributes:
+      name: of the group, see `together.Group`.
+      members: numbers of its experiments.
+      outcome, rule: its verdict, by the rule of any run.
+      epoch, step: of its first fault, with which it begins.
+      steps: how many it took, the first faulty one included.
+      seconds: of the job.
+    """
+
+    name: str
+    members: tuple[int, ...]
+    outcome: str
+    rule: str
+    epoch: int
+    step: int
+    steps: int
+    seconds: float
+
+
 @dataclasses.dataclass(frozen=True)
 class Result:
     """What came of an experiment: a row of the store but for its key (docs/campaign.md, Store).

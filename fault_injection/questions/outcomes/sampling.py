@@ -35,6 +35,7 @@ class Experiment:
       audited: whether an early verdict is compared with the run to the end.
       audited_near: the same of an early verdict near a threshold, where the plan tells these apart.
       followed: whether its run is followed to the end also once it has settled.
+      alone: whether its audit is followed by itself also where groups of audits are followed in one run.
       stratum: its number in `strata.divided`, where the plan wants a width.
     """
 
@@ -47,12 +48,18 @@ class Experiment:
     audited: bool
     audited_near: bool
     followed: bool
+    alone: bool
     stratum: int | None = None
 
     @property
     def operand(self) -> Operand:
         """The operand struck."""
         return self.model.operand
+
+    @property
+    def title(self) -> str:
+        """For people, and to count the processes lost over it."""
+        return f"experiment {self.number}"
 
 
 def draw_experiment(plan: Plan, number: int, stratum: int | None = None) -> Experiment:
@@ -96,6 +103,7 @@ def draw_experiment(plan: Plan, number: int, stratum: int | None = None) -> Expe
         audited=bool(rng.random() < plan.audit),
         audited_near=bool(rng.random() < (plan.audit_near or 0)),
         followed=bool(rng.random() < plan.settled_follow),
+        alone=bool(rng.random() < plan.together_alone),
         stratum=stratum,
     )
     if found.model.profile is not None and found.model.profile.worker is not None:

@@ -25,6 +25,7 @@ from .result import Result
 ALTERATIONS = "alterations"  # the table that stores made before 2026-11-24 do not have
 COMPARISONS = "comparisons"  # the table that stores made before 2026-11-28 do not have
 APART = (ALTERATIONS, "comparison")  # fields of a `Result` that are rows of those
+GROUPS, GROUPED = "audit_groups", "grouped"  # the tables that stores made before 2026-11-29 do not have
 BLOCKS = "blocks"  # of campaigns that want a width; the table that stores made before 2026-11-28 do not have
 CURVE = 8  # bytes of a curve's row: loss and metric, float32
 NOT_JSON = object()
@@ -51,6 +52,10 @@ COLUMNS: dict[str, dict[str, Column]] = {
     "experiments": {**result_columns(), "key": TEXT, "environment": TEXT, "finished_at": TEXT},
     ALTERATIONS: {"key": TEXT, "number": WHOLE, "array": TEXT, "position": WHOLE, "before": WHOLE, "after": WHOLE},
     COMPARISONS: {"experiment": WHOLE, "settled_after": Column(int, null=True), "ended": WHOLE, "golden_steps": WHOLE},
+    GROUPS: dict.fromkeys(("name", "members", "outcome", "rule"), TEXT)
+    | dict.fromkeys(("epoch", "step", "steps"), WHOLE)
+    | {"seconds": REAL},
+    GROUPED: {"experiment": WHOLE, "name": TEXT, "alone": WHOLE},
     BLOCKS: {name: TEXT if at > 1 else WHOLE for at, name in enumerate(StoredBlock._fields)},
 }
 TABLES = {name: StoredTable(name, columns) for name, columns in COLUMNS.items()}
@@ -83,6 +88,19 @@ def is_comparison(row: sqlite3.Row) -> bool:
     after, steps = row["settled_after"], row["golden_steps"]
     whole = all(type(number) is int and number >= 0 for number in (0 if after is None else after, steps))
     return whole and row["ended"] in (0, 1) and (after is not None or not row["ended"])
+
+
+def is_group(row: sqlite3.Row, plan: Plan) -> bool:
+    """Whether a row of `GROUPS` is one that this program writes."""
+    members = parsed(row["members"])
+    listed = isinstance(members, list) and len(members) > 1 and all(type(one) is int and one >= 0 for one in members)
+    step = row["epoch"] in plan.epochs and 0 <= row["step"] < plan.steps_per_epoch
+    return listed and step and row["outcome"] in OUTCOMES and row["steps"] > 0
+
+
+def is_grouped(row: sqlite3.Row) -> bool:
+    """Whether a row of `GROUPED` is one that this program writes."""
+    return row["alone"] in (0, 1) and row["experiment"] >= 0
 
 
 def wrong_column(plan: Plan) -> Callable[[sqlite3.Row], str | None]:

@@ -15,6 +15,7 @@ from .report.queries import QUERIES, UNSTRUCK
 from .store import NAME as STORE
 from .store import Store
 from .tally import Tally, plan_not_masked, tally_of
+from .together import audits_left
 from .wanted import NOT_MASKED
 
 LOCK = "lock"  # the file that the driver of a campaign holds
@@ -134,7 +135,9 @@ def standing(folder: pathlib.Path) -> Standing:
 def nothing_left(store: Store, plan: Plan | None, answer: StratifiedAnswer | None) -> bool:
     """Whether a campaign has nothing left to do; `answer` is what it knows, if it wants a width."""
     if plan is None or answer is None:
-        return plan is not None and plan.wanted is None and len(store.done()) >= plan.experiments
+        if plan is None or plan.wanted is not None or len(store.done()) < plan.experiments:
+            return False
+        return plan.together is None or not audits_left(store, plan)
     return unfinished(store, answer) is None and answer.next() is None
 
 

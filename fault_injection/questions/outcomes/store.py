@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import json
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from ...campaign.store import ComparedStore
@@ -20,8 +21,8 @@ from . import schema
 from .blocks import StoredBlock, restored_blocks
 from .conditions import Conditions
 from .plan import Plan, restore_plan
-from .result import Result
-from .schema import ALTERATIONS, BLOCKS, COMPARISONS, TABLES
+from .result import GroupResult, Result
+from .schema import ALTERATIONS, BLOCKS, COMPARISONS, GROUPED, GROUPS, TABLES
 
 VERSION = 4
 NAME = "campaign.sqlite"
@@ -43,7 +44,7 @@ class Store(ComparedStore):
 
     WHAT, FILE = "campaign", NAME
     APPLICATION, VERSION = 0x46494A31, VERSION  # "FIJ1"
-    TABLES, LATER = TABLES, frozenset({ALTERATIONS, BLOCKS, COMPARISONS})
+    TABLES, LATER = TABLES, frozenset({ALTERATIONS, BLOCKS, COMPARISONS, GROUPED, GROUPS})
     MENDS, REMEDY = True, "restore a copy, or choose another --out"
 
     def __init__(self, folder: pathlib.Path, write: bool = False):
@@ -83,8 +84,14 @@ class Store(ComparedStore):
         for row in self.query(f"SELECT * FROM {COMPARISONS}"):
             if not schema.is_comparison(row):
                 raise self.not_ours(f"comparison {row['experiment']}")
+        for row in self.query(f"SELECT * FROM {GROUPED}"):
+            if not schema.is_grouped(row):
+                raise self.not_ours(f"what is grouped of experiment {row['experiment']}")
         if plan is None:
             return
+        for row in self.query(f"SELECT * FROM {GROUPS}"):
+            if not schema.is_group(row, plan):
+                raise self.not_ours(f"group {row['name']} of audits")
         if not self.damaged:  # else `mend` takes back what follows from what is lost
             strata = self.strata()
             beyond = next((n for n in sorted(self.done()) if plan.wanted is not None and n not in strata), None)
@@ -220,19 +227,42 @@ class Store(ComparedStore):
             self._insert("walks", [None, epoch, steps, seconds])
 
     def add(self, result: Result, environment: dict[str, Any], plan_key: str) -> None:
-        """Add a result; one that is there already, by its number, adds nothing."""
+        """Add a result; one that is there already, by its number, adds nothing but an audit that was not made yet."""
         identity, number = content_hash(environment), result.number
         with self.transaction():
             # In the place of what `mend` may have put there, or of the same.
             self._insert("environments", [identity, json.dumps(environment, sort_keys=True)], "REPLACE")
-            if self.query("SELECT 1 FROM experiments WHERE number = ?", [number]):
+            there = self.query("SELECT audit_outcome FROM experiments WHERE number = ?", [number])
+            if there and (there[0]["audit_outcome"] is not None or result.audit_outcome is None):
                 return
             known = (getattr(result, name) for name in schema.result_columns())
-            self._insert("experiments", [*known, experiment_key(plan_key, number), identity, _now()])
+            row = [*known, experiment_key(plan_key, number), identity, _now()]
+            self._insert("experiments", row, "REPLACE")
+            if there:
+                return
             if result.comparison is not None:
                 self._insert(COMPARISONS, [number, *result.comparison])
             for k, alteration in enumerate(result.alterations):
                 self._insert(ALTERATIONS, [f"{number}/{k}", number, *alteration])
+
+    def add_group(self, result: GroupResult) -> None:
+        """Add what a group of audits came to; one that is there already adds nothing."""
+        with self.transaction():
+            self._insert(GROUPS, [result.name, json.dumps(result.members), *result[2:]], "IGNORE")
+
+    def regroup(self, grouped: Mapping[int, tuple[str, int]]) -> None:
+        """Write down in which group each audit is, and whether it is followed alone too, in place of what was there."""
+        with self.transaction():
+            for database in (self.connection, self._copy):
+                database.execute(f"DELETE FROM {GROUPED}")
+            for number, (name, alone) in grouped.items():
+                self._insert(GROUPED, [number, name, alone])
+
+    def groups(self) -> tuple[dict[str, str], dict[int, tuple[str, int]]]:
+        """What groups of audits came to, by name; and what `regroup` has written."""
+        came_to = {row["name"]: row["outcome"] for row in self.query(f"SELECT name, outcome FROM {GROUPS}")}
+        grouped = self.query(f"SELECT experiment, name, alone FROM {GROUPED}")
+        return came_to, {row["experiment"]: (row["name"], row["alone"]) for row in grouped}
 
     def design(self, block: StoredBlock) -> None:
         """Write down a block before its experiments run."""

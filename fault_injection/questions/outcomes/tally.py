@@ -54,36 +54,37 @@ class Verdicts:
       open: by outcome, those whose audit has no end that is known.
       ends: the others, by what they came to at the end.
       changed: how many of these came to another outcome than the early verdict's.
-      settled: audits whose run settled (`settled.Settled`), apart from all others; None where none did.
+      nested: audits that ended with a guess: whose run settled (`settled.Settled`), or that struck with others in a run
+        that ended *Masked* (`together`); apart from all others; None where there are none.
     """
 
     guessed: Counts = dataclasses.field(default_factory=collections.Counter)
     open: Counts = dataclasses.field(default_factory=collections.Counter)
     ends: Counts = dataclasses.field(default_factory=collections.Counter)
     changed: int = 0
-    settled: "Verdicts | None" = None
+    nested: "Verdicts | None" = None
 
     def __add__(self, other: "Verdicts") -> "Verdicts":
-        nested = [one.settled for one in (self, other) if one.settled is not None]
+        inner = [one.nested for one in (self, other) if one.nested is not None]
         return Verdicts(
             self.guessed + other.guessed,
             self.open + other.open,
             self.ends + other.ends,
             self.changed + other.changed,
-            functools.reduce(operator.add, nested) if nested else None,
+            functools.reduce(operator.add, inner) if inner else None,
         )
 
     @property
     def counts(self) -> Counts:
         """All of them by the outcome that is best known."""
         own = self.guessed + self.open + self.ends
-        return own if self.settled is None else own + self.settled.counts
+        return own if self.nested is None else own + self.nested.counts
 
     @property
     def unfollowed(self) -> int:
         """How many have no end that is known."""
         own = self.guessed.total() + self.open.total()
-        return own if self.settled is None else own + self.settled.unfollowed
+        return own if self.nested is None else own + self.nested.unfollowed
 
     @property
     def followed(self) -> int:
@@ -93,16 +94,24 @@ class Verdicts:
     @property
     def changes(self) -> int:
         """How many of these came to another outcome than the early verdict's."""
-        return self.changed if self.settled is None else self.changed + self.settled.changed
+        return self.changed if self.nested is None else self.changed + self.nested.changed
+
+    @property
+    def believed(self) -> "Verdicts":
+        """The same, where the guesses with which audits ended are taken for their ends."""
+        if (inner := self.nested) is None:
+            return self
+        changed = self.changed + inner.changed
+        return Verdicts(self.guessed, self.open + inner.open, self.ends + inner.ends + inner.guessed, changed)
 
     def early(self, wanted: Collection[str], scale: float | None = None) -> Guesses:
         """What they say of some outcomes; `scale` is how many they count as."""
         counts = self.counts
         total = counts.total()
         times = 1.0 if scale is None else scale / total
-        settled = None if self.settled is None else self.settled.early(wanted)
+        nested = None if self.nested is None else self.nested.early(wanted)
         ends, found = self.ends.total(), _of(self.ends, wanted)
-        return Guesses(times * total, times * _of(counts, wanted), ends, found, self.open.total(), settled)
+        return Guesses(times * total, times * _of(counts, wanted), ends, found, self.open.total(), nested)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +146,11 @@ class Tally:
     def decided(self) -> int:
         """How many have a verdict other than undecided."""
         return self.total - self.counts[UNDECIDED]
+
+    @property
+    def believed(self) -> "Tally":
+        """The same, where the guesses with which audits ended are taken for their ends: a premise, and no proof."""
+        return Tally(self.known, {kind: verdicts.believed for kind, verdicts in self.early.items()})
 
     def resolved(self, leave: Collection[GuessKind] = ()) -> "Tally":
         """The same, where kinds whose experiments were all followed to a known end are no guesses any more.
@@ -199,7 +213,7 @@ class Tally:
 
 
 def tally_of(rows: Iterable[sqlite3.Row], plan: Plan) -> Tally:
-    """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, early_rule, ended, settled, n."""
+    """What rows say that count experiments by `queries.KNOWN`: exit, outcome, near, early_rule, ended, nested, n."""
     known: Counts = collections.Counter()
     early: dict[GuessKind, Verdicts] = {}
     for row in rows:
@@ -212,8 +226,8 @@ def tally_of(rows: Iterable[sqlite3.Row], plan: Plan) -> Tally:
         else:
             rule = row["early_rule"] if plan.beyond_premises else ""
             kind = GuessKind(bool(row["near"]) and plan.audit_near is not None, outcome == MASKED, rule)
-        if row["exit"] == CONDITIONS and row["settled"] is not None:  # an audit that settled
-            one = Verdicts(settled=_counted(MASKED, None if row["settled"] else ended, n, outcome))
+        if row["exit"] == CONDITIONS and row["nested"] is not None:  # an audit that ended with a guess
+            one = Verdicts(nested=_counted(MASKED, None if row["nested"] else ended, n, outcome))
         else:
             one = _counted(outcome, ended, n, outcome)
         early[kind] = early.get(kind, Verdicts()) + one
@@ -264,16 +278,18 @@ def weighted_not_masked(parts: Sequence[tuple[Tally, float]], confidence: float)
     return whole._rated(_of(whole.counts, wanted), whole.decided, estimate)
 
 
-def plan_not_masked(rows: Iterable[sqlite3.Row], plan: Plan) -> Rate:
+def plan_not_masked(rows: Iterable[sqlite3.Row], plan: Plan, believing: bool = False) -> Rate:
     """The share not masked of a whole campaign, its fault models weighted as in the plan.
 
     Args:
       rows: of the query `models`.
+      believing: the same if every audit that ended with a guess ends so: `Tally.believed`.
     """
     by_model: dict[str, list[sqlite3.Row]] = {}
     for row in rows:
         by_model.setdefault(row["model"], []).append(row)
     parts = [(tally_of(by_model[one.name], plan), one.weight) for one in plan.models if one.name in by_model]
+    parts = [(tally.believed, weight) for tally, weight in parts] if believing else parts
     return weighted_not_masked(parts, plan.confidence)
 
 

@@ -12,24 +12,27 @@ from ...campaign.task import Ready
 from ...campaign.terminal import display
 from . import jobs
 from .sampling import Experiment
+from .together import Group
 from .walk import walk_folder
 
 
 def work_by_epochs(
     dispatcher: Dispatcher,
     golden: Ready,
-    experiments: Iterable[Experiment],
+    experiments: Iterable[Experiment | Group],
     function: Callable[..., Any],
-    keep: Callable[[Experiment, Any], object],
+    keep: Callable[[Any, Any], object],
     lines: Callable[[float], list[str]],
     walked: Callable[[int, int, float], object] = lambda epoch, steps, seconds: None,
     back: int = 0,
 ) -> None:
-    """Do the experiments that are left; those that lose their process too often are in `dispatcher.given_up`.
+    """Do the experiments, or groups of audits, that are left.
+
+    Those that lose their process too often are in `dispatcher.given_up`.
 
     Args:
-      function: of jobs; does one experiment, given the golden run's key and the experiment's number, and its
-        `stratum` where it has one.
+      function: of jobs; does one experiment, given the golden run's key and the experiment's number (of a group those
+        of its experiments), and its `stratum` where it has one.
       keep: takes in an experiment and what the function returned.
       lines: what the terminal shows, given the seconds so far.
       walked: told the epoch of each walk, the steps that it computed, and seconds.
@@ -53,16 +56,16 @@ def work_by_epochs(
             walking = True
         return bool(epochs)
 
-    def hand_out(group: list[Experiment], value: tuple[int, float]) -> None:
+    def hand_out(group: list[Experiment | Group], value: tuple[int, float]) -> None:
         nonlocal walking
         walking = False
         walked(group[0].epoch, *value)
         for e in group:
             arguments, take = (golden.golden_key, e.number), functools.partial(done, e)
             one = function if e.stratum is None else functools.partial(function, stratum=e.stratum)
-            dispatcher.ready.append(Errand(f"experiment {e.number}", one, arguments, take, alone=True))
+            dispatcher.ready.append(Errand(e.title, one, arguments, take, alone=True))
 
-    def done(e: Experiment, value: Any) -> None:
+    def done(e: Experiment | Group, value: Any) -> None:
         keep(e, value)
         left[e.epoch] -= 1
         if not left[e.epoch]:  # nothing forks from these states any more
