@@ -85,6 +85,8 @@ RUN = {
     "nonfinite": "as the row of an injection file",
     "settled": "consecutive steps that a run has to be as near to the golden run as a twin, to end there; absent: none",
     "settled_follow": "share of these runs that are followed to the end all the same; 0.5 by default",
+    "together": "how many audits of early verdicts that say *Masked* are followed in one run; absent: each by itself",
+    "together_alone": "share of these audits that are followed by themselves all the same; 0.2 by default",
 }
 SCORE = {
     "detectors": "list of names; by default all that can watch the workload",

@@ -98,8 +98,10 @@ def _audits(plan: Plan) -> tuple[dict[str, float] | None, list[str]]:
     if plan.exit != CONDITIONS:
         return None, []
     early = EARLY * plan.experiments
-    found = expected(plan.experiments, plan.audit * early, plan.confidence)
-    steps = found.audits * _steps_followed(dataclasses.replace(plan, horizon=None))
+    alone = None if plan.together is None else plan.together_alone
+    found = expected(plan.experiments, plan.audit * early, plan.confidence, alone)
+    runs = found.audits if plan.together is None else found.audits * (plan.together_alone + 1 / plan.together)
+    steps = runs * _steps_followed(dataclasses.replace(plan, horizon=None))
     numbers = {"share": plan.audit, "steps": steps, "steps_per_experiment": steps / plan.experiments, **found._asdict()}
     text = (
         f"Audits: {plan.audit:.1%} of early verdicts are followed to the end, about {found.audits:.0f} of {early:.0f} "
@@ -114,9 +116,18 @@ def _audits(plan: Plan) -> tuple[dict[str, float] | None, list[str]]:
         )
     if plan.settled is not None:
         text += f". Runs that settle end sooner, and {plan.settled_follow:.0%} of these go on all the same"
+    more = ""
+    if plan.together is not None:
+        text += (
+            f", {plan.together} in one run, and {plan.together_alone:.0%} of them by themselves besides; more where a "
+            "group does not end masked"
+        )
+        believed = expected(plan.experiments, found.audits, plan.confidence).width
+        numbers["width_if_groups_hide_nothing"] = believed
+        more = f"; {100 * believed:.2g} on the premise that groups hide nothing"
     widths = (
         f"If {BAD:.0%} of the other experiments are not masked, and no audit differs, the interval of the rate of what "
-        f"was not masked is {100 * found.width:.2g} points wide; {100 * found.full:.2g} if every run is followed."
+        f"was not masked is {100 * found.width:.2g} points wide{more}; {100 * found.full:.2g} if every run is followed."
     )
     return numbers, [f"{text}.", widths]
 

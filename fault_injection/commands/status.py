@@ -52,6 +52,11 @@ def _campaign(found: Standing) -> str:
         first = next(one for one in answer.rates() if one.asked)
         what, rate = first.outcome, first.rate if answer.experiments else None
     known = f", {what} {share(rate)}" if rate is not None and rate.total else ""
+    if found.together is not None and found.together.believed is not None:
+        known += (
+            f" ({share(found.together.believed)} if {plural(found.together.masked, 'masked group')} of audits hide no "
+            f"harm; of {plural(found.together.alone, 'audit')} followed alone none shows any)"
+        )
     if found.unstruck:
         known += f", nothing struck in {found.unstruck:,}"
     return f"Campaign on {found.plan.workload.title}: {done}{known}. {_next(found)}"

@@ -40,12 +40,20 @@ class Widths(NamedTuple):
     full: float
 
 
-def expected(experiments: int, audits: float, confidence: float) -> Widths:
-    """The widths in a campaign of so many experiments with so many audits, none of which differs."""
+def expected(experiments: int, audits: float, confidence: float, alone: float | None = None) -> Widths:
+    """The widths in a campaign of so many experiments with so many audits, none of which differs.
+
+    Args:
+      alone: share of the audits that are followed by themselves, where others are in groups (`together`); None where
+        all are.
+    """
     early = EARLY * experiments
     bad = BAD * (experiments - early)
     low, high = score_interval(bad / experiments, experiments, confidence)
-    found = two_phase(bad, experiments - early - bad, [Guesses(early, 0, round(audits), 0)], confidence)
+    seen = Guesses(early, 0, round(audits), 0)
+    if alone is not None:
+        seen = Guesses(early, 0, 0, 0, nested=Guesses(round(audits), 0, round(alone * audits), 0))
+    found = two_phase(bad, experiments - early - bad, [seen], confidence)
     return Widths(audits, found.high - found.low, high - low)
 
 

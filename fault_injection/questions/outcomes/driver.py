@@ -164,16 +164,19 @@ def _number(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> 
 
 def _together(plan: Plan, store: Store, dispatcher: Dispatcher, golden: Ready) -> None:
     """The audits of masked early verdicts: in groups, and those by themselves whose group did not end masked."""
-    left, begun = audits_left(store, plan), len(store.groups()[0])
+    left, begun, followed = audits_left(store, plan), len(store.groups()[0]), 0
     if left.regroup:
         store.regroup(left.grouped)
 
     def lines(seconds: float) -> list[str]:
         ran = len(store.groups()[0]) - begun
-        return [f"{ran} of {len(left.groups)} groups of audits", *outcome_lines(*outcome_rates(store, plan))]
+        done = f"{ran} of {len(left.groups)} groups of audits, {followed} audits followed alone because of them"
+        return [done, *outcome_lines(*outcome_rates(store, plan))]
 
     def keep(_: Experiment, value: tuple[Result, dict[str, Any]]) -> None:
+        nonlocal followed
         store.add(*value, golden.key)
+        followed += 1
 
     work_by_epochs(
         dispatcher, golden, left.groups, jobs.group, lambda _, found: store.add_group(found), lines, store.walked

@@ -10,6 +10,7 @@ from ...campaign.wording import share
 from ...machine.files import in_use
 from ...runs.outcome import OUTCOMES, UNDECIDED
 from .answer import AnsweredRate, StratifiedAnswer, answer_of, unfinished
+from .grouped_audits import GroupedAudits, grouped_audits
 from .plan import Plan
 from .report.queries import QUERIES, UNSTRUCK
 from .store import NAME as STORE
@@ -39,6 +40,7 @@ class Standing:
       answer: what a campaign that wants a width knows; None of others.
       complete: whether it has nothing left to do.
       unstruck: experiments in which nothing was struck.
+      together: what groups of audits have shown; None where the plan has none.
     """
 
     folder: pathlib.Path
@@ -53,6 +55,7 @@ class Standing:
     answer: StratifiedAnswer | None
     complete: bool
     unstruck: int
+    together: GroupedAudits | None
 
     @property
     def experiments(self) -> int:
@@ -83,6 +86,7 @@ class Standing:
             "not_masked": self.not_masked and self.not_masked._asdict(),
             "whole": self.whole and self.whole._asdict(),
             "last_event": self.last_event,
+            **({"together": self.together.as_dict()} if self.together else {}),
             **({"rates": [rate.as_dict() for rate in self.answer.rates()]} if self.answer else {}),
         }
 
@@ -97,7 +101,8 @@ def finished(folder: pathlib.Path, plan: Plan) -> bool:
         return False
     with Store(folder) as store:
         store.expect(plan)
-        return store.plan() is not None and store.done() >= set(range(plan.experiments))
+        made = store.plan() is not None and store.done() >= set(range(plan.experiments))
+        return made and (plan.together is None or not audits_left(store, plan))
 
 
 def standing(folder: pathlib.Path) -> Standing:
@@ -114,6 +119,7 @@ def standing(folder: pathlib.Path) -> Standing:
         if plan is not None and answer is None and not_masked is not None and not_masked.total:
             whole = plan_not_masked(store.query(QUERIES["models"]), plan)
         done, complete = len(store.done()), nothing_left(store, plan, answer)
+        together = grouped_audits(store, plan) if plan is not None and plan.together is not None else None
         unstruck = int(store.query(UNSTRUCK)[0]["n"])
         events = store.query("SELECT at, what FROM events ORDER BY at DESC, rowid DESC LIMIT 1")
     return Standing(
@@ -129,6 +135,7 @@ def standing(folder: pathlib.Path) -> Standing:
         answer=answer,
         complete=complete,
         unstruck=unstruck,
+        together=together,
     )
 
 

@@ -16,7 +16,7 @@ from .standing import outcome_rates
 from .store import Store
 from .strata import divided
 
-TABLES = ("experiments", "alterations", "comparisons", "environments", "events", "walks")
+TABLES = ("experiments", "alterations", "comparisons", "audit_groups", "grouped", "environments", "events", "walks")
 FORMATS = ("csv", "parquet")
 
 

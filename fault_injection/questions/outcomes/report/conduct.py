@@ -46,14 +46,15 @@ def _against_published(facts: Facts) -> Table:
     each = facts.total
     for epochs in dict.fromkeys((facts.epochs, max(facts.epochs, PUBLISHED_EPOCHS))):
         (row,) = facts.rows("published", epochs=epochs, steps_per_epoch=facts.plan.steps_per_epoch)
+        audits = row["ours"] + row["audits"] + row["together"]
         rows.append(
             {
                 "schedule": f"{epochs} epochs",
                 "published procedure, steps each": row["steps"] / each,
                 "verdicts, steps each": row["ours"] / each,
                 "share": _part(row["steps"], row["ours"]),
-                "with audits, steps each": (row["ours"] + row["audits"]) / each,
-                "share with audits": _part(row["steps"], row["ours"] + row["audits"]),
+                "with audits, steps each": audits / each,
+                "share with audits": _part(row["steps"], audits),
             }
         )
     return Table("published", "Steps compared with those of the published procedure.", rows)
@@ -64,6 +65,7 @@ def _all_steps(facts: Facts) -> Table:
     parts = {
         "verdicts": spent.experiments,
         "audits": spent.audits,
+        **({} if facts.plan.together is None else {"groups of audits": spent.together}),
         "walks": spent.walks,
         **({} if facts.plan.settled is None else {"golden run, beside runs that may settle": spent.beside}),
         "golden run and twins": spent.golden,
@@ -113,6 +115,8 @@ def audited(facts: Facts) -> Section:
             "without being large, or a large history came with a loss gap above half of the limit"
         )
         text.append(f"A random {percent(plan.audit)} % of these runs go on to the end all the same{near}.")
+        if plan.together is not None:
+            text.append("Of these, runs whose early verdict is Masked go on in groups, see Groups of audits.")
         if plan.wanted is not None:
             text.append("So do all whose early verdict is not Masked.")
         if plan.audits_first:

@@ -17,6 +17,7 @@ from .protection import protecting
 from .queries import QUERIES
 from .settled import settled
 from .summary import summary
+from .together import together
 
 SECTIONS: Sequence[Callable[[Facts], Section]] = (
     worst,
@@ -66,6 +67,8 @@ def write_report(folder: pathlib.Path) -> pathlib.Path:
         sections = [section(facts) for section in (SECTIONS if facts.plan.wanted is None else WANTED_SECTIONS)]
         if facts.plan.settled is not None:
             sections.insert(SECTIONS.index(audited) + 1, settled(facts))
+        if facts.plan.together is not None:
+            sections.insert(SECTIONS.index(audited) + 1, together(facts))
         queries: Mapping[str, str] = QUERIES
         if facts.plan.wanted is not None:
             sections[1:1] = by_dimension(facts)

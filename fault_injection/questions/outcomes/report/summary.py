@@ -8,6 +8,7 @@ from ....campaign.terminal import clock
 from ....campaign.wording import level, number, percent, plural, share
 from ....runs.outcome import MASKED, UNDECIDED
 from ..conditions import CONDITIONS
+from ..grouped_audits import grouped_audits
 from ..result import SETTLED
 from ..tally import GuessKind, Tally
 from .facts import Facts, Group
@@ -25,14 +26,16 @@ class Cost(NamedTuple):
     """Training steps of a campaign.
 
     Attributes:
-      experiments, audits, walks, beside, golden: steps run for verdicts, beyond early ones to audit them,
-        through the golden run to reach the states before the faults, of the golden run beside runs that may settle,
-        and for the golden run and its twins.
+      experiments, audits, together, walks, beside, golden: steps run for verdicts, beyond early ones to audit them, for
+        groups of audits (and first steps that were taken again by audits whose group did not end masked), through the
+        golden run to reach the states before the faults, of the golden run beside runs that may settle, and for the
+        golden run and its twins.
       published: steps of the published procedure for the same experiments.
     """
 
     experiments: int
     audits: int
+    together: int
     walks: int
     beside: int
     golden: int
@@ -41,7 +44,7 @@ class Cost(NamedTuple):
     @property
     def total(self) -> int:
         """All steps that were run."""
-        return self.experiments + self.audits + self.walks + self.beside + self.golden
+        return self.experiments + self.audits + self.together + self.walks + self.beside + self.golden
 
 
 def cost(facts: Facts) -> Cost:
@@ -51,6 +54,7 @@ def cost(facts: Facts) -> Cost:
     return Cost(
         steps["verdicts"],
         steps["audits"],
+        steps["together"],
         steps["walks"],
         steps["beside"],
         facts.plan.golden_steps,
@@ -178,7 +182,11 @@ def _sure(facts: Facts) -> BoxAnswer:
     guesses = facts.whole().guesses if facts.decided else 0
     if guesses:
         clauses.append(f"the interval allows for {plural(guesses, 'early verdict')} that nobody followed")
-    known = {"experiments": total, "planned": planned, "undecided": facts.counts[UNDECIDED], "guesses": guesses}
+    known: dict[str, Any] = {"experiments": total, "planned": planned, "undecided": facts.counts[UNDECIDED]}
+    known["guesses"] = guesses
+    if facts.plan.together is not None and (grouped := grouped_audits(facts.store, facts.plan)).believed is not None:
+        clauses.append(f"if groups of audits that ended {MASKED} hide nothing, the rate is {share(grouped.believed)}")
+        known["together"] = grouped.as_dict()
     return BoxAnswer("How sure", f"{'; '.join(clauses)}.", known | {"audits": [one._asdict() for one in audit(facts)]})
 
 
