@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from .experiment import Laboratory
 from .result import GroupResult
 from .sampling import choose, draw_experiment
-from .together import Group
+from .together import AuditGroup
 
 
 def run_group(lab: Laboratory, members: Sequence[int]) -> GroupResult:
@@ -31,6 +31,6 @@ def run_group(lab: Laboratory, members: Sequence[int]) -> GroupResult:
     followed = course.take(lab.state_before(at.epoch, at.step), at, plan.end)
     verdict = course.verdict(finished=followed.ended is None)
     steps = len(course.recorder.run.column("loss")) - at.step
-    group = Group(tuple(sorted(members)), *at)
+    group = AuditGroup(tuple(sorted(members)), *at)
     seconds = time.perf_counter() - begun
     return GroupResult(group.name, group.number, verdict.outcome, verdict.rule, *at, steps, seconds)

@@ -31,7 +31,7 @@ ALONE = 0.2  # share of the audits that are followed by themselves all the same,
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class AuditGroup:
     """Experiments whose faults strike in one run.
 
     Attributes:
@@ -67,7 +67,7 @@ class AuditsLeft(NamedTuple):
     """
 
     grouped: Mapping[int, tuple[str, int]]
-    groups: list[Group]
+    groups: list[AuditGroup]
     follow: list[int]
     regroup: bool
 
@@ -75,7 +75,7 @@ class AuditsLeft(NamedTuple):
         return bool(self.groups or self.follow or self.regroup)
 
 
-def groups_of(members: Iterable[tuple[Address, int]], most: int) -> list[Group]:
+def groups_of(members: Iterable[tuple[Address, int]], most: int) -> list[AuditGroup]:
     """Groups of at most so many experiments, such that no two faults of a group strike in one step.
 
     Members are taken by time, so that a run begins late, and each goes to the first group that has room for it.  Who
@@ -99,7 +99,7 @@ def groups_of(members: Iterable[tuple[Address, int]], most: int) -> list[Group]:
             open.remove(fits)
             full.append(fits)
     return [
-        Group(tuple(sorted(number for _, number in group)), *group[0][0])
+        AuditGroup(tuple(sorted(number for _, number in group)), *group[0][0])
         for group in itertools.chain(full, open)
         if len(group) > 1
     ]

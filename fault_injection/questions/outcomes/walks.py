@@ -12,14 +12,14 @@ from ...campaign.task import Ready
 from ...campaign.terminal import display
 from . import jobs
 from .sampling import Experiment
-from .together import Group
+from .together import AuditGroup
 from .walk import walk_folder
 
 
 def work_by_epochs(
     dispatcher: Dispatcher,
     golden: Ready,
-    experiments: Iterable[Experiment | Group],
+    experiments: Iterable[Experiment | AuditGroup],
     function: Callable[..., Any],
     keep: Callable[[Any, Any], object],
     lines: Callable[[float], list[str]],
@@ -56,7 +56,7 @@ def work_by_epochs(
             walking = True
         return bool(epochs)
 
-    def hand_out(group: list[Experiment | Group], value: tuple[int, float]) -> None:
+    def hand_out(group: list[Experiment | AuditGroup], value: tuple[int, float]) -> None:
         nonlocal walking
         walking = False
         walked(group[0].epoch, *value)
@@ -65,7 +65,7 @@ def work_by_epochs(
             one = function if e.stratum is None else functools.partial(function, stratum=e.stratum)
             dispatcher.ready.append(Errand(e.title, one, arguments, take, alone=True))
 
-    def done(e: Experiment | Group, value: Any) -> None:
+    def done(e: Experiment | AuditGroup, value: Any) -> None:
         keep(e, value)
         left[e.epoch] -= 1
         if not left[e.epoch]:  # nothing forks from these states any more

@@ -6,6 +6,7 @@ import json
 from ....campaign.page import Cell, Section, Table
 from ....campaign.rates import at_most
 from ....campaign.wording import level, percent
+from ..plan import Plan
 from ..support import ENOUGH, RARE
 from .facts import Facts
 from .summary import audit, cost
@@ -100,6 +101,11 @@ def _part(whole: int, part: int) -> str:
     return f"1/{whole / part:.1f}" if part else "none"
 
 
+def how(plan: Plan) -> str:
+    """How audits are followed, where not each by itself."""
+    return "" if plan.together is None else "; those whose early verdict is Masked in groups, see Groups of audits"
+
+
 def audited(facts: Facts) -> Section:
     """Whether early verdicts hold when their runs are followed to the end."""
     plan, title = facts.plan, "Audit"
@@ -114,9 +120,7 @@ def audited(facts: Facts) -> Section:
             else f", and {percent(plan.audit_near)} % of those near a threshold: a value exceeded what is usual "
             "without being large, or a large history came with a loss gap above half of the limit"
         )
-        text.append(f"A random {percent(plan.audit)} % of these runs go on to the end all the same{near}.")
-        if plan.together is not None:
-            text.append("Of these, runs whose early verdict is Masked go on in groups, see Groups of audits.")
+        text.append(f"A random {percent(plan.audit)} % of these runs go on to the end all the same{near}{how(plan)}.")
         if plan.wanted is not None:
             text.append("So do all whose early verdict is not Masked.")
         if plan.audits_first:
