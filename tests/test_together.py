@@ -6,8 +6,11 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
+import random
 import sqlite3
+import time
 
+import killed
 import numpy as np
 import pytest
 from campaign_stores import TOY, Inline, result
@@ -417,6 +420,34 @@ def test_a_group_that_no_process_outlives_is_named_and_its_audits_stay_guesses(w
     assert found.done == 90 and not found.complete
     with Store(world.folder / "out") as store:
         assert [one.number for one in audits_left(store, world.plan).groups] == lost
+
+
+@pytest.mark.slow
+def test_two_jobs_and_a_driver_that_is_killed_come_to_the_same(made, cache, tmp_path, repository):
+    """As users run it: killed among the experiments, and again once groups run, if it is still there."""
+    (tmp_path / "plan.toml").write_text(PLAN)
+    out, rng = tmp_path / "out", random.Random(2)
+    command = ["campaign", tmp_path / "plan.toml", "--out", out, "--cache", cache, "--jobs", "2"]
+    for table, enough in (("experiments", 20), ("audit_groups", 1)):
+        process = killed.start(tmp_path / "log", repository, *command)
+        while process.poll() is None and not _has(out, table, enough):
+            time.sleep(0.05)
+        if process.poll() is None:
+            killed.kill(process, rng, driver=True)
+    assert killed.start(tmp_path / "log", repository, *command).wait(300) == 0, (tmp_path / "log").read_text()
+    left_out = {"seconds", "outside_seconds", "setup_seconds", "environment", "finished_at", "key"}
+    for table in ("experiments", "audit_groups", "grouped"):
+        one, two = (
+            [{name: row[name] for name in row if name not in left_out} for row in rows_of(folder, table)]
+            for folder in (made, out)
+        )
+        assert sorted(one, key=repr) == sorted(two, key=repr)
+
+
+def _has(folder, table, enough):
+    with contextlib.suppress(InputError):  # there is no file yet
+        return len(rows_of(folder, table)) >= enough
+    return False
 
 
 # --- plans ---

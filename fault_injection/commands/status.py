@@ -53,10 +53,9 @@ def _campaign(found: Standing) -> str:
         what, rate = first.outcome, first.rate if answer.experiments else None
     known = f", {what} {share(rate)}" if rate is not None and rate.total else ""
     if found.together is not None and found.together.believed is not None:
-        known += (
-            f" ({share(found.together.believed)} if {plural(found.together.masked, 'masked group')} of audits hide no "
-            f"harm; of {plural(found.together.alone, 'audit')} followed alone none shows any)"
-        )
+        groups = f"{plural(found.together.masked, 'masked group')} of audits"
+        shown = f"{share(found.together.believed)} if no harm hides in {groups}"
+        known += f" ({shown}; {found.together.alone:,} followed alone show none)"
     if found.unstruck:
         known += f", nothing struck in {found.unstruck:,}"
     return f"Campaign on {found.plan.workload.title}: {done}{known}. {_next(found)}"
