@@ -23,7 +23,7 @@ from fault_injection.detection.dr_dna import DrDna, make_profile, make_training_
 from fault_injection.detection.registry import beside_a_run, of_one_device, watcher
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand, inactive_fault
-from fault_injection.models.observe.dr_dna import NAME, PLACES, SAMPLES
+from fault_injection.models.observe.dr_dna import BEYOND, PLACES, SAMPLED, SAMPLES
 from fault_injection.models.site import make_fault
 from fault_injection.runs.follow import follow
 from fault_injection.runs.steps import Address, addresses
@@ -133,10 +133,9 @@ def test_samples_are_elements_of_the_activations_of_examples(name):
     assert list(program.activations().values()) == [one.shape[1] for one in activations]
     _, report = first_step(program.watching(bare))
     for layer, at, whole in zip(bare.layers, bare.positions, activations, strict=True):
-        assert report.tensors[SAMPLES][layer].shape == (1, 16, PLACES)
-        np.testing.assert_allclose(report.tensors[SAMPLES][layer][0], whole[:, at], rtol=2e-5, atol=1e-6)
-        largest = report.reductions[f"largest/activations/{layer}"]
-        np.testing.assert_allclose(largest, np.abs(whole).max(), rtol=2e-5)
+        assert report.tensors[SAMPLES][layer].shape == (1, 16, SAMPLED)
+        np.testing.assert_allclose(report.tensors[SAMPLES][layer][0][:, :PLACES], whole[:, at], rtol=2e-5, atol=1e-6)
+        np.testing.assert_allclose(report.tensors[SAMPLES][layer][0][:, PLACES], np.abs(whole).max(-1), rtol=2e-5)
 
 
 def accumulating():
@@ -179,7 +178,7 @@ def test_no_bit_of_a_step_depends_on_watching(name):
         assert same_bits(state, expected[1][0]) and int(report.struck.hits) == 0
     _, report = first_step(watching["scored"])
     assert SAMPLES not in report.tensors
-    assert {f"{NAME}/{layer}" for layer in bare.layers} <= report.reductions.keys()
+    assert {f"{name}/{layer}" for layer in bare.layers for name in BEYOND} <= report.reductions.keys()
     # The largest value is told of sites in loops and branches as well.
     forward = {name for name, site in made.program.all_sites.items() if site.role == "forward"}
     _, report = first_step(telling)
@@ -202,7 +201,9 @@ def test_another_profile_of_the_same_layers_compiles_nothing(caplog):
             assert not [record for record in caplog.records if "compil" in record.getMessage().lower()]
     (_, report), _ = found
     whole = momentum(start["params"], examples(0, 0))[1]
-    np.testing.assert_allclose(report.tensors[SAMPLES][bare[1].layers[1]][0], whole[:, bare[1].positions[1]], rtol=2e-5)
+    np.testing.assert_allclose(
+        report.tensors[SAMPLES][bare[1].layers[1]][0][:, :PLACES], whole[:, bare[1].positions[1]], rtol=2e-5
+    )
 
 
 # ---- Alarms ---------------------------------------------------------------------------------------
@@ -229,15 +230,14 @@ def test_a_huge_activation_is_seen_and_a_fault_free_run_is_not(name):
     assert len(beside.peak) == 18 and beside.alarms == []
 
     detector = DrDna.of(profile)
-    names = [f"{NAME}/{layer}" for layer in profile.layers]
+    names = [name for name, _ in detector.limits]
     for layer in (None, *profile.layers):
         fault = inactive_fault() if layer is None else huge(made, layer)
         start = watching.place(watching.init()), watching.batch(0, 0)
         _, report = jax.device_get(watching.faulty_step(*start, 0, 0, fault))
         values = np.array([report.reductions[one] for one in names])
         _, alarms = detector.update(detector.init(names), values)
-        if layer != profile.layers[-1]:  # a score is relative to all layers before: the last one is seen least
-            assert detector.first(told(0, names, values, alarms)) == layer
+        assert detector.first(told(0, names, values, alarms)) == layer
         largest = np.array([report.reductions[one] for one in sorted(report.reductions) if "largest" in one])
         _, alarms = ranges.update(beside.memory, largest)
         assert bool(alarms.level.any()) == (layer is not None)
@@ -245,7 +245,9 @@ def test_a_huge_activation_is_seen_and_a_fault_free_run_is_not(name):
 
 def test_dr_dna_and_ranges_are_made_for_a_training_of_ones_own_as_for_any():
     program, made = program_of(momentum_training.training, "largest/activations")
-    detectors = {name: beside_a_run(name, program, {}).detector for name in ("dr_dna", "activation_range")}
+    detectors = {
+        name: beside_a_run(name, program, {}).detector for name in ("dr_dna", "dr_dna_published", "activation_range")
+    }
     watching = registry.telling(program, detectors.values())
     watchers = {name: watcher(watching, detector) for name, detector in detectors.items()}
     steps = addresses(Address(0, 0), Address(0, 5), 6)
@@ -315,7 +317,7 @@ def pairwise():
 def test_a_step_that_cannot_be_sampled_is_said_to_be_so_and_still_has_ranges(make, reason):
     program, _ = program_of(make)
     assert reason in of_one_device(program, {})["dr_dna"]
-    with pytest.raises(InputError, match="dr_dna watches dr_dna/activations, which the steps of this workload do not"):
+    with pytest.raises(InputError, match="dr_dna watches dr_dna_places/activations, which the steps of this work"):
         beside_a_run("dr_dna", program, {})
     assert of_one_device(program, {})["activation_range"] == ""
 

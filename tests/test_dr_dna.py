@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from whole import some
 from fault_injection.detection.detector import told
 from fault_injection.detection.dr_dna import (
     DrDna,
+    DrDnaPublished,
     load_profile,
     make_profile,
     make_training_profile,
@@ -26,7 +28,21 @@ from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import DamagedFile, write_arrays
 from fault_injection.models.fault import Operand
 from fault_injection.models.layer import Context
-from fault_injection.models.observe.dr_dna import NAME, PLACES, SAMPLES, Profile, excess, watched
+from fault_injection.models.observe import dr_dna
+from fault_injection.models.observe.dr_dna import (
+    BEYOND,
+    BEYOND_LAYER,
+    BEYOND_PLACES,
+    NAMES,
+    PLACES,
+    SAMPLED,
+    SAMPLES,
+    SUM,
+    VALUES,
+    Profile,
+    sampled,
+    watched,
+)
 from fault_injection.models.site import make_fault
 from fault_injection.runs.follow import follow
 from fault_injection.runs.steps import Address, addresses
@@ -57,8 +73,8 @@ def trained(name):
     return workload, program, state, profile
 
 
-def values(profile, inference):
-    return np.array([inference.reductions[f"{NAME}/{layer}"] for layer in profile.layers])
+def values(profile, inference, name):
+    return np.array([inference.reductions[f"{name}/{layer}"] for layer in profile.layers])
 
 
 def infinite_output(name):
@@ -70,11 +86,11 @@ def infinite_output(name):
 # ---- The score ------------------------------------------------------------------------------
 
 
-def reference(histograms, x):
-    """(S − Ŝ)/Ŝ of one example's samples [L,PLACES], place by place in float64."""
+def scalar_sum(histograms, x):
+    """(S − Ŝ)/Ŝ of one example's samples [L,SAMPLED], place by place in float64."""
     h = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), histograms)
     total, found = 0.0, []
-    for j, values in enumerate(x.astype(np.float64)):
+    for j, values in enumerate(x[:, :PLACES].astype(np.float64)):
         values = np.where(np.isnan(values), np.inf, values)
         for i, value in enumerate(values):
             inside = h.low[j, i] <= value <= h.high[j, i]
@@ -89,17 +105,109 @@ def reference(histograms, x):
         most, least = (int(at) for at in h.extremes[j])
         total += 0.5 * (values[most] != values.max()) + 0.5 * (values[least] != values.min())
         found.append((total - h.expected[j]) / h.expected[j])
-    return np.array(found)
+    return found
+
+
+def scalar_places(histograms, x):
+    """The distance of each layer's farthest place, in Python's floats."""
+    found = []
+    for values, low, high in zip(x.tolist(), histograms.low.tolist(), histograms.high.tolist(), strict=True):
+        farthest = 0.0
+        for value, least, most in zip(values[:PLACES], low, high, strict=True):
+            if math.isnan(value) or math.isinf(value):
+                farthest = math.inf
+            elif value > most:
+                farthest = max(farthest, (value - most) / (most - least))
+            elif value < least:
+                farthest = max(farthest, (least - value) / (most - least))
+        found.append(farthest)
+    return found
+
+
+def scalar_layer(histograms, x):
+    """By how much the largest value exceeds the profile's, as a share of it."""
+    found = []
+    for values, usual in zip(x.tolist(), histograms.largest.tolist(), strict=True):
+        here = math.inf if math.isnan(values[PLACES]) else values[PLACES]
+        found.append(max(here - usual, 0.0) / (usual or 1.0))
+    return found
+
+
+SCALAR = {BEYOND_PLACES: scalar_places, BEYOND_LAYER: scalar_layer, SUM: scalar_sum}
 
 
 def near_an_edge(histograms, x):
     """Whether rounding may decide on the bin of a value, by example; at the ends of a range it does not."""
+    x = x[..., :PLACES]
     h = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), histograms)
     x = np.where(np.isfinite(x), x, 1e30).astype(np.float64)
     pairs = ((h.low, h.high), (h.layer_low[:, None], h.layer_high[:, None]))
     parts = np.stack([(x - low) / (high - low) * 10 for low, high in pairs])
     near = (np.abs(parts - np.round(parts)) < 2e-5) & (np.abs(parts) < 11) & (parts != 0) & (parts != 10)
     return near.any((0, 2, 3))
+
+
+def made_up(seed, examples=64):
+    """A profile of random numbers in three layers, the last of them constant, and samples of as many examples again."""
+    random = np.random.default_rng(seed)
+    scale = np.float32([1, 10.0 ** random.integers(-6, 7), 0])[:, None]
+    x = random.normal(size=(2, examples, 3, SAMPLED)).astype(np.float32) * scale + np.float32(random.integers(-2, 3))
+    x[..., PLACES] = np.abs(x).max(-1) * random.uniform(1, 3, x.shape[:-1])
+    return profile_of(Profile(("a", "b", "c"), np.zeros((3, PLACES), np.int32)), [x[0]]), x[1]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_distances_are_those_of_a_scalar_implementation_on_random_samples(seed):
+    profile, x = made_up(seed)
+    random = np.random.default_rng(seed + 100)
+    x *= np.where(random.random(x.shape) < 0.01, np.float32(10.0) ** random.integers(-30, 31, x.shape), 1)
+    special = np.float32([np.nan, -np.nan, np.inf, -np.inf, 0, -3e38, 3e38, 1e-45])
+    at = random.integers(0, len(x), 40), random.integers(0, 3, 40), random.integers(0, PLACES, 40)
+    x[at] = random.choice(special, 40)
+    x[: len(special), random.integers(0, 3), PLACES] = np.abs(special)
+    for name in BEYOND:
+        with np.errstate(over="ignore"):
+            expected = np.array([SCALAR[name](profile.histograms, one) for one in x]).astype(np.float32)
+        found = np.asarray(VALUES[name](profile.histograms, x))
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
+        assert not np.isnan(found).any() and np.isinf(found).any() and (found == 0).any()
+
+
+def test_a_wrong_number_in_a_late_layer_is_seen_and_the_published_sum_does_not_see_it():
+    random = np.random.default_rng(0)
+    usual = random.normal(size=(512, 20, SAMPLED)).astype(np.float32)
+    usual[..., PLACES] = np.abs(usual[..., :PLACES]).max(-1)
+    layers = tuple(map(str, range(20)))
+    profile = profile_of(Profile(layers, np.zeros((20, PLACES), np.int32)), [usual[:256]])
+    x = {layer: usual[None, 256:, at] for at, layer in enumerate(layers)}
+
+    def alarms(kind, samples):
+        detector = kind.of(profile)
+        found = dr_dna.largest_values(dataclasses.replace(profile, told=kind.signals), samples)
+        names = [f"{name}/{layer}" for name in found for layer in layers]
+        return detector, told(
+            0, names, *(v := np.concatenate([*found.values()]), detector.update(detector.init(names), v)[1])
+        )
+
+    assert alarms(DrDna, x)[1] == alarms(DrDnaPublished, x)[1] == []
+    for at, place in ((19, 3), (19, PLACES), (0, 3)):  # of the last layer, beside its places, and of the first
+        struck = {layer: one.copy() for layer, one in x.items()}
+        struck[layers[at]][0, 7, [place, PLACES]] = 1e30
+        detector, found = alarms(DrDna, struck)
+        assert detector.first(found) == layers[at]
+        assert {alarm.tensor for alarm in found} >= {f"{BEYOND_LAYER}/{layers[at]}"}
+        assert alarms(DrDnaPublished, struck)[1] == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_what_is_kept_of_an_activation_are_its_places_and_its_largest_value(dtype):
+    random = np.random.default_rng(0)
+    x = jnp.asarray(random.normal(size=(2, 3, 70, 71)), dtype).at[1, 2, 5, 6].set(np.nan).at[0, 1, 0, 0].set(-np.inf)
+    kept = np.asarray(sampled(x, np.arange(PLACES) * 7))
+    plain = np.asarray(x, np.float32).reshape(2, 3, -1)
+    np.testing.assert_array_equal(kept[..., :PLACES], plain[..., np.arange(PLACES) * 7])
+    largest = [[math.nan if np.isnan(row).any() else max(map(abs, row.tolist())) for row in rows] for rows in plain]
+    np.testing.assert_array_equal(kept[..., PLACES], largest)
 
 
 @pytest.mark.slow
@@ -116,12 +224,14 @@ def test_the_score_is_that_of_an_independent_implementation(name):
     x[1, 2] = 1e30
     clear = ~near_an_edge(profile.histograms, x)
     assert clear.sum() >= len(x) / 2 and clear[:2].any()
-    found = np.asarray(excess(profile.histograms, x))[clear]
-    np.testing.assert_allclose(found, [reference(profile.histograms, one) for one in x[clear]], atol=2e-5)
     # A pass reports the largest of all its examples, on all devices.
-    watched = program.watching(profile).forward_passes().infer(state, batch, None)
-    largest = np.asarray(excess(profile.histograms, samples)).max((0, 1))
-    np.testing.assert_allclose(values(profile, watched), largest, atol=2e-6)
+    watched = program.watching(dataclasses.replace(profile, told=NAMES)).forward_passes().infer(state, batch, None)
+    for value in NAMES:
+        found = np.asarray(VALUES[value](profile.histograms, x))[clear]
+        expected = [SCALAR[value](profile.histograms, one) for one in x[clear]]
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=2e-5)
+        largest = np.asarray(VALUES[value](profile.histograms, samples)).max((0, 1))
+        np.testing.assert_allclose(values(profile, watched, value), largest, atol=2e-6)
     assert SAMPLES not in watched.tensors
 
 
@@ -145,7 +255,8 @@ def test_samples_are_elements_of_the_activations_of_examples(name):
     samples = program.watching(bare).forward_passes().infer(state, batch, None).tensors[SAMPLES]
     for layer, at in zip(bare.layers, bare.positions, strict=True):
         flat = np.asarray(whole[layer]).reshape(*samples[layer].shape[:2], -1)
-        np.testing.assert_allclose(samples[layer], flat[..., at], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(samples[layer][..., :PLACES], flat[..., at], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(samples[layer][..., PLACES], np.abs(flat).max(-1), rtol=1e-4, atol=1e-4)
 
 
 # ---- Alarms -----------------------------------------------------------------------------------
@@ -179,7 +290,8 @@ def test_a_large_wrong_number_raises_an_alarm_there_or_later(name):
     detector, alarms = alarms_of(name, seen)
     first = detector.first(alarms)
     assert profile.layers.index(first) >= profile.layers.index(CASES[name][1])
-    assert np.isfinite(values(profile, seen)).all()  # NaN counts as out of range
+    assert not np.isnan(values(profile, seen, BEYOND_PLACES)).any()  # NaN counts as infinite
+    assert np.isinf(values(profile, seen, BEYOND_LAYER)).any()
 
 
 # ---- Mitigation -------------------------------------------------------------------------------
@@ -187,18 +299,21 @@ def test_a_large_wrong_number_raises_an_alarm_there_or_later(name):
 
 def test_mitigation_clamps_the_examples_that_are_flagged():
     random = np.random.default_rng(0)
-    usual = random.normal(size=(256, 1, PLACES)).astype(np.float32)
+    usual = random.normal(size=(256, 1, SAMPLED)).astype(np.float32)
+    usual[..., PLACES] = random.uniform(3, 4.5, (256, 1))
+    usual[0, 0, PLACES] = 4.5
     bare = Profile(("fc",), np.arange(PLACES, dtype=np.int32)[None] * 2)
-    profile = dataclasses.replace(profile_of(bare, [usual], [np.float32([4.5])]), mitigate=True)
-    activation = random.normal(size=(1, 3, 8, 8)).astype(np.float32)
+    profile = dataclasses.replace(profile_of(bare, [usual]), mitigate=True)
+    activation = random.normal(size=(1, 4, 8, 8)).astype(np.float32)
     activation[0, 1] *= 1e3
     activation[0, 1, 0, 1:3] = [np.nan, np.inf]
-    activation[0, 2, 0, 0] = 1e3  # one place alone does not make an example far
+    activation[0, 2, 0, 1] = -1e3  # beside the places
     clamped, samples = watched(profile, "fc", jnp.asarray(activation))
     expected = activation.copy()
     expected[0, 1] = np.clip(np.nan_to_num(activation[0, 1], nan=0, posinf=np.inf), -4.5, 4.5)
+    expected[0, 2, 0, 1] = -4.5
     np.testing.assert_array_equal(clamped, expected)
-    np.testing.assert_array_equal(samples, activation.reshape(1, 3, -1)[..., bare.positions[0]])
+    np.testing.assert_array_equal(samples[..., :PLACES], activation.reshape(1, 4, -1)[..., bare.positions[0]])
 
 
 @pytest.mark.slow
@@ -267,13 +382,13 @@ def test_a_training_is_watched_by_a_profile_of_its_steps():
     steps = addresses(Address(0, 0), Address(0, 14), program.steps_per_epoch)
     profile = make_training_profile(program, program.place(program.init()), steps)
     watching = program.watching(profile)
-    assert reductions_of(DrDna.signals) == {NAME}
+    assert reductions_of(DrDna.signals) == set(BEYOND)
     detector = DrDna.of(profile)
     clean, struck = digests(watching), digests(watching, fault=infinite_output(name))
     found = []
     for report in (*clean, struck[1]):
         numbers = SignalReader(program, detector.signals).named(report)
-        assert numbers.keys() == {f"{NAME}/{layer}" for layer in profile.layers}
+        assert numbers.keys() == {f"{name}/{layer}" for layer in profile.layers for name in BEYOND}
         _, alarms = detector.update(detector.init(list(numbers)), np.array(list(numbers.values())))
         found.append(bool(alarms.level.any()))
     assert found == [False] * len(clean) + [True]
@@ -291,6 +406,9 @@ def test_a_profile_is_written_and_read(tmp_path):
     write_arrays(tmp_path / "other.npz", {"layers": np.array(["fc"])})
     with pytest.raises(DamagedFile, match="is no profile of activations"):
         load_profile(tmp_path / "other.npz")
+    write_arrays(tmp_path / "old.npz", {"layers": np.array(["fc"]), "clamp_above": np.zeros(1, np.float32)})
+    with pytest.raises(InputError, match=r"old.npz: a profile of an earlier version, .*; make a new one"):
+        load_profile(tmp_path / "old.npz")
 
 
 def test_what_a_profile_cannot_be_made_of_is_refused():

@@ -17,7 +17,7 @@ from fault_injection.models.observe.reductions import local_gradient
         ("gradient_norm", PointedAt()),
         ("probe", PointedAt()),
         ("largest/activations/conv1", PointedAt(site="conv1")),
-        ("dr_dna/activations/fc", PointedAt(site="fc")),
+        ("dr_dna_layer/activations/fc", PointedAt(site="fc")),
         ("variance_checksum/products/block/q_grad_in", PointedAt(site="block/q_grad_in")),
         ("norm/gradients/bn1", PointedAt(site="bn1")),
         ("rms/updates/fc/bias", PointedAt(leaf="fc/bias")),

@@ -124,8 +124,8 @@ MISTAKES = [
     ),
     (class_of("return memory, np.zeros(len(values))", signals="('loss', 'loss')"), "a signal is listed twice"),
     (
-        class_of("return memory, np.zeros(len(values))", signals="('dr_dna/activations',)"),
-        "'dr_dna/activations' is unknown",
+        class_of("return memory, np.zeros(len(values))", signals="('dr_dna_places/activations',)"),
+        "'dr_dna_places/activations' is unknown",
     ),
     ("detector = 3\n", "is no object with signals, init and update, and calling it fails: TypeError"),
     ("class detector:\n    def update(self):\n        pass\n", "has no init; expected signals, init and update"),

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from ..models.fault import Operand
 from ..models.isolation import isolated
 from ..models.largest import largest
-from ..models.observe.dr_dna import PLACES, SAMPLES, sampled
+from ..models.observe.dr_dna import SAMPLED, SAMPLES, sampled
 from ..models.observe.reductions import OF_PRODUCTS, WHOLE_RESULTS
 from .jax_internals import gathered
 from .step_checks import checks
@@ -65,7 +65,7 @@ class Looks(NamedTuple):
         """
         found: dict[str, tuple[int, ...]] = dict.fromkeys(self.checksums, ())
         found |= {LARGEST: ()} if self.forward else {}
-        return found | ({SAMPLES: (self.examples, PLACES)} if self.axes else {})
+        return found | ({SAMPLES: (self.examples, SAMPLED)} if self.axes else {})
 
     def nothing(self, sites: int) -> Seen:
         """What is told of so many sites where nothing of them runs."""
@@ -131,6 +131,6 @@ def named(seen: Seen, sites: Mapping[str, StepSite]) -> dict[str, jax.Array]:
 
 
 def samples(seen: Seen, sites: Mapping[str, StepSite], layers: Sequence[str]) -> dict[str, jax.Array]:
-    """The samples float32 [1,b,PLACES] of the activations of layers, by name."""
+    """The samples float32 [1,b,SAMPLED] of the activations of layers, by name."""
     numbers = {name: place for place, name in enumerate(sites)}
     return {layer: seen[SAMPLES][numbers[layer]][None] for layer in layers}

@@ -16,8 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from ..machine.errors import InputError, did_you_mean
 from ..models.fault import Operand, as_one
 from ..models.isolation import fence
-from ..models.observe.dr_dna import FEWEST, SAMPLES, Profile
-from ..models.observe.dr_dna import NAME as SCORES
+from ..models.observe.dr_dna import FEWEST, NAMES, SAMPLES, Profile
 from ..models.observe.reductions import RESULTS
 from ..models.overwrite import struck_of
 from ..seam.leaves import Batch, Role, State
@@ -26,7 +25,7 @@ from ..seam.report import StepReport
 from ..seam.reporting import report
 from ..seam.state_spec import StateSpec
 from ..seam.trees import leaf_names
-from ..seam.watched_activations import returned, scored, with_largest
+from ..seam.watched_activations import returned, scored
 from . import recovered_gradient, step_looks, step_updates
 from .example_axes import layers_of
 from .instrument import Instrumented, instrument
@@ -168,7 +167,7 @@ class TracedTraining:
             return self.program.telling(reductions), None
         axes = {layer: self.layers.axes[layer] for layer in profile.layers}
         numbers = np.array([list(self.program.all_sites).index(layer) for layer in profile.layers])
-        program = self.program.telling(with_largest(reductions, profile), self.layers._replace(axes=axes))
+        program = self.program.telling(reductions, self.layers._replace(axes=axes))
         positions = jnp.asarray(profile.positions, jnp.int32)
         return program, jnp.zeros((len(program.all_sites), positions.shape[1]), jnp.int32).at[numbers].set(positions)
 
@@ -218,7 +217,7 @@ class TracedTraining:
                 return f"its step runs on {self.devices} devices, and sums up their gradients within it"
             if reduction in recovered_gradient.REPORTED:
                 return "" if followed() else NO_MOMENT
-            if reduction == SCORES:
+            if reduction in NAMES:
                 seen = self.layers.examples * self.training.steps_per_epoch
                 few = f"an epoch has {seen} example(s), and a profile of activations is made of {FEWEST} at least"
                 return few if seen < FEWEST else ""

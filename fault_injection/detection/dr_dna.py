@@ -1,9 +1,12 @@
-"""`dr_dna`: sampled activations are far from what they are without faults (docs/detection_dr_dna.md)."""
+"""`dr_dna` and `dr_dna_published`: activations are far from what they are without faults.
+
+docs/detection_dr_dna.md says what of them is published.
+"""
 
 import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import numpy as np
@@ -11,51 +14,78 @@ import numpy as np
 from ..machine.errors import InputError
 from ..machine.files import DamagedFile, read_arrays, write_arrays
 from ..models.fault import site_id
-from ..models.observe.dr_dna import BINS, FEWEST, NAME, PLACES, SAMPLES, Histograms, Profile, bins_of, layer_scores
+from ..models.observe.dr_dna import (
+    BEYOND,
+    BINS,
+    FEWEST,
+    MARGIN,
+    NAMES,
+    PLACES,
+    SAMPLED,
+    SAMPLES,
+    SUM,
+    VALUES,
+    Histograms,
+    Profile,
+    bins_of,
+    layer_scores,
+)
 from ..runs.follow import follow
 from ..runs.steps import Address, Observer
 from ..seam.leaves import Batch, State
 from ..seam.program import Program
 from ..seam.report import StepReport
 from .detector import STOP, Alarm, Alarms, Array, Detector, Memory, namespace
+from .localization import located
 
-MARGIN = 1.5  # see `DrDna`; the same for what mitigation clamps
+# A limit is at least so large: where nothing varies it would be 0.  Neither rounding nor a tenth of a range is a fault.
+LEAST = {**dict.fromkeys(BEYOND, 0.1), SUM: 1e-3}
 
 
 @dataclasses.dataclass(frozen=True)
 class DrDna(Detector):
-    """Raises an alarm for each layer where an example is further from the profile than any without a fault.
+    """Raises an alarm for each layer in which an example is farther from the profile than any without a fault.
 
-    The value of a layer is the largest (S − Ŝ)/Ŝ of the examples of a step.  Without memory.
+    Each layer is judged by itself.  It has two values, each the largest of the examples of a step: how far one of its
+    places is outside of that place's range, in widths of that range, and by how much the largest absolute value of the
+    whole activation exceeds the profile's.  Neither has an upper bound.  Without memory.
 
     Attributes:
-      limits: by layer, in the order of the pass, the largest value without a fault: `of` a profile.
+      limits: by tensor, in the order of the pass, the largest value without a fault: `of` a profile.
       margin: a threshold is so many times as large as the limit.
 
-    >>> detector = DrDna((("conv1", 0.1), ("fc", 0.04)))
-    >>> names = ["dr_dna/activations/conv1", "dr_dna/activations/fc"]
-    >>> _, alarms = detector.update(detector.init(names), np.array([0.1, 0.3]))
+    >>> names = ["dr_dna_places/activations/fc", "dr_dna_layer/activations/fc"]
+    >>> detector = DrDna(tuple(zip(names, (0.25, 0.1))))
+    >>> _, alarms = detector.update(detector.init(names), np.array([0.7, 0.5]))
     >>> alarms.level.tolist(), alarms.threshold.round(3).tolist()
-    ([0, 1], [0.15, 0.06])
+    ([0, 1], [0.75, 0.3])
     """
 
     limits: tuple[tuple[str, float], ...]
     margin: float = MARGIN
 
-    signals: ClassVar[tuple[str, ...]] = (NAME,)
+    signals: ClassVar[tuple[str, ...]] = BEYOND
     remembers = False
 
     @classmethod
-    def of(cls, profile: Profile, margin: float = MARGIN) -> "DrDna":
-        """The detector of a profile."""
+    def of(cls, profile: Profile, margin: float | None = None) -> Self:
+        """The detector of a profile; what it watches is reported where `profile.told` names it.
+
+        Args:
+          margin: None for the detector's own.
+        """
         assert profile.histograms is not None
-        # A layer in which nothing varies has the limit 0, and the rounding of its score is no fault.
-        limits = np.maximum(np.asarray(profile.histograms.limit, np.float64), 1e-3)
-        return cls(tuple(zip(profile.layers, limits.tolist(), strict=True)), margin)
+        limits = np.asarray(profile.histograms.limits, np.float64)
+        found = [
+            (f"{signal}/{layer}", float(limits[at, NAMES.index(signal)]))
+            for at, layer in enumerate(profile.layers)
+            for signal in cls.signals
+        ]
+        return cls(tuple(found)) if margin is None else cls(tuple(found), margin)
 
     def init(self, names: Sequence[str]) -> Memory:
         limits = dict(self.limits)
-        return np.array([self.margin * limits[name.removeprefix(f"{NAME}/")] for name in names])
+        return np.array([self.margin * limits[name] for name in names])
 
     def update(self, memory: Memory, values: Array) -> tuple[Memory, Alarms]:
         xp = namespace(values)
@@ -65,8 +95,26 @@ class DrDna(Detector):
 
     def first(self, alarms: Iterable[Alarm]) -> str | None:
         """The layer that the pass ran first among those with an alarm; None where there is none."""
-        named = {alarm.tensor.removeprefix(f"{NAME}/") for alarm in alarms}
-        return next((layer for layer, _ in self.limits if layer in named), None)
+        named = {alarm.tensor for alarm in alarms}
+        return next((located(tensor).site for tensor, _ in self.limits if tensor in named), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class DrDnaPublished(DrDna):
+    """The score as published, second-hand: a sum along the layers, relative to what it is without a fault.
+
+    The value of a layer is the largest (S − Ŝ)/Ŝ of the examples of a step.  A place adds at most 1 to S, however far
+    it is outside of its range, and S is the sum of all layers so far: the detector is blind in late layers.
+
+    >>> detector = DrDnaPublished((("dr_dna_sum/activations/conv1", 0.1), ("dr_dna_sum/activations/fc", 0.04)))
+    >>> _, alarms = detector.update(detector.init([name for name, _ in detector.limits]), np.array([0.1, 0.3]))
+    >>> alarms.level.tolist(), alarms.threshold.round(3).tolist()
+    ([0, 1], [0.15, 0.06])
+    """
+
+    margin: float = 1.5
+
+    signals: ClassVar[tuple[str, ...]] = (SUM,)
 
 
 def sample_places(program: Program, seed: int = 0) -> Profile:
@@ -100,7 +148,7 @@ def make_profile(program: Program, state: State, batches: Iterable[Batch], seed:
     """
     bare = sample_places(program, seed)
     watching = program.watching(bare)
-    found, largest = [], []
+    found = []
     for batch in batches:
         seen = jax.device_get(watching.forward_passes().infer(state, batch, None))
         weight = np.asarray(jax.device_get(batch.get("weight", np.ones_like(seen.loss))))
@@ -109,8 +157,7 @@ def make_profile(program: Program, state: State, batches: Iterable[Batch], seed:
             kept &= seen.metric
         kept = kept.reshape(*kept.shape[:2], -1).all(-1).ravel()
         found.append(samples_of(bare, seen.tensors)[kept])
-        largest.append(largest_of(bare, seen.reductions))
-    return profile_of(bare, found, largest)
+    return profile_of(bare, found)
 
 
 def make_training_profile(program: Program, state: State, steps: Iterable[Address], seed: int = 0) -> Profile:
@@ -130,48 +177,47 @@ def make_training_profile(program: Program, state: State, steps: Iterable[Addres
     bare = sample_places(program, seed)
     kept = _Sampled(bare)
     follow(program.watching(bare), state, steps, observers=[kept])
-    return profile_of(bare, kept.samples, kept.largest)
+    return profile_of(bare, kept.samples)
 
 
-def profile_of(bare: Profile, samples: Sequence[np.ndarray], largest: Sequence[np.ndarray]) -> Profile:
+def profile_of(bare: Profile, samples: Sequence[np.ndarray]) -> Profile:
     """The profile of what was sampled.
 
-    Histograms are of all examples.  Ŝ and the limits have to hold for examples that no histogram
-    has seen.  So each half of the examples is scored by histograms of the other half.
+    Ranges and histograms are of all examples.  Ŝ and the limits have to hold for examples that neither has seen.  So
+    each half of the examples is judged by ranges and histograms of the other half.
 
     Args:
       bare: the places.
-      samples: float32 [n,L,PLACES] of some examples each.
-      largest: float32 [L], of each batch the largest absolute values.
+      samples: float32 [n,L,SAMPLED] of some examples each.
 
     Raises:
       InputError: as `make_profile`.
 
-    >>> x = np.random.default_rng(0).normal(size=(64, 1, PLACES)).astype(np.float32)
-    >>> made = profile_of(Profile(("fc",), np.arange(PLACES)[None]), [x], [np.float32([3.0])])
+    >>> x = np.random.default_rng(0).normal(size=(64, 1, SAMPLED)).astype(np.float32)
+    >>> made = profile_of(Profile(("fc",), np.arange(PLACES)[None]), [x])
     >>> made.histograms.frequency.sum(-1).round(3).tolist() == np.ones((1, PLACES)).tolist()
     True
     """
-    x = np.concatenate([*samples, np.zeros((0, *bare.positions.shape), np.float32)])
+    x = np.concatenate([*samples, np.zeros((0, len(bare.layers), SAMPLED), np.float32)])
     if len(x) < FEWEST:
         raise InputError(f"a profile of activations of {len(x)} example(s); expected at least {FEWEST}")
-    if not (np.isfinite(x).all() and np.isfinite(largest).all()):
+    if not np.isfinite(x).all():
         raise InputError("a profile is made of activations without faults; found some that are not finite")
     halves = x[::2], x[1::2]
-    score = jax.jit(layer_scores)
+    pairs = [(_histograms(mine), other) for mine, other in (halves, halves[::-1])]
     alone = np.zeros(x.shape[:2])
-    alone[1::2], alone[::2] = (np.asarray(score(_histograms(mine), other)) for mine, other in (halves, halves[::-1]))
+    alone[1::2], alone[::2] = (np.asarray(_layer_scores(*pair)) for pair in pairs)
     total = np.cumsum(alone, -1)
     expected = total.mean(0)
-    mean = alone.mean(0)
-    made = dataclasses.replace(
-        _histograms(x),
-        expected=expected.astype(np.float32),
-        limit=((total - expected) / np.maximum(expected, 1e-6)).max(0).astype(np.float32),
-        clamp_above=(mean + MARGIN * (alone.max(0) - mean)).astype(np.float32),
-        largest=np.max(largest, 0),
-    )
+    limits = {SUM: ((total - expected) / np.maximum(expected, 1e-6)).max(0)}
+    for name in BEYOND:
+        limits[name] = np.max([np.asarray(VALUES[name](*pair)).max(0) for pair in pairs], 0)
+    known = np.stack([np.maximum(limits[name], LEAST[name]) for name in NAMES], -1).astype(np.float32)
+    made = dataclasses.replace(_histograms(x), expected=expected.astype(np.float32), limits=known)
     return dataclasses.replace(bare, histograms=made)
+
+
+_layer_scores = jax.jit(layer_scores)
 
 
 def save_profile(path: str | os.PathLike[str], profile: Profile) -> None:
@@ -187,8 +233,11 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
     Raises:
       FileNotFoundError: there is no such file.
       DamagedFile: it is damaged, or no profile.
+      InputError: it is a profile of version 0.2 or earlier, which has no limits of distances.
     """
     arrays = read_arrays(path)
+    if "clamp_above" in arrays:
+        raise InputError("a profile of an earlier version, without limits of distances; make a new one", path)
     if arrays.keys() != {"layers", "positions"} | {field.name for field in _FIELDS}:
         raise DamagedFile(f"{os.fspath(path)} is no profile of activations")
     layers, positions = tuple(map(str, arrays.pop("layers"))), arrays.pop("positions")
@@ -204,26 +253,20 @@ class _Sampled(Observer):
     def __init__(self, bare: Profile):
         self._bare = bare
         self.samples: list[np.ndarray] = []
-        self.largest: list[np.ndarray] = []
 
     def after_step(self, at: Address, state: State, report: StepReport) -> None:
         self.samples.append(samples_of(self._bare, report.tensors))
-        self.largest.append(largest_of(self._bare, report.reductions))
 
 
 def samples_of(bare: Profile, tensors: Mapping[str, Any]) -> np.ndarray:
-    """float32 [R·b,L,PLACES], what a step has sampled."""
+    """float32 [R·b,L,SAMPLED], what a step has sampled."""
     stacked = np.stack([tensors[SAMPLES][layer] for layer in bare.layers], -2)
     return stacked.reshape(-1, *stacked.shape[2:])
 
 
-def largest_of(bare: Profile, reductions: Mapping[str, Any]) -> np.ndarray:
-    """float32 [L], the largest absolute value of each layer's activation."""
-    return np.array([reductions[f"largest/activations/{layer}"] for layer in bare.layers], np.float32)
-
-
 def _histograms(x: np.ndarray) -> Histograms:
-    """What the samples [n,L,PLACES] say; what is about scores is still zero."""
+    """What the samples [n,L,SAMPLED] say; Ŝ and limits are still zero."""
+    largest, x = x[..., PLACES].max(0), x[..., :PLACES]
     layers = x.shape[1]
     layer_low, layer_high = _range(x.min((0, 2)), x.max((0, 2)), np.zeros(layers))
     low, high = _range(x.min(0), x.max(0), (layer_high - layer_low)[:, None])
@@ -243,9 +286,8 @@ def _histograms(x: np.ndarray) -> Histograms:
         below=below.astype(np.float32),
         extremes=np.array(extremes, np.int32),
         expected=zeros,
-        limit=zeros,
-        clamp_above=zeros,
-        largest=zeros,
+        largest=largest,
+        limits=np.zeros((layers, len(NAMES)), np.float32),
     )
 
 

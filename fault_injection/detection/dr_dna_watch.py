@@ -1,4 +1,4 @@
-"""`dr_dna` beside a training: each epoch is watched by the profile of the one before."""
+"""`dr_dna` and `dr_dna_published` beside a training: each epoch is watched by the profile of the one before."""
 
 import dataclasses
 from typing import Any, ClassVar, NamedTuple
@@ -6,19 +6,19 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from ..machine.errors import InputError
-from ..models.observe.dr_dna import SAMPLES, Profile, largest_excess
+from ..models.observe.dr_dna import MARGIN, SAMPLES, Profile, largest_values
 from ..runs.steps import Address
 from ..seam.leaves import State
 from ..seam.program import Program
 from ..seam.report import StepReport
 from .detector import Alarm, AnyDetector, told
-from .dr_dna import MARGIN, DrDna, largest_of, profile_of, sample_places, samples_of
+from .dr_dna import DrDna, DrDnaPublished, profile_of, sample_places, samples_of
 from .watch import Watcher
 
 
 @dataclasses.dataclass(frozen=True)
 class DrDnaSettings(AnyDetector):
-    """Settings of the detector in a training.
+    """Settings of `dr_dna` in a training.
 
     Attributes:
       seed: of the places that are sampled.
@@ -28,7 +28,18 @@ class DrDnaSettings(AnyDetector):
     seed: int = 0
     margin: float = MARGIN
 
+    detector: ClassVar[type[DrDna]] = DrDna
     signals: ClassVar[tuple[str, ...]] = DrDna.signals
+
+
+@dataclasses.dataclass(frozen=True)
+class DrDnaPublishedSettings(DrDnaSettings):
+    """Those of `dr_dna_published`."""
+
+    margin: float = DrDnaPublished.margin
+
+    detector: ClassVar[type[DrDna]] = DrDnaPublished
+    signals: ClassVar[tuple[str, ...]] = DrDnaPublished.signals
 
 
 class Remembered(NamedTuple):
@@ -36,13 +47,11 @@ class Remembered(NamedTuple):
 
     Attributes:
       profile: of the epoch before; None in the first.
-      samples: float32 [n,L,PLACES] of each step of this epoch so far.
-      largest: float32 [L] of each.
+      samples: float32 [n,L,SAMPLED] of each step of this epoch so far.
     """
 
     profile: Profile | None = None
     samples: tuple[np.ndarray, ...] = ()
-    largest: tuple[np.ndarray, ...] = ()
 
 
 class DrDnaWatch(Watcher):
@@ -57,23 +66,24 @@ class DrDnaWatch(Watcher):
 
     def __init__(self, program: Program, detector: DrDnaSettings, *more: Any, **named: Any) -> None:
         super().__init__(program, detector, *more, **named)
-        self._bare, self._margin = sample_places(program, detector.seed), detector.margin
+        self._settings = detector
+        self._bare = dataclasses.replace(sample_places(program, detector.seed), told=detector.signals)
 
     def look(self, at: Address, state: State, report: StepReport) -> tuple[list[Alarm], float]:
         known: Remembered = self.memory or Remembered()
         found, peak = [], 0.0
         if known.profile is not None:
-            detector = DrDna.of(known.profile, self._margin)
-            names = [f"{DrDna.signals[0]}/{layer}" for layer in self._bare.layers]
-            values = np.asarray(largest_excess(known.profile, report.tensors[SAMPLES]), np.float64)
-            _, alarms = detector.update(detector.init(names), values)
-            found = told(self.number(at), names, values, alarms)
+            detector = self._settings.detector.of(known.profile, self._settings.margin)
+            values = largest_values(known.profile, report.tensors[SAMPLES])
+            names = [f"{name}/{layer}" for name in values for layer in self._bare.layers]
+            numbers = np.concatenate([np.asarray(one, np.float64) for one in values.values()])
+            _, alarms = detector.update(detector.init(names), numbers)
+            found = told(self.number(at), names, numbers, alarms)
             peak = float(np.max(alarms.excess))
-        samples, largest = samples_of(self._bare, report.tensors), largest_of(self._bare, report.reductions)
-        known = Remembered(known.profile, (*known.samples, samples), (*known.largest, largest))
+        known = Remembered(known.profile, (*known.samples, samples_of(self._bare, report.tensors)))
         if at.step == self.program.steps_per_epoch - 1:
             try:
-                known = Remembered(profile_of(self._bare, known.samples, known.largest))
+                known = Remembered(profile_of(self._bare, known.samples))
             except InputError:  # not finite
                 known = Remembered(known.profile)
         self.memory = known

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ..faults.injection import ALL
-from ..models.observe.dr_dna import NAME
+from ..models.observe.dr_dna import NAMES
 from ..models.observe.reductions import REDUCTIONS
 from .worker_names import WORKERS
 
@@ -15,7 +15,7 @@ OF_OPERATIONS = ("activations", "gradients", "products")  # kinds of reductions 
 CONTAINERS = {
     *("params", "opt_state", "stats", "state", "m", "v", "mu", "nu", "trace", "gradient", "update", "master"),
 }
-KINDS = frozenset({*REDUCTIONS, NAME.partition("/")[0]})
+KINDS = frozenset({*REDUCTIONS, *(name.partition("/")[0] for name in NAMES)})
 
 
 class PointedAt(NamedTuple):

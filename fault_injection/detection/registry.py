@@ -9,7 +9,7 @@ from .activation_range import ActivationRange
 from .checksum import Checksum, VarianceChecksum
 from .detector import AnyDetector, Memory
 from .dr_dna import sample_places
-from .dr_dna_watch import DrDnaSettings, DrDnaWatch
+from .dr_dna_watch import DrDnaPublishedSettings, DrDnaSettings, DrDnaWatch
 from .history_bound import history_bound
 from .history_ratio import history_ratio
 from .own_detector import is_own, own_detector
@@ -33,6 +33,7 @@ OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "checksum": lambda program: Checksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
     "dr_dna": lambda program: DrDnaSettings(),
+    "dr_dna_published": lambda program: DrDnaPublishedSettings(),
     "replay": lambda program: ReExecutionSettings(),
     "replicas": replicas,
 }
@@ -93,9 +94,15 @@ def of_one_device(program: Program, environment: Mapping[str, str]) -> dict[str,
 
 
 def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:
-    """The program whose steps also report the activations that some of the detectors look at."""
-    seeds = [each.seed for each in detectors if isinstance(each, DrDnaSettings)]
-    return program.watching(sample_places(program, seeds[0])) if seeds else program
+    """The program whose steps also report the activations that some of the detectors look at.
+
+    Raises:
+      InputError: two of them sample other places.
+    """
+    seeds = {each.seed for each in detectors if isinstance(each, DrDnaSettings)}
+    if len(seeds) > 1:
+        raise InputError(f"detectors sample places by the seeds {sorted(seeds)}; expected one seed for all")
+    return program.watching(sample_places(program, *seeds)) if seeds else program
 
 
 WATCHERS: dict[type, Callable[..., Watcher]] = {
@@ -103,6 +110,7 @@ WATCHERS: dict[type, Callable[..., Watcher]] = {
     ReExecutionSettings: ReExecution,
     ReplicaSettings: ReplicaComparison,
     DrDnaSettings: DrDnaWatch,
+    DrDnaPublishedSettings: DrDnaWatch,
 }
 
 

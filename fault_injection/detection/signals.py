@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..models.observe.dr_dna import NAMES
 from ..seam.leaves import Role
 from ..seam.program import Program
 from ..seam.report import StepReport
@@ -34,7 +35,7 @@ KINDS = {
     "rms/adam_steps": SignalKind(frozenset({"rms/adam_steps"})),
     "largest/activations": SignalKind(frozenset({"largest/activations"})),
     # Reported by a program that watches a profile (`Program.watching`); its kind is what its names begin with.
-    "dr_dna/activations": SignalKind(frozenset({"dr_dna/activations"})),
+    **{name: SignalKind(frozenset({name})) for name in NAMES},
     "largest/gradients_of_parameters": SignalKind(roles=(Role.GRADIENT,)),
     "largest/history": SignalKind(roles=(Role.HISTORY,)),
     "largest/running_variance": SignalKind(roles=(Role.VARIANCE,)),
@@ -43,7 +44,7 @@ KINDS = {
     "variance_checksum/products": SignalKind(frozenset({"variance_checksum/products"})),
 }
 
-PROFILED = ("dr_dna/activations",)  # kinds that only a program reports which watches a profile
+PROFILED = NAMES  # kinds that only a program reports which watches a profile
 
 
 def reductions_of(kinds: Iterable[str]) -> frozenset[str]:

@@ -27,7 +27,7 @@ from ..seam.packed import Packed
 from ..seam.report import Inference, StepReport
 from ..seam.reporting import report
 from ..seam.strategies import Sum
-from ..seam.watched_activations import returned, scored, with_largest
+from ..seam.watched_activations import returned, scored
 from . import sparse, step_reductions
 from .exchange import Striker
 from .layout import Layout
@@ -109,7 +109,7 @@ class Engine:
             fault=fault,
             supported=self.supported,
             observe=frozenset({RESULTS} if WHOLE_RESULTS in self.reductions else ()),
-            reduce=with_largest(self.reductions, profile),
+            reduce=self.reductions,
             input_gradient=False,  # which nothing reads
             profile=profile,
         )
@@ -249,7 +249,7 @@ class Engine:
             fault=fault,
             supported=self.supported,
             train=False,
-            reduce=with_largest(self.reductions, profile),
+            reduce=self.reductions,
             profile=profile,
         )
         logits, _, _, seen = self.layout.network.forward(state.params, state.stats, batch["input"], ctx)

@@ -93,9 +93,9 @@ class Program:
       activations: elements of one example's activation by layer, in the order of the forward pass.  It raises
         InputError where the program cannot say.
       watching: the same program whose steps, and `infer` where it has that, watch activations after a profile
-        (`models.observe.dr_dna.Profile`): they report `dr_dna/activations/LAYER` among the reductions; or the samples
-        among the tensors and `largest/activations/LAYER`, if the profile has no histograms yet.  It shares what is
-        compiled; None watches nothing.  It raises InputError where the program cannot watch.
+        (`models.observe.dr_dna.Profile`): they report the values that it names among the reductions; or the samples
+        among the tensors, if the profile has no histograms yet.  It shares what is compiled; None watches nothing.
+        It raises InputError where the program cannot watch.
       outputs: `(state, examples, measured) -> Outputs`: what a state says of test data, of so many examples or of all
         (None); if `measured`, how bad it is by the measure alone.
       extras: what else it can do or say.

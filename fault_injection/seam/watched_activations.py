@@ -7,12 +7,7 @@ import jax
 from jax import lax
 
 from ..models.isolation import isolated
-from ..models.observe.dr_dna import NAME, SAMPLES, Profile, largest_excess
-
-
-def with_largest(reductions: frozenset[str], profile: Profile | None) -> frozenset[str]:
-    """Adds `largest/activations` while the profile is still being made."""
-    return reductions | {"largest/activations"} if profile is not None and profile.histograms is None else reductions
+from ..models.observe.dr_dna import SAMPLES, Profile, largest_values
 
 
 def scored(profile: Profile | None, tensors: Mapping[str, Any], axis: str | None) -> dict[str, jax.Array]:
@@ -24,9 +19,9 @@ def scored(profile: Profile | None, tensors: Mapping[str, Any], axis: str | None
     if profile is None or profile.histograms is None:
         return {}
     with isolated("false"):
-        found = largest_excess(profile, tensors[SAMPLES])
+        found = largest_values(profile, tensors[SAMPLES])
     found = found if axis is None else lax.pmax(found, axis)
-    return {f"{NAME}/{layer}": found[i] for i, layer in enumerate(profile.layers)}
+    return {f"{name}/{layer}": found[name][i] for name in found for i, layer in enumerate(profile.layers)}
 
 
 def returned(profile: Profile | None, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""Dr. DNA: how far the activations of an example are from what they are without faults, at a few sampled places.
+"""Dr. DNA: how far the activations of an example are from what they are without faults.
+
+Activations are looked at in a few sampled places, and by their largest absolute value.
 
 Reference: Ma et al., Dr. DNA, ASPLOS 2024 (docs/detection_dr_dna.md says what of it is theirs).
 """
+
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -9,13 +14,20 @@ import numpy as np
 from flax import struct
 
 from ..isolation import fence
+from ..largest import largest_of_rows
 from ..precision import wide
 
 PLACES = 32  # in the activation of one example
 FEWEST = 32  # examples that a profile is made of, at least: with fewer, what is rare says nothing
 BINS = 10
-NAME = "dr_dna/activations"  # what a step reports of a layer: `NAME/LAYER`
+SAMPLED = PLACES + 1  # numbers that are kept of an example's activation: see `sampled`
 SAMPLES = "samples"  # the kind of tensors that a profile is made of
+MARGIN = 3.0  # a threshold of a distance is so many times the largest one without a fault
+
+# What a step reports of a layer, as `NAME/LAYER`: see `VALUES`.
+BEYOND_PLACES, BEYOND_LAYER = "dr_dna_places/activations", "dr_dna_layer/activations"
+SUM = "dr_dna_sum/activations"
+BEYOND = (BEYOND_PLACES, BEYOND_LAYER)
 
 Array = jax.Array | np.ndarray
 
@@ -32,9 +44,8 @@ class Histograms:
         range: its histogram, summed up (τ2).
       extremes: int32 [L,2], which place most often has the largest and the smallest value (τ3).
       expected: float32 [L], mean of the score S of the layers up to this one (Ŝ).
-      limit: float32 [L], largest (S − Ŝ)/Ŝ of an example without a fault.
-      clamp_above: float32 [L], score of a layer alone above which mitigation clamps.
       largest: float32 [L], largest absolute value of the whole activation.
+      limits: float32 [L,len(VALUES)], largest of each of `VALUES` of an example without a fault.
     """
 
     low: Array
@@ -45,9 +56,8 @@ class Histograms:
     below: Array
     extremes: Array
     expected: Array
-    limit: Array
-    clamp_above: Array
     largest: Array
+    limits: Array
 
 
 @struct.dataclass
@@ -60,12 +70,14 @@ class Profile:
       layers: names of forward operations, in the order of the pass.
       positions: int32 [L,PLACES], row-major positions in the activation of one example.
       histograms: None where the profile is yet to be made: a pass then returns the samples.
+      told: names of `VALUES` that a pass reports of each layer.
       mitigate: whether the pass clamps what is far from expected.
     """
 
     layers: tuple[str, ...] = struct.field(pytree_node=False)
     positions: Array
     histograms: Histograms | None = None
+    told: tuple[str, ...] = struct.field(pytree_node=False, default=BEYOND)
     mitigate: bool = struct.field(pytree_node=False, default=False)
 
 
@@ -78,12 +90,12 @@ def watched(profile: Profile, layer: str, activation: jax.Array) -> tuple[jax.Ar
 
     Returns:
       The activation, clamped where `profile.mitigate` asks for it and an example is far from
-      expected, and float32 [R,b,PLACES], the samples of the unclamped one.
+      expected, and float32 [R,b,SAMPLED], the samples of the unclamped one.
 
     >>> profile = Profile(("fc",), np.arange(PLACES)[None] % 3)
     >>> y, samples = watched(profile, "fc", jnp.array([[[1.0, 2.0, 3.0]]]))
-    >>> y.tolist(), samples[0, 0, :4].tolist()
-    ([[[1.0, 2.0, 3.0]]], [1.0, 2.0, 3.0, 1.0])
+    >>> y.tolist(), samples[0, 0, :4].tolist(), samples[0, 0, -1].item()
+    ([[[1.0, 2.0, 3.0]]], [1.0, 2.0, 3.0, 1.0], 3.0)
     """
     at = profile.layers.index(layer)
     samples = sampled(activation, profile.positions[at])
@@ -94,25 +106,67 @@ def watched(profile: Profile, layer: str, activation: jax.Array) -> tuple[jax.Ar
 
 @jax.jit
 def sampled(activation: jax.Array, positions: jax.Array) -> jax.Array:
-    """The elements [R,b,n] of the activations [R,b,…] of examples at row-major positions [n], float32 at least."""
+    """What is kept of the activations [R,b,…] of examples: float32 at least, [R,b,n + 1].
+
+    These are the elements at row-major positions [n], then the largest absolute value of all elements, NaN where one
+    is among them.
+    """
     workers, examples = activation.shape[:2]
+    rows = activation.reshape(workers * examples, -1)
     if activation.size >= 2**31:  # beyond what int32 can count
-        return wide(jnp.take(activation.reshape(workers, examples, -1), positions, axis=-1, mode="clip"))
-    # From one vector XLA for CPUs takes elements several times as fast as along an axis.
-    first = np.arange(workers * examples, dtype=np.int32) * (activation.size // (workers * examples))
-    index = first.reshape(workers, examples, 1) + positions
-    return wide(jnp.take(activation.reshape(-1), index, mode="clip"))
+        elements = jnp.take(rows, positions, axis=-1, mode="clip")
+    else:  # From one vector XLA for CPUs takes elements several times as fast as along an axis.
+        first = np.arange(len(rows), dtype=np.int32) * rows.shape[1]
+        elements = jnp.take(activation.reshape(-1), first[:, None] + positions, mode="clip")
+    kept = jnp.concatenate([wide(elements), largest_of_rows(rows)[:, None]], -1)
+    return kept.reshape(workers, examples, -1)
 
 
 @jax.jit
 def _clamped(activation: jax.Array, samples: jax.Array, expected: Histograms) -> jax.Array:
     one = jax.tree.map(lambda leaf: leaf[None], expected)
-    far = layer_scores(one, samples[..., None, :])[..., 0] > expected.clamp_above  # [R,b]
+    beyond = jnp.stack([VALUES[name](one, samples[..., None, :])[..., 0] for name in BEYOND], -1)
+    far = jnp.any(beyond > MARGIN * expected.limits[np.array([NAMES.index(name) for name in BEYOND])], -1)  # [R,b]
     far = far.reshape(*far.shape, *(1,) * (activation.ndim - 2))
     # Ordinary numbers first: clipping leaves NaN as it is.
     number = jnp.where(jnp.isnan(activation), jnp.zeros_like(activation), activation)
     most = expected.largest.astype(activation.dtype)
     return fence(jnp.where(far, jnp.clip(number, -most, most), activation))
+
+
+def beyond_places(expected: Histograms, samples: Array) -> jax.Array:
+    """How far the farthest of its places is outside of that place's range, in widths of that range; without a bound.
+
+    0 is inside.  NaN counts as +∞.
+
+    Args:
+      samples: float32 [...,L,SAMPLED].
+
+    Returns:
+      float32 [...,L].
+    """
+    x = _ordered(samples)[..., :PLACES]
+    outside = jnp.maximum(expected.low - x, x - expected.high) / (expected.high - expected.low)
+    return jnp.maximum(jnp.max(outside, -1), 0)
+
+
+def beyond_layer(expected: Histograms, samples: Array) -> jax.Array:
+    """By how much the largest absolute value exceeds the profile's, as a share of the profile's; without a bound.
+
+    0 is below it.  NaN counts as +∞.  Where all of a profile's values are 0, it is the value itself.
+
+    Args:
+      samples: float32 [...,L,SAMPLED].
+
+    Returns:
+      float32 [...,L].
+    """
+    usual = jnp.asarray(expected.largest)
+    return jnp.maximum(_ordered(samples)[..., -1] - usual, 0) / jnp.where(usual > 0, usual, 1)
+
+
+def _ordered(samples: Array) -> jax.Array:
+    return jnp.where(jnp.isnan(samples), jnp.inf, samples)
 
 
 def layer_scores(expected: Histograms, samples: Array) -> jax.Array:
@@ -124,12 +178,12 @@ def layer_scores(expected: Histograms, samples: Array) -> jax.Array:
     half the number of extremes that the usual place does not have.  NaN counts as +∞.
 
     Args:
-      samples: float32 [...,L,PLACES].
+      samples: float32 [...,L,SAMPLED].
 
     Returns:
       float32 [...,L].
     """
-    x = jnp.where(jnp.isnan(samples), jnp.inf, samples)
+    x = _ordered(samples)[..., :PLACES]
     bin = bins_of(x, expected.low, expected.high)
     first = np.arange(expected.frequency.size // BINS, dtype=np.int32).reshape(expected.low.shape) * BINS
     frequency = jnp.take(jnp.ravel(expected.frequency), first + jnp.clip(bin, 0, BINS - 1), mode="clip")
@@ -150,7 +204,7 @@ def excess(expected: Histograms, samples: Array) -> jax.Array:
     """(S − Ŝ)/Ŝ of each layer; S is the sum of the scores up to it.
 
     Args:
-      samples: float32 [...,L,PLACES].
+      samples: float32 [...,L,SAMPLED].
 
     Returns:
       float32 [...,L].
@@ -159,19 +213,29 @@ def excess(expected: Histograms, samples: Array) -> jax.Array:
     return (score - expected.expected) / jnp.maximum(expected.expected, 1e-6)
 
 
-def largest_excess(profile: Profile, samples: dict[str, jax.Array]) -> jax.Array:
-    """float32 [L], the largest `excess` of an example.
+# By the name under which a step reports it: a value of each layer [...,L], of samples [...,L,SAMPLED].
+VALUES: dict[str, Callable[[Histograms, Array], jax.Array]] = {
+    BEYOND_PLACES: beyond_places,
+    BEYOND_LAYER: beyond_layer,
+    SUM: excess,
+}
+NAMES = tuple(VALUES)
+
+
+def largest_values(profile: Profile, samples: Mapping[str, Array]) -> dict[str, jax.Array]:
+    """float32 [L] of each of `VALUES` that the profile tells: the largest of an example.
 
     Args:
-      samples: float32 [R,b,PLACES] by layer, from `watched`.
+      samples: float32 [R,b,SAMPLED] by layer, from `watched`.
     """
     assert profile.histograms is not None
-    return _largest_excess(profile.histograms, [samples[layer] for layer in profile.layers])
+    return _largest_values(profile.told, profile.histograms, [samples[layer] for layer in profile.layers])
 
 
-@jax.jit
-def _largest_excess(expected: Histograms, samples: list[jax.Array]) -> jax.Array:
-    return jnp.max(excess(expected, jnp.stack(samples, -2)), (0, 1))
+@partial(jax.jit, static_argnums=0)
+def _largest_values(told: tuple[str, ...], expected: Histograms, samples: list[jax.Array]) -> dict[str, jax.Array]:
+    stacked = jnp.stack(samples, -2)
+    return {name: jnp.max(VALUES[name](expected, stacked), (0, 1)) for name in told}  # none is NaN
 
 
 def _at(x: Array, place: Array) -> jax.Array:

@@ -1,0 +1,270 @@
+"""What Dr. DNA detects of errors that change an answer, and how often it raises an alarm without one (no timing).
+
+A trial is one inference of one example, in which one error strikes the input, the weight or the output of one forward
+operation; which operation, operand, position and example, is drawn uniformly.  A trial counts if the example's
+prediction changes or its loss is not finite.  So each example is judged by itself, and so is each trial.
+
+The network is trained first, the profile is made of training batches, and the examples are others: training batches
+of later epochs, which are augmented anew, and for false alarms the test data as well.
+
+Thresholds follow from fault-free examples alone.  The margins that multiply them are swept; the claims are about the
+detectors' own.
+"""
+
+import argparse
+import dataclasses
+import math
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import pairs
+
+from fault_injection.campaign.rates import Rate, wilson
+from fault_injection.detection.dr_dna import DrDna, DrDnaPublished, make_profile, sample_places, samples_of
+from fault_injection.faults.fault_models import Places, Values, bit_flip, group_of, lane, random_finite, stuck
+from fault_injection.models.fault import Operand, inactive_fault
+from fault_injection.models.observe.dr_dna import BEYOND_LAYER, BEYOND_PLACES, NAMES, SUM, VALUES, Profile
+from fault_injection.models.site import Site, make_fault
+from fault_injection.runs.follow import follow
+from fault_injection.runs.steps import Address, addresses
+from fault_injection.workloads.registry import make_workload
+
+# Positions and new bits of each.  The first four are claimed.  RD and N16_RD are the published fault models
+# (docs/fault_models.md), here of any operand.  The highest exponent bit is what public re-implementations of Dr. DNA
+# flip, and sign and exponent are the bits that can change much.  The last two are hard: of a stuck mantissa bit little
+# comes, and a flip of any bit seldom changes an answer but for a near tie.
+ERRORS: dict[str, tuple[Places, Values]] = {
+    "SIGN_OR_EXPONENT": (group_of(1), bit_flip(tuple(range(23, 32)))),
+    "EXPONENT_30": (group_of(1), bit_flip((30,))),
+    "RD": (group_of(1), random_finite),
+    "N16_RD": (group_of(16), random_finite),
+    "LANE_16": (lane(16), stuck()),
+    "ANY_BIT": (group_of(1), bit_flip()),
+}
+CLAIMED = tuple(ERRORS)[:4]
+DETECTORS = {
+    "dr_dna": (DrDna.margin, (BEYOND_PLACES, BEYOND_LAYER)),
+    "its places alone": (DrDna.margin, (BEYOND_PLACES,)),
+    "its layers alone": (DrDna.margin, (BEYOND_LAYER,)),
+    "dr_dna_published": (DrDnaPublished.margin, (SUM,)),
+}
+MARGINS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+FALSE, DETECTED = 1e-3, 0.9  # bounds of the claims
+EXAMPLES, PROFILED, MANY = 400, 2, 16  # examples that trials draw from; epochs of the profile; tokens that are many
+OPTIONS = {
+    "resnet18": ({"dataset": "digits"}, 8, 10, 20),  # further options, width, epochs of training, fault-free epochs
+    "transformer": ({}, 64, 6, 6),
+}
+
+
+class Trial(NamedTuple):
+    """A trial that counts.
+
+    Attributes:
+      at: which layer of the pass was struck.
+      operand: of it.
+      changed: predictions of the example that changed.
+      nonfinite: whether its loss is not finite.
+      excess: by name of `NAMES`, its largest value of a layer in units of the layer's limit.
+    """
+
+    at: int
+    operand: Operand
+    changed: int
+    nonfinite: bool
+    excess: dict[str, float]
+
+    @property
+    def many(self) -> bool:
+        """Whether much of the answer changed."""
+        return self.nonfinite or self.changed >= MANY
+
+
+def trained(options: argparse.Namespace) -> tuple[Any, Any, int]:
+    """The workload, its state on the host, and the first epoch that it has not seen."""
+    more, width, epochs, _ = OPTIONS[options.workload]
+    width = options.width or width
+    workload = make_workload(
+        options.workload, **more, width=width, epochs=epochs, **({"batch_size": 128} if "dataset" in more else {})
+    )
+    program = workload.program(frozenset(), devices=1)
+    last = Address(epochs - 1, program.steps_per_epoch - 1)
+    steps = addresses(Address(0, 0), last, program.steps_per_epoch)
+    state = follow(program, program.place(program.init()), steps).state
+    print(f"{workload.title}: {workload.details}; {program.evaluate(state)}", flush=True)
+    return workload, jax.device_get(state), epochs
+
+
+def fault_free(program: Any, state: Any, profile: Profile, epochs: range) -> dict[str, np.ndarray]:
+    """By name of `NAMES`, the largest excess [n] of each fault-free example that the profile has not seen."""
+    bare = sample_places(program)
+    watching, score = program.watching(bare).forward_passes(), jax.jit(excesses)
+    batches = [program.batch(epoch, step) for epoch in epochs for step in range(program.steps_per_epoch)]
+    found: list[dict[str, np.ndarray]] = []
+    for batch in [*batches, *watching.tests()]:
+        seen = jax.device_get(watching.infer(state, batch, None))
+        weight = np.asarray(batch.get("weight", np.ones_like(seen.loss)))  # 0 where an example only fills the batch
+        kept = weight.reshape(*seen.loss.shape[:2], -1)[..., 0].ravel() > 0
+        largest = jax.device_get(score(profile, samples_of(bare, seen.tensors)))
+        found.append({name: values.max(-1)[kept] for name, values in largest.items()})
+    return {name: np.concatenate([one[name] for one in found]) for name in NAMES}
+
+
+def excesses(profile: Profile, samples: np.ndarray) -> dict[str, jax.Array]:
+    """Values [n,L] of samples in units of the layers' limits."""
+    known = profile.histograms
+    assert known is not None
+    return {name: VALUES[name](known, samples) / known.limits[:, NAMES.index(name)] for name in NAMES}
+
+
+def trials(
+    workload: Any, state: Any, profile: Profile, epoch: int, error: str, seed: int, most: int, wanted: int
+) -> tuple[int, list[Trial]]:
+    """How many trials were drawn, and those that count: `wanted` of them at most, of `most` drawn at most."""
+    sites = {name: site for name, site in workload.sites().items() if site.stage == "forward"}
+    single = dataclasses.replace(workload, workers=1, batch_size=1)
+    program = single.program(frozenset(sites), devices=1)
+    state = program.place(state)
+    passes = program.watching(dataclasses.replace(profile, told=NAMES)).forward_passes()
+    random = np.random.default_rng([seed, list(ERRORS).index(error)])
+    examples = [program.batch(epoch, int(step)) for step in random.integers(program.steps_per_epoch, size=EXAMPLES)]
+    struck = [(site, operand) for site in single.sites().values() if site.name in sites for operand in Operand]
+    struck = [(site, operand) for site, operand in struck if np.dtype(site.operands[operand].dtype).kind != "i"]
+    sizes = [math.prod(site.operands[operand].shape) for site, operand in struck]
+    size = max(len(ERRORS[error][0](random, elements)) for elements in sizes)  # one for all compiles once
+    nothing = inactive_fault(size)
+    clean = [jax.device_get(passes.infer(state, example, nothing)).predicted for example in examples]
+    assert profile.histograms is not None
+    limits = np.asarray(profile.histograms.limits, np.float64)
+    found: list[Trial] = []
+    for drawn in range(1, most + 1):
+        site, operand = struck[random.integers(len(struck))]
+        number = int(random.integers(EXAMPLES))
+        seen = passes.infer(state, examples[number], drawn_fault(site, operand, error, random, size))
+        loss, predicted = jax.device_get((seen.loss, seen.predicted))
+        nonfinite, changed = not np.isfinite(loss).all(), int(np.sum(predicted != clean[number]))
+        if nonfinite or changed:
+            told = jax.device_get(seen.reductions)
+            excess = {}
+            for i, name in enumerate(NAMES):
+                values = np.array([told[f"{name}/{layer}"] for layer in profile.layers], np.float64)
+                excess[name] = float(np.max(values / limits[:, i]))
+            found.append(Trial(profile.layers.index(site.name), operand, changed, nonfinite, excess))
+            if len(found) == wanted:
+                return drawn, found
+    return most, found
+
+
+def drawn_fault(site: Site, operand: Operand, error: str, random: np.random.Generator, size: int) -> Any:
+    """An error of one operand, padded to so many elements."""
+    places, values = ERRORS[error]
+    elements = math.prod(site.operands[operand].shape)
+    bits = values(random, np.asarray(places(random, elements), np.int64), elements)
+    return make_fault(site, operand, 0, bits.index, source=bits.source, keep=bits.keep, flip=bits.flip, size=size)
+
+
+def share(found: list[Trial], names: tuple[str, ...], margin: float) -> Rate:
+    """The share of trials with an alarm of one of these values."""
+    return wilson(sum(any(one.excess[name] > margin for name in names) for one in found), len(found))
+
+
+def shown(rate: Rate) -> str:
+    """In percent."""
+    if not rate.total:
+        return "-"
+    return f"{100 * rate.share:.1f} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+
+
+def groups(found: list[Trial], layers: int, tokens: bool) -> Iterator[tuple[str, list[Trial]]]:
+    """The trials, and parts of them that are looked at."""
+    yield "all", found
+    if tokens:
+        yield f"{MANY} tokens or more", [one for one in found if one.many]
+    for third, name in enumerate(("first", "second", "last")):
+        yield f"{name} third of the layers", [one for one in found if one.at * 3 // layers == third]
+    for operand in Operand:
+        yield operand.name.lower(), [one for one in found if one.operand == operand]
+
+
+def table(clean: Mapping[str, np.ndarray], made: Mapping[str, tuple[int, list[Trial]]]) -> list[dict[str, Any]]:
+    """Per detector and margin: false alarms, and the share detected of each error."""
+    rows = []
+    for detector, (own, names) in DETECTORS.items():
+        for margin in sorted({*MARGINS, own}):
+            alarmed = np.any([clean[name] > margin for name in names], 0)
+            false = wilson(int(alarmed.sum()), len(alarmed))
+            row = {"detector": detector, "margin": margin, "own": margin == own, "false": false._asdict()}
+            row |= {error: share(found, names, margin)._asdict() for error, (_, found) in made.items()}
+            rows.append(row)
+    return rows
+
+
+def show(rows: list[dict[str, Any]], errors: list[str]) -> None:
+    """Print the table of detection against false alarms."""
+    print(f"{'detector':18} {'margin':>7} {'false alarms in a thousand':28}" + "".join(f"{e:>26}" for e in errors))
+    for row in rows:
+        false = Rate(**row["false"])
+        per = f"{1e3 * false.share:.2f} [{1e3 * false.low:.2f}, {1e3 * false.high:.2f}]"
+        rates = "".join(f"{shown(Rate(**row[error])):>26}" for error in errors)
+        print(f"{row['detector']:18} {row['margin']:6.4g}{'*' if row['own'] else ' '} {per:28}{rates}")
+    print("* the detector's own margin; shares detected in percent, with 95 % intervals")
+
+
+def main() -> None:
+    def more(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--wanted", type=int, default=400, help="trials that count, of each error (default 400)")
+        parser.add_argument("--trials", type=int, default=12000, help="trials at most, of each error (default 12000)")
+        parser.add_argument("--seed", type=int, default=1, help="of the trials (default 1)")
+
+    options = pairs.parse(__doc__, more, workloads=tuple(OPTIONS))
+    machine = pairs.start(options)
+    pairs.show_machine(machine)
+    workload, state, epoch = trained(options)
+    program = workload.program(frozenset(), devices=1)
+    placed = program.place(state)
+    seen = [program.batch(epoch + e, step) for e in range(PROFILED) for step in range(program.steps_per_epoch)]
+    profile = make_profile(program, placed, seen)
+    later = range(epoch + PROFILED, epoch + PROFILED + OPTIONS[options.workload][3])
+    clean = fault_free(program, placed, profile, later)
+    made: dict[str, tuple[int, list[Trial]]] = {}
+    parts: list[dict[str, Any]] = []
+    for error in ERRORS:
+        begun = time.monotonic()
+        made[error] = trials(workload, state, profile, later.stop, error, options.seed, options.trials, options.wanted)
+        drawn, found = made[error]
+        print(f"{error}: {len(found)} of {drawn} trials count ({time.monotonic() - begun:.0f} s)", flush=True)
+        for part, some in groups(found, len(profile.layers), options.workload == "transformer"):
+            rates = {detector: share(some, names, own) for detector, (own, names) in DETECTORS.items()}
+            parts.append({"error": error, "part": part} | {d: rate._asdict() for d, rate in rates.items()})
+            said = ", ".join(f"{detector} {shown(rate)}" for detector, rate in rates.items())
+            print(f"  {part} ({len(some)}): {said}", flush=True)
+    rows = table(clean, made)
+    show(rows, list(made))
+    claims = list(claimed(rows, parts, options.workload))
+    what = {name: (drawn, len(found)) for name, (drawn, found) in made.items()}
+    pairs.write(options, machine, claims, workload=workload.details, trials=what, table=rows, parts=parts)
+
+
+def claimed(rows: list[dict[str, Any]], parts: list[dict[str, Any]], workload: str) -> Iterator[dict[str, Any]]:
+    """Print the claims of `dr_dna` at its own margin, and yield them."""
+    [own] = [row for row in rows if row["detector"] == "dr_dna" and row["own"]]
+    part = f"{MANY} tokens or more" if workload == "transformer" else "all"
+    false = Rate(**own["false"])
+    yield said(f"false alarms of dr_dna on examples of {workload}", false, FALSE, false.share <= FALSE)
+    rates = [Rate(**one["dr_dna"]) for e in CLAIMED for one in parts if (one["error"], one["part"]) == (e, part)]
+    for error, rate in zip(CLAIMED, rates, strict=True):
+        yield said(f"detected by dr_dna, {workload}, {error}, {part}", rate, DETECTED, rate.share >= DETECTED)
+
+
+def said(what: str, rate: Rate, bound: float, met: bool) -> dict[str, Any]:
+    """A claim, printed and returned."""
+    numbers = f"{rate.found} of {rate.total}, {shown(rate)} %"
+    print(f"claim: {what}: {numbers}, bound {100 * bound:g} %: {'met' if met else 'not met'}")
+    return {"claim": what, **rate._asdict(), "bound": bound, "met": met}
+
+
+if __name__ == "__main__":
+    main()
