@@ -51,7 +51,8 @@ DETECTORS = {
     "its layers alone": (DrDna.margin, (BEYOND_LAYER,)),
     "dr_dna_published": (DrDnaPublished.margin, (SUM,)),
 }
-MARGINS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0)
+MENDED = "mended by mitigation"
+MARGINS = (1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 FALSE, DETECTED = 1e-3, 0.9  # bounds of the claims
 EXAMPLES, PROFILED, MANY = 400, 2, 16  # examples that trials draw from; epochs of the profile; tokens that are many
 OPTIONS = {
@@ -69,6 +70,7 @@ class Trial(NamedTuple):
       changed: predictions of the example that changed.
       nonfinite: whether its loss is not finite.
       excess: by name of `NAMES`, its largest value of a layer in units of the layer's limit.
+      mended: whether, with mitigation, all predictions are as without the error and the loss is finite.
     """
 
     at: int
@@ -76,6 +78,7 @@ class Trial(NamedTuple):
     changed: int
     nonfinite: bool
     excess: dict[str, float]
+    mended: bool
 
     @property
     def many(self) -> bool:
@@ -129,6 +132,7 @@ def trials(
     program = single.program(frozenset(sites), devices=1)
     state = program.place(state)
     passes = program.watching(dataclasses.replace(profile, told=NAMES)).forward_passes()
+    mitigating = program.watching(dataclasses.replace(profile, mitigate=True)).forward_passes()
     random = np.random.default_rng([seed, list(ERRORS).index(error)])
     examples = [program.batch(epoch, int(step)) for step in random.integers(program.steps_per_epoch, size=EXAMPLES)]
     struck = [(site, operand) for site in single.sites().values() if site.name in sites for operand in Operand]
@@ -143,19 +147,26 @@ def trials(
     for drawn in range(1, most + 1):
         site, operand = struck[random.integers(len(struck))]
         number = int(random.integers(EXAMPLES))
-        seen = passes.infer(state, examples[number], drawn_fault(site, operand, error, random, size))
-        loss, predicted = jax.device_get((seen.loss, seen.predicted))
-        nonfinite, changed = not np.isfinite(loss).all(), int(np.sum(predicted != clean[number]))
+        fault = drawn_fault(site, operand, error, random, size)
+        seen = passes.infer(state, examples[number], fault)
+        nonfinite, changed = answer(seen, clean[number])
         if nonfinite or changed:
             told = jax.device_get(seen.reductions)
             excess = {}
             for i, name in enumerate(NAMES):
                 values = np.array([told[f"{name}/{layer}"] for layer in profile.layers], np.float64)
                 excess[name] = float(np.max(values / limits[:, i]))
-            found.append(Trial(profile.layers.index(site.name), operand, changed, nonfinite, excess))
+            mended = answer(mitigating.infer(state, examples[number], fault), clean[number]) == (False, 0)
+            found.append(Trial(profile.layers.index(site.name), operand, changed, nonfinite, excess, mended))
             if len(found) == wanted:
                 return drawn, found
     return most, found
+
+
+def answer(seen: Any, clean: np.ndarray) -> tuple[bool, int]:
+    """Whether the loss is not finite, and how many predictions are others than without an error."""
+    loss, predicted = jax.device_get((seen.loss, seen.predicted))
+    return not np.isfinite(loss).all(), int(np.sum(predicted != clean))
 
 
 def drawn_fault(site: Site, operand: Operand, error: str, random: np.random.Generator, size: int) -> Any:
@@ -171,11 +182,17 @@ def share(found: list[Trial], names: tuple[str, ...], margin: float) -> Rate:
     return wilson(sum(any(one.excess[name] > margin for name in names) for one in found), len(found))
 
 
-def shown(rate: Rate) -> str:
-    """In percent."""
+def numbers(rate: Rate) -> list[int]:
+    """How many of how many."""
+    return [rate.found, rate.total]
+
+
+def shown(rate: Rate, of: float = 100, digits: int = 1) -> str:
+    """The share of so many, and its 95 % interval: in percent."""
     if not rate.total:
         return "-"
-    return f"{100 * rate.share:.1f} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+    share, low, high = (f"{of * value:.{digits}f}" for value in (rate.share, rate.low, rate.high))
+    return f"{share} [{low}, {high}]"
 
 
 def groups(found: list[Trial], layers: int, tokens: bool) -> Iterator[tuple[str, list[Trial]]]:
@@ -196,8 +213,8 @@ def table(clean: Mapping[str, np.ndarray], made: Mapping[str, tuple[int, list[Tr
         for margin in sorted({*MARGINS, own}):
             alarmed = np.any([clean[name] > margin for name in names], 0)
             false = wilson(int(alarmed.sum()), len(alarmed))
-            row = {"detector": detector, "margin": margin, "own": margin == own, "false": false._asdict()}
-            row |= {error: share(found, names, margin)._asdict() for error, (_, found) in made.items()}
+            row = {"detector": detector, "margin": margin, "own": margin == own, "false": numbers(false)}
+            row |= {error: numbers(share(found, names, margin)) for error, (_, found) in made.items()}
             rows.append(row)
     return rows
 
@@ -206,10 +223,9 @@ def show(rows: list[dict[str, Any]], errors: list[str]) -> None:
     """Print the table of detection against false alarms."""
     print(f"{'detector':18} {'margin':>7} {'false alarms in a thousand':28}" + "".join(f"{e:>26}" for e in errors))
     for row in rows:
-        false = Rate(**row["false"])
-        per = f"{1e3 * false.share:.2f} [{1e3 * false.low:.2f}, {1e3 * false.high:.2f}]"
-        rates = "".join(f"{shown(Rate(**row[error])):>26}" for error in errors)
-        print(f"{row['detector']:18} {row['margin']:6.4g}{'*' if row['own'] else ' '} {per:28}{rates}")
+        rates = "".join(f"{shown(wilson(*row[error])):>26}" for error in errors)
+        margin, false = f"{row['margin']:6.4g}{'*' if row['own'] else ' '}", shown(wilson(*row["false"]), 1e3, 2)
+        print(f"{row['detector']:18} {margin} {false:28}{rates}")
     print("* the detector's own margin; shares detected in percent, with 95 % intervals")
 
 
@@ -238,7 +254,8 @@ def main() -> None:
         print(f"{error}: {len(found)} of {drawn} trials count ({time.monotonic() - begun:.0f} s)", flush=True)
         for part, some in groups(found, len(profile.layers), options.workload == "transformer"):
             rates = {detector: share(some, names, own) for detector, (own, names) in DETECTORS.items()}
-            parts.append({"error": error, "part": part} | {d: rate._asdict() for d, rate in rates.items()})
+            rates[MENDED] = wilson(sum(one.mended for one in some), len(some))
+            parts.append({"error": error, "part": part} | {d: numbers(rate) for d, rate in rates.items()})
             said = ", ".join(f"{detector} {shown(rate)}" for detector, rate in rates.items())
             print(f"  {part} ({len(some)}): {said}", flush=True)
     rows = table(clean, made)
@@ -252,18 +269,19 @@ def claimed(rows: list[dict[str, Any]], parts: list[dict[str, Any]], workload: s
     """Print the claims of `dr_dna` at its own margin, and yield them."""
     [own] = [row for row in rows if row["detector"] == "dr_dna" and row["own"]]
     part = f"{MANY} tokens or more" if workload == "transformer" else "all"
-    false = Rate(**own["false"])
+    false = wilson(*own["false"])
     yield said(f"false alarms of dr_dna on examples of {workload}", false, FALSE, false.share <= FALSE)
-    rates = [Rate(**one["dr_dna"]) for e in CLAIMED for one in parts if (one["error"], one["part"]) == (e, part)]
+    rates = [wilson(*one["dr_dna"]) for e in CLAIMED for one in parts if (one["error"], one["part"]) == (e, part)]
     for error, rate in zip(CLAIMED, rates, strict=True):
         yield said(f"detected by dr_dna, {workload}, {error}, {part}", rate, DETECTED, rate.share >= DETECTED)
 
 
 def said(what: str, rate: Rate, bound: float, met: bool) -> dict[str, Any]:
     """A claim, printed and returned."""
-    numbers = f"{rate.found} of {rate.total}, {shown(rate)} %"
-    print(f"claim: {what}: {numbers}, bound {100 * bound:g} %: {'met' if met else 'not met'}")
-    return {"claim": what, **rate._asdict(), "bound": bound, "met": met}
+    in_percent = shown(rate, digits=3 if bound == FALSE else 1)
+    verdict = "met" if met else "not met"
+    print(f"claim: {what}: {rate.found} of {rate.total}, {in_percent} %, bound {100 * bound:g} %: {verdict}")
+    return {"claim": what, "found": rate.found, "total": rate.total, "bound": bound, "met": met}
 
 
 if __name__ == "__main__":

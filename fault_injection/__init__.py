@@ -30,6 +30,7 @@ _HOMES = {
     "AsdV3": "detection.asd_v3",
     "Checksum": "detection.checksum",
     "DrDna": "detection.dr_dna",
+    "DrDnaPublished": "detection.dr_dna",
     "Fault": "models.fault",
     "GradientNorm": "detection.spike",
     "HistoryBound": "detection.history_bound",

@@ -7,7 +7,7 @@ from .detection.asd import Asd
 from .detection.asd_v1 import AsdV1
 from .detection.asd_v3 import AsdV3
 from .detection.checksum import Checksum, VarianceChecksum
-from .detection.dr_dna import DrDna
+from .detection.dr_dna import DrDna, DrDnaPublished
 from .detection.history_bound import HistoryBound
 from .detection.nonfinite import NonFinite
 from .detection.spike import GradientNorm, LossSpike
@@ -27,6 +27,7 @@ __all__ = [
     "AsdV3",
     "Checksum",
     "DrDna",
+    "DrDnaPublished",
     "Fault",
     "GradientNorm",
     "HistoryBound",

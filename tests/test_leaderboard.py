@@ -53,7 +53,8 @@ def test_the_verdicts_of_a_set_are_of_its_plan(name, folder, results):
     plan, settings = read_settings(SETS / f"{name}.toml")
     with Store(results / folder) as store:
         assert store.plan() == plan
-    assert boards(results / folder) < set(settings.detectors)
+    # These boards have no score of what is called `dr_dna` since.
+    assert boards(results / folder) - {"dr_dna_published"} < set(settings.detectors)
 
 
 def test_a_file_of_the_name_of_a_set_comes_first(tmp_path, monkeypatch, capsys):

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from fault_injection.commands.main import main
-from fault_injection.machine.errors import Untrustworthy
+from fault_injection.machine.errors import InputError, Untrustworthy
 from fault_injection.questions.scoreboard import driver
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment, require_same
 from fault_injection.questions.scoreboard.settings import read_settings
-from fault_injection.questions.scoreboard.store import ScoreStore
+from fault_injection.questions.scoreboard.store import NAMES, ScoreStore
 from fault_injection.questions.scoreboard.tasks import SWEPT
 from fault_injection.runs.outcome import MASKED
 
@@ -67,6 +67,45 @@ def test_shares_latencies_and_false_alarms_are_counts():
     np.testing.assert_allclose(false, [(3 + (x < 0.5)) / 400 for x in SWEPT])
     np.testing.assert_allclose(caught, [float(x < 30) for x in SWEPT])
     assert board.slower("a") is None and board.larger("a") is None
+
+
+ROW = {"dr_dna": {"stop": 0}, "nonfinite": {"stop": None}}
+
+
+def test_what_a_board_called_dr_dna_before_the_name_had_another_meaning_is_the_published_score(tmp_path):
+    settings = {"detectors": ["dr_dna", "nonfinite"], "recovered": [["rewind", 1]], "recovering": ["dr_dna"]}
+    with ScoreStore(tmp_path, write=True) as store:  # as it was written then
+        for name, value in {"key": "a", "settings": settings}.items():
+            store.put("about", name, value)
+        store.put("experiment", "3", {"seen": ROW, "recovered": {"rewind": ROW}})
+        store.put("fault_free", "golden 0", ROW)
+        store.put("alarms", "dr_dna", {"experiments": {"3": ROW["dr_dna"]}})  # of somebody else
+    now = {"dr_dna_published": ROW["dr_dna"], "nonfinite": ROW["nonfinite"]}
+    with ScoreStore(tmp_path) as store:
+        assert dict(store.all("experiment")) == {"3": {"seen": now, "recovered": {"rewind": now}}}
+        assert dict(store.all("fault_free")) == {"golden 0": now} and store.done() == {3}
+        known = store.get("about", "settings")
+        assert known == settings | {"detectors": ["dr_dna_published", "nonfinite"], "recovering": ["dr_dna_published"]}
+        assert store.get("alarms", "dr_dna") is not None
+    with ScoreStore(tmp_path, write=True) as store, pytest.raises(InputError, match="made by other code"):
+        store.begin("a", settings)
+
+
+def test_what_a_board_of_today_calls_dr_dna_is_dr_dna(tmp_path):
+    for _ in range(2):  # begun, and continued
+        with ScoreStore(tmp_path, write=True) as store:
+            store.begin("a", {"detectors": ["dr_dna", "dr_dna_published"]})
+            store.put("fault_free", "golden 0", ROW)
+            assert dict(store.all("fault_free")) == {"golden 0": ROW}
+    with ScoreStore(tmp_path) as store:
+        assert store.get("about", "names") == NAMES and dict(store.all("fault_free")) == {"golden 0": ROW}
+
+
+def test_a_board_without_renamed_detectors_is_continued(tmp_path):
+    with ScoreStore(tmp_path, write=True) as store:
+        store.put("about", "key", "a")
+        store.put("about", "settings", {"detectors": ["nonfinite"]})
+        store.begin("a", {"detectors": ["nonfinite"]})
 
 
 LOSSES = np.float32([1.5, 1.4, 1.3, 1.2, 1.1])
@@ -146,7 +185,7 @@ def test_by_default_all_detectors_watch_that_can(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(PLAN)
     _, settings = read_settings(path)
-    assert {"history_bound", "asd", "checksum", "dr_dna", "replay"} <= set(settings.detectors)
+    assert {"history_bound", "asd", "checksum", "dr_dna", "dr_dna_published", "replay"} <= set(settings.detectors)
     assert "replicas" not in settings.detectors
 
 

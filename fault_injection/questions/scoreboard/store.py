@@ -1,8 +1,9 @@
 """What a scoreboard knows: an SQLite file beside the campaign's, with one row of JSON per thing that was watched."""
 
 import contextlib
+import functools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...campaign.store import DIGEST, Column, ComparedStore, StoredTable, StoredValue
@@ -13,6 +14,9 @@ from ...runs.dependencies import content_hash
 NAME = "score.sqlite"
 EXPERIMENT = "experiment"
 ALARMS = "alarms"  # of a detector that has read exported logs, by its name
+# Which names of detectors a store's rows have: it says the number of this generation.  What `dr_dna` was until then has
+# another name since, and the name another meaning.
+NAMES, RENAMED = 1, {"dr_dna": "dr_dna_published"}
 
 
 class ScoreTable(StoredTable):
@@ -53,13 +57,19 @@ class ScoreStore(ComparedStore):
             self._insert("rows", [kind, name, text], "REPLACE")
 
     def all(self, kind: str) -> Iterator[tuple[str, Any]]:
-        """The rows of a kind, by name."""
+        """The rows of a kind, by name; detectors have the names of today."""
         for name, value in self.query("SELECT name, value FROM rows WHERE kind = ?", [kind]):
             try:
                 found = json.loads(value)
             except ValueError:
                 raise self.not_ours(f"{kind} {name}") from None
-            yield name, found
+            yield name, found if not self._former or kind == ALARMS else renamed(found, self._former)
+
+    @functools.cached_property
+    def _former(self) -> Mapping[str, str]:
+        """What detectors of this store are called today, by the names that its rows have, where these differ."""
+        known = {name for (name,) in self.query("SELECT name FROM rows WHERE kind = 'about'")}
+        return RENAMED if "key" in known and "names" not in known else {}
 
     def get(self, kind: str, name: str) -> Any:
         """A row; None where there is none."""
@@ -79,8 +89,10 @@ class ScoreStore(ComparedStore):
         Raises:
           InputError: it is not.
         """
-        if self.get("about", "key") not in (None, key):
+        other = set(self._former.values()) & set((self.get("about", "settings") or {}).get("detectors", ()))
+        if self.get("about", "key") not in (None, key) or other:
             raise InputError("was made by other code or settings, or on another machine; delete it", self.path)
+        self.put("about", "names", NAMES)
         self.put("about", "key", key)
         self.put("about", "settings", settings)
 
@@ -88,3 +100,16 @@ class ScoreStore(ComparedStore):
         """Write what happened last."""
         with contextlib.suppress(InputError):
             self.put("about", "event", what)
+
+
+def renamed(value: Any, names: Mapping[str, str]) -> Any:
+    """A JSON value in which keys, and texts of lists, that are one of these names are what the name stands for.
+
+    >>> renamed({"seen": {"dr_dna": {"tensor": "dr_dna"}}, "detectors": ["asd", "dr_dna"]}, RENAMED)
+    {'seen': {'dr_dna_published': {'tensor': 'dr_dna'}}, 'detectors': ['asd', 'dr_dna_published']}
+    """
+    if isinstance(value, dict):
+        return {names.get(key, key): renamed(one, names) for key, one in value.items()}
+    if isinstance(value, list):
+        return [names.get(one, one) if isinstance(one, str) else renamed(one, names) for one in value]
+    return value
