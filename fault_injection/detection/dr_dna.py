@@ -56,9 +56,9 @@ class DrDna(Detector):
 
     >>> names = ["dr_dna_places/activations/fc", "dr_dna_layer/activations/fc"]
     >>> detector = DrDna(tuple(zip(names, (0.25, 0.1))))
-    >>> _, alarms = detector.update(detector.init(names), np.array([0.7, 0.5]))
+    >>> _, alarms = detector.update(detector.init(names), np.array([1.2, 0.6]))
     >>> alarms.level.tolist(), alarms.threshold.round(3).tolist()
-    ([0, 1], [0.75, 0.3])
+    ([0, 1], [1.25, 0.5])
     """
 
     limits: tuple[tuple[str, float], ...]

@@ -22,7 +22,7 @@ FEWEST = 32  # examples that a profile is made of, at least: with fewer, what is
 BINS = 10
 SAMPLED = PLACES + 1  # numbers that are kept of an example's activation: see `sampled`
 SAMPLES = "samples"  # the kind of tensors that a profile is made of
-MARGIN = 3.0  # a threshold of a distance is so many times the largest one without a fault
+MARGIN = 5.0  # a threshold of a distance is so many times the largest one without a fault
 
 # What a step reports of a layer, as `NAME/LAYER`: see `VALUES`.
 BEYOND_PLACES, BEYOND_LAYER = "dr_dna_places/activations", "dr_dna_layer/activations"
