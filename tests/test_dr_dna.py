@@ -2,12 +2,12 @@
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scalar_dr_dna import SCALAR
 from small import small as small_resnet
 from test_transformer import small as small_transformer
 from whole import some
@@ -15,7 +15,6 @@ from whole import some
 from fault_injection.detection.detector import told
 from fault_injection.detection.dr_dna import (
     DrDna,
-    DrDnaPublished,
     load_profile,
     make_profile,
     make_training_profile,
@@ -28,7 +27,6 @@ from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import DamagedFile, write_arrays
 from fault_injection.models.fault import Operand
 from fault_injection.models.layer import Context
-from fault_injection.models.observe import dr_dna
 from fault_injection.models.observe.dr_dna import (
     BEYOND,
     BEYOND_LAYER,
@@ -37,10 +35,8 @@ from fault_injection.models.observe.dr_dna import (
     PLACES,
     SAMPLED,
     SAMPLES,
-    SUM,
     VALUES,
     Profile,
-    sampled,
     watched,
 )
 from fault_injection.models.site import make_fault
@@ -86,56 +82,6 @@ def infinite_output(name):
 # ---- The score ------------------------------------------------------------------------------
 
 
-def scalar_sum(histograms, x):
-    """(S − Ŝ)/Ŝ of one example's samples [L,SAMPLED], place by place in float64."""
-    h = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), histograms)
-    total, found = 0.0, []
-    for j, values in enumerate(x[:, :PLACES].astype(np.float64)):
-        values = np.where(np.isnan(values), np.inf, values)
-        for i, value in enumerate(values):
-            inside = h.low[j, i] <= value <= h.high[j, i]
-            edges = np.linspace(h.low[j, i], h.high[j, i], 11)
-            total += 1 - (h.frequency[j, i] @ np.histogram([value], edges)[0] if inside else 0)
-        edges = np.linspace(h.layer_low[j], h.layer_high[j], 11)
-        inside = np.histogram(values[(values >= edges[0]) & (values <= edges[-1])], edges)[0]
-        here = np.array([np.sum(values < edges[0]), *inside, np.sum(values > edges[-1])]) / len(values)
-        usual = np.diff(h.below[j], prepend=0, append=1)
-        # Of two histograms on a line: what has to be carried across each edge.
-        total += sum(abs((here - usual)[:edge].sum()) for edge in range(1, len(here)))
-        most, least = (int(at) for at in h.extremes[j])
-        total += 0.5 * (values[most] != values.max()) + 0.5 * (values[least] != values.min())
-        found.append((total - h.expected[j]) / h.expected[j])
-    return found
-
-
-def scalar_places(histograms, x):
-    """The distance of each layer's farthest place, in Python's floats."""
-    found = []
-    for values, low, high in zip(x.tolist(), histograms.low.tolist(), histograms.high.tolist(), strict=True):
-        farthest = 0.0
-        for value, least, most in zip(values[:PLACES], low, high, strict=True):
-            if math.isnan(value) or math.isinf(value):
-                farthest = math.inf
-            elif value > most:
-                farthest = max(farthest, (value - most) / (most - least))
-            elif value < least:
-                farthest = max(farthest, (least - value) / (most - least))
-        found.append(farthest)
-    return found
-
-
-def scalar_layer(histograms, x):
-    """By how much the largest value exceeds the profile's, as a share of it."""
-    found = []
-    for values, usual in zip(x.tolist(), histograms.largest.tolist(), strict=True):
-        here = math.inf if math.isnan(values[PLACES]) else values[PLACES]
-        found.append(max(here - usual, 0.0) / (usual or 1.0))
-    return found
-
-
-SCALAR = {BEYOND_PLACES: scalar_places, BEYOND_LAYER: scalar_layer, SUM: scalar_sum}
-
-
 def near_an_edge(histograms, x):
     """Whether rounding may decide on the bin of a value, by example; at the ends of a range it does not."""
     x = x[..., :PLACES]
@@ -145,69 +91,6 @@ def near_an_edge(histograms, x):
     parts = np.stack([(x - low) / (high - low) * 10 for low, high in pairs])
     near = (np.abs(parts - np.round(parts)) < 2e-5) & (np.abs(parts) < 11) & (parts != 0) & (parts != 10)
     return near.any((0, 2, 3))
-
-
-def made_up(seed, examples=64):
-    """A profile of random numbers in three layers, the last of them constant, and samples of as many examples again."""
-    random = np.random.default_rng(seed)
-    scale = np.float32([1, 10.0 ** random.integers(-6, 7), 0])[:, None]
-    x = random.normal(size=(2, examples, 3, SAMPLED)).astype(np.float32) * scale + np.float32(random.integers(-2, 3))
-    x[..., PLACES] = np.abs(x).max(-1) * random.uniform(1, 3, x.shape[:-1])
-    return profile_of(Profile(("a", "b", "c"), np.zeros((3, PLACES), np.int32)), [x[0]]), x[1]
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_distances_are_those_of_a_scalar_implementation_on_random_samples(seed):
-    profile, x = made_up(seed)
-    random = np.random.default_rng(seed + 100)
-    x *= np.where(random.random(x.shape) < 0.01, np.float32(10.0) ** random.integers(-30, 31, x.shape), 1)
-    special = np.float32([np.nan, -np.nan, np.inf, -np.inf, 0, -3e38, 3e38, 1e-45])
-    at = random.integers(0, len(x), 40), random.integers(0, 3, 40), random.integers(0, PLACES, 40)
-    x[at] = random.choice(special, 40)
-    x[: len(special), random.integers(0, 3), PLACES] = np.abs(special)
-    for name in BEYOND:
-        with np.errstate(over="ignore"):
-            expected = np.array([SCALAR[name](profile.histograms, one) for one in x]).astype(np.float32)
-        found = np.asarray(VALUES[name](profile.histograms, x))
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
-        assert not np.isnan(found).any() and np.isinf(found).any() and (found == 0).any()
-
-
-def test_a_wrong_number_in_a_late_layer_is_seen_and_the_published_sum_does_not_see_it():
-    random = np.random.default_rng(0)
-    usual = random.normal(size=(512, 20, SAMPLED)).astype(np.float32)
-    usual[..., PLACES] = np.abs(usual[..., :PLACES]).max(-1)
-    layers = tuple(map(str, range(20)))
-    profile = profile_of(Profile(layers, np.zeros((20, PLACES), np.int32)), [usual[:256]])
-    x = {layer: usual[None, 256:, at] for at, layer in enumerate(layers)}
-
-    def alarms(kind, samples):
-        detector = kind.of(profile)
-        found = dr_dna.largest_values(dataclasses.replace(profile, told=kind.signals), samples)
-        names = [f"{name}/{layer}" for name in found for layer in layers]
-        return detector, told(
-            0, names, *(v := np.concatenate([*found.values()]), detector.update(detector.init(names), v)[1])
-        )
-
-    assert alarms(DrDna, x)[1] == alarms(DrDnaPublished, x)[1] == []
-    for at, place in ((19, 3), (19, PLACES), (0, 3)):  # of the last layer, beside its places, and of the first
-        struck = {layer: one.copy() for layer, one in x.items()}
-        struck[layers[at]][0, 7, [place, PLACES]] = 1e30
-        detector, found = alarms(DrDna, struck)
-        assert detector.first(found) == layers[at]
-        assert {alarm.tensor for alarm in found} >= {f"{BEYOND_LAYER}/{layers[at]}"}
-        assert alarms(DrDnaPublished, struck)[1] == []
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_what_is_kept_of_an_activation_are_its_places_and_its_largest_value(dtype):
-    random = np.random.default_rng(0)
-    x = jnp.asarray(random.normal(size=(2, 3, 70, 71)), dtype).at[1, 2, 5, 6].set(np.nan).at[0, 1, 0, 0].set(-np.inf)
-    kept = np.asarray(sampled(x, np.arange(PLACES) * 7))
-    plain = np.asarray(x, np.float32).reshape(2, 3, -1)
-    np.testing.assert_array_equal(kept[..., :PLACES], plain[..., np.arange(PLACES) * 7])
-    largest = [[math.nan if np.isnan(row).any() else max(map(abs, row.tolist())) for row in rows] for rows in plain]
-    np.testing.assert_array_equal(kept[..., PLACES], largest)
 
 
 @pytest.mark.slow
