@@ -49,7 +49,8 @@ def latent(tmp_path_factory):
 def test_a_replay_tells_what_was_detected_and_what_became_of_it(latent, detector, recovery):
     out = latent / f"{detector}_{recovery}"
     words = ["replay", str(latent / "latent.csv"), "--detector", detector, "--recovery", recovery]
-    words += {"gradient_norm": ["--set", "warm_up=5"], "replay": ["--set", "every=14"]}.get(detector, [])
+    changed = {"gradient_norm": "warm_up=5", "replay": "every=14", "dr_dna": "margin=5"}.get(detector)
+    words += ["--set", changed] if changed else []
     assert main([*words, "--out", str(out), "--cache", str(latent / "cache")]) == 0
     found = json.loads((out / "detection.json").read_text())
     late = detector == "dr_dna"  # it looks at the forward pass, and the fault is in the backward pass
