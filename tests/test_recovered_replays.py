@@ -42,18 +42,17 @@ def latent(tmp_path_factory):
         ("history_bound", "rewind"),
         pytest.param("gradient_norm", "skip", marks=[pytest.mark.slow, only_whole]),
         pytest.param("history_bound", "inverse", marks=pytest.mark.slow),
-        pytest.param("dr_dna", "recompute", marks=[pytest.mark.slow, only_whole]),
+        pytest.param("dr_dna_published", "recompute", marks=[pytest.mark.slow, only_whole]),
         pytest.param("replay", "rewind", marks=pytest.mark.slow),
     ],
 )
 def test_a_replay_tells_what_was_detected_and_what_became_of_it(latent, detector, recovery):
     out = latent / f"{detector}_{recovery}"
     words = ["replay", str(latent / "latent.csv"), "--detector", detector, "--recovery", recovery]
-    changed = {"gradient_norm": "warm_up=5", "replay": "every=14", "dr_dna": "margin=5"}.get(detector)
-    words += ["--set", changed] if changed else []
+    words += {"gradient_norm": ["--set", "warm_up=5"], "replay": ["--set", "every=14"]}.get(detector, [])
     assert main([*words, "--out", str(out), "--cache", str(latent / "cache")]) == 0
     found = json.loads((out / "detection.json").read_text())
-    late = detector == "dr_dna"  # it looks at the forward pass, and the fault is in the backward pass
+    late = detector == "dr_dna_published"  # it looks at the forward pass, and the fault is in the backward pass
     assert found["detected"] and found["steps_from_fault_to_alarm"] == late
     assert found["alarms_before_the_fault"] == 0
     assert found["actions"][0]["at"] == [1, 2 + late]
