@@ -157,6 +157,7 @@ def accumulating():
 # Each takes eight programs: of the forms of layers that the samples' test has, some.
 WATCHED = {name: FORWARD[name][0] for name in some([*FORWARD], ("momentum", "sequence", "twice"))}
 LOOPS = {"accumulating": accumulating, "branching": own_training.branching}
+LOOPS = {name: LOOPS[name] for name in some([*LOOPS], ["accumulating"])}
 
 
 @pytest.mark.parametrize("name", [*WATCHED, *(pytest.param(name, marks=pytest.mark.slow) for name in LOOPS)])

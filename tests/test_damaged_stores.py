@@ -30,7 +30,7 @@ from fault_injection.workloads.registry import find_workload, make_workload
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
-MANY = int(os.environ.get("MUTATIONS", "1000"))  # of each store; 5000 take some minutes
+MANY = int(os.environ.get("MUTATIONS", "300"))  # of each store; 5000 take some minutes
 COUNTS = [60, pytest.param(MANY, marks=pytest.mark.slow)]
 EPOCHS = 2
 

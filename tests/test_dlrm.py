@@ -188,6 +188,7 @@ def test_no_operation_of_a_compiled_step_has_a_whole_table():
 
 
 @pytest.mark.slow
+@only_whole  # test_strategies.py has several devices of the other networks
 def test_several_devices_add_up_rows_as_one_does(repository):
     """To rounding: the gradient of a row is the sum over devices."""
     code = """

@@ -15,7 +15,7 @@ from small import small as small_resnet
 from test_damage import INJECTION as TOY_INJECTION
 from test_transformer import injection_file
 from test_transformer import small as small_transformer
-from whole import some
+from whole import only_whole, some
 
 from fault_injection.commands.main import main
 from fault_injection.explicit.passes import forward_and_backward
@@ -301,6 +301,7 @@ def test_a_workload_without_formats_says_so(capsys, tmp_path):
 # ---- Reductions ---------------------------------------------------------------------------
 
 
+@only_whole
 @pytest.mark.slow  # a step that `test_a_step_reports_reductions_and_no_bit_depends_on_them` runs too
 @pytest.mark.parametrize("precision", ["float16"])
 def test_reductions_are_those_of_the_tensors(precision):

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 from small import SITE, flags, small
+from whole import only_whole
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import Injection
@@ -138,6 +139,7 @@ def test_what_the_leader_finds_or_raises_is_found_or_raised_in_all_and_no_other_
 
 
 @pytest.mark.slow
+@only_whole
 @pytest.mark.parametrize("killed", [0])  # test_strategy_processes.py kills the other
 def test_when_one_process_dies_the_other_ends_too_and_the_run_goes_on(start_two, tmp_path, killed):
     both = start_two(*GOLDEN, "--epochs", 1000, "--keep-epochs", 0, "--cache", tmp_path)

@@ -43,7 +43,7 @@ def latent(tmp_path_factory):
         pytest.param("gradient_norm", "skip", marks=[pytest.mark.slow, only_whole]),
         pytest.param("history_bound", "inverse", marks=pytest.mark.slow),
         pytest.param("dr_dna_published", "recompute", marks=[pytest.mark.slow, only_whole]),
-        pytest.param("replay", "rewind", marks=pytest.mark.slow),
+        pytest.param("replay", "rewind", marks=[pytest.mark.slow, only_whole]),
     ],
 )
 def test_a_replay_tells_what_was_detected_and_what_became_of_it(latent, detector, recovery):

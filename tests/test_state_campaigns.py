@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from command_line import answer
 from strict_html import check_html
+from whole import only_whole
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import ALL
@@ -86,7 +87,7 @@ def test_leaves_are_drawn_by_their_size_and_elements_uniformly():
     [
         ("once", "conditions"),
         pytest.param("permanent", "exact", marks=pytest.mark.slow),
-        pytest.param("every 3", "full", marks=pytest.mark.slow),
+        pytest.param("every 3", "full", marks=[pytest.mark.slow, only_whole]),
     ],
 )
 def test_experiments_come_to_the_verdicts_of_their_replays(capsys, tmp_path, repository, schedule, exit):

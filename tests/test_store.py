@@ -25,7 +25,7 @@ from fault_injection.seam.measure import Measure
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
-FLIPS = [400, pytest.param(3_000, marks=pytest.mark.slow)]
+FLIPS = [400, pytest.param(1_000, marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")

@@ -55,7 +55,7 @@ def trained(name):
     return workload, workload.program(frozenset(sites)), tuple(sites)
 
 
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in some(LARGE, LARGE[:2])]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in some(LARGE, LARGE[:1])]
 
 
 @pytest.fixture(params=["resnet18", *OTHERS, *SLOW])

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from whole import only_whole
 
 from fault_injection.machine.environment import arithmetic
 from fault_injection.questions.outcomes.conditions import Conditions
@@ -189,6 +190,7 @@ def test_the_loop_that_does_not_repeat_the_golden_run_is_refused(programs, enume
 
 
 @pytest.mark.slow
+@only_whole
 def test_a_campaign_of_a_hundred_flips_says_what_the_store_says(
     programs, enumeration, store, folder, repository, tmp_path, same_arithmetic
 ):

@@ -12,6 +12,7 @@ from command_line import said
 from scipy import stats
 from test_sequences import too_few
 from wanted_population import constant, honest, inverted, row, simulated, truth, wanted_plan
+from whole import some
 
 from fault_injection.campaign.allocation import FIRST
 from fault_injection.faults.fault_models import FAULT_MODELS
@@ -180,7 +181,7 @@ def test_intervals_cover_when_campaigns_stop(run):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", some([*RUNS], ["inverted"]))
 def test_intervals_cover_in_many_campaigns(run):
     """Of the rate that is asked for, and of each that is only reported, at every block's end."""
     inside, _ = covered(run, 18, "width = 0.12")
