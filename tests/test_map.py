@@ -24,7 +24,11 @@ from fault_injection.questions.outcomes.plan_file import parse_plan
 from fault_injection.questions.outcomes.sampling import injection_of
 from fault_injection.questions.spread.campaign import campaign_map, maps_of, sampled
 from fault_injection.questions.spread.campaign_map import FATES, read_campaign_map
-from fault_injection.questions.spread.campaign_page import rewrite_campaign_map_page, write_campaign_map
+from fault_injection.questions.spread.campaign_page import (
+    campaign_answers,
+    rewrite_campaign_map_page,
+    write_campaign_map,
+)
 from fault_injection.questions.spread.files import write_map
 from fault_injection.questions.spread.heat_map import bands
 from fault_injection.questions.spread.sentences import answers
@@ -309,7 +313,8 @@ def test_a_campaigns_map_counts_what_the_map_of_each_experiment_says(cache, tmp_
 
     folder = fill(tmp_path / "a campaign", plan, struck)
     sample, done = sampled(folder, 8, seed=0)
-    made = campaign_map(list(maps_of(folder, sample, 1, cache)), done)
+    maps = list(maps_of(folder, sample, 1, cache))
+    made = campaign_map(maps, done)
     write_campaign_map(made, folder / "map", "a map", ["the command"])
     told = json.loads((folder / "map" / "map.json").read_text())
     numbers = [one["number"] for one in told["experiments"]]
@@ -332,6 +337,12 @@ def test_a_campaigns_map_counts_what_the_map_of_each_experiment_says(cache, tmp_
         name: count.tolist() for name, count in sums.items()
     }
     assert sum(rate["found"] for rate in told["fates"].values()) == 8
+    # The store's losses are made up; with those of the runs themselves the campaign's are these.
+    assert (
+        not any(one.same for one in made.experiments) and "In 0 of 8 the losses" in campaign_answers(made)[-1].sentence
+    )
+    losses = [one._replace(losses=one.found.loss[1].astype(np.float32)[:1]) for one in maps]
+    assert all(one.same for one in campaign_map(losses, done).experiments)
 
     out = folder / "map"
     page = (out / "map.html").read_text()

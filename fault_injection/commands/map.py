@@ -115,7 +115,7 @@ def _of_campaign(options: argparse.Namespace) -> None:
     steps = 2 if options.steps is None else options.steps
     if options.check:
         if options.json:
-            tell_json({"experiments": [number for number, _ in sample], "done": done, "steps": steps})
+            tell_json({"experiments": [one.number for one in sample], "done": done, "steps": steps})
             return
         tell(f"Maps {len(sample)} of {done:,} experiments that are done, for {steps} steps after the fault each.")
         return

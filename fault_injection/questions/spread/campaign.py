@@ -38,11 +38,13 @@ class MappedExperiment(NamedTuple):
     Attributes:
       number: in the campaign.
       outcome: that the campaign found.
+      losses: float32 [k], that the campaign recorded from the step struck on.
       found: its map.
     """
 
     number: int
     outcome: str
+    losses: np.ndarray
     found: FaultMap
 
     @property
@@ -72,14 +74,29 @@ class MappedExperiment(NamedTuple):
         return AT_ONCE if reached[own].any() else NOTHING
 
     @property
+    def same(self) -> bool:
+        """Whether the losses are those that the campaign recorded, bit for bit."""
+        mine = self.found.loss[1].astype(np.float32)
+        both = min(len(mine), len(self.losses))
+        return np.array_equal(mine[:both], self.losses[:both], equal_nan=True)
+
+    @property
     def last(self) -> str:
         """The last result of the step struck that differs; empty where none does."""
         results = [place for place in self.found.of_kind(*RESULTS) if self.reached[place]]
         return self.found.rows[results[-1]].name if results else ""
 
 
-def sampled(folder: pathlib.Path, count: int, seed: int) -> tuple[list[tuple[int, str]], int]:
-    """Numbers and outcomes of experiments that are done, each as likely as any other; and how many are done.
+class Drawn(NamedTuple):
+    """An experiment of the sample before it is mapped; see `MappedExperiment`."""
+
+    number: int
+    outcome: str
+    losses: np.ndarray
+
+
+def sampled(folder: pathlib.Path, count: int, seed: int) -> tuple[list[Drawn], int]:
+    """Experiments that are done, each as likely as any other; and how many are done.
 
     Raises:
       InputError: there is no campaign, none of its experiments is done, or its faults are not all injections, or not
@@ -87,14 +104,16 @@ def sampled(folder: pathlib.Path, count: int, seed: int) -> tuple[list[tuple[int
     """
     with Store(folder) as store:
         plan = store.plan()
-        done = [(int(row["number"]), str(row["outcome"])) for row in store.query("SELECT * FROM experiments")]
+        done = [
+            Drawn(int(row["number"]), str(row["outcome"]), np.frombuffer(row["curve"], "<f4").reshape(-1, 2)[:, 0])
+            for row in store.query("SELECT number, outcome, curve FROM experiments ORDER BY number")
+        ]
     if plan is None or not done:
         raise InputError("no experiment of the campaign is done; run it first", folder)
     if plan.restarts:
         raise InputError("its runs restart from altered checkpoints; a map is of faults that strike a run", folder)
     if plan.wanted is not None:
         raise InputError("it draws by strata, so a plain sample would be of no fault that it asks for", folder)
-    done.sort()
     drawn = np.random.default_rng(seed).permutation(len(done))[:count]
     return [done[place] for place in sorted(drawn.tolist())], len(done)
 
@@ -109,13 +128,13 @@ def programs_of(injections: Sequence[Injection], cache: Any, data_dir: Any) -> t
 
 
 def maps_of(
-    folder: pathlib.Path, sample: Sequence[tuple[int, str]], steps: int, cache: Any = None, data_dir: Any = None
+    folder: pathlib.Path, sample: Sequence[Drawn], steps: int, cache: Any = None, data_dir: Any = None
 ) -> Iterator[MappedExperiment]:
     """The map of each experiment of a sample."""
-    injections = injections_of(folder, [number for number, _ in sample])
+    injections = injections_of(folder, [one.number for one in sample])
     golden, telling = programs_of(injections, cache, data_dir)
-    for (number, outcome), injection in zip(sample, injections, strict=True):
-        yield MappedExperiment(number, outcome, mapped(injection, golden, telling, steps))
+    for one, injection in zip(sample, injections, strict=True):
+        yield MappedExperiment(*one, mapped(injection, golden, telling, steps))
 
 
 def campaign_map(sample: Sequence[MappedExperiment], of: int) -> CampaignMap:
@@ -136,5 +155,5 @@ def campaign_map(sample: Sequence[MappedExperiment], of: int) -> CampaignMap:
         each = np.stack([shares(one) for one in those])
         by_outcome[outcome] = Spread((each > 0).sum(0), each.mean(0))
     by_site = {site: np.stack([one.reached for one in those]).sum(0) for site, those in grouped(sample, "site").items()}
-    told = tuple(ExperimentFate(one.number, one.outcome, one.site, one.fate, one.last) for one in sample)
+    told = tuple(ExperimentFate(one.number, one.outcome, one.site, one.fate, one.last, one.same) for one in sample)
     return CampaignMap(sample[0].found.rows, told, of, by_outcome, by_site)

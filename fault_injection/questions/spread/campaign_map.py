@@ -35,6 +35,7 @@ class ExperimentFate(NamedTuple):
       site: what it strikes.
       fate: one of `FATES`.
       last: the last result of the step struck that differs; empty where none does.
+      same: whether the losses from the fault on are those that the campaign recorded, bit for bit.
     """
 
     number: int
@@ -42,6 +43,7 @@ class ExperimentFate(NamedTuple):
     site: str
     fate: str
     last: str
+    same: bool
 
 
 class Spread(NamedTuple):

@@ -36,8 +36,15 @@ def campaign_answers(found: CampaignMap) -> Box:
         for outcome, those in grouped(sample, "outcome").items()
     ]
     told.append(BoxAnswer("By outcome", f"Parameters differ after the step struck: {'; '.join(by_outcome)}."))
-    drawn_at_random = f"{len(sample)} of {found.of:,} experiments that are done were mapped, drawn at random."
-    return [*told, BoxAnswer("How sure", drawn_at_random)]
+    sure = [f"{len(sample)} of {found.of:,} experiments that are done were mapped, drawn at random."]
+    same = sum(one.same for one in sample)
+    sure.append(f"In {same} of {len(sample)} the losses are those that the campaign recorded, bit for bit.")
+    if same < len(sample):
+        sure.append(
+            "The others round differently, as on another processor or by another version. Outcomes are the campaign's, "
+            "and how far a fault comes is of the run here: in single experiments they may not belong together."
+        )
+    return [*told, BoxAnswer("How sure", " ".join(sure))]
 
 
 def _counted(rate: Rate) -> str:
