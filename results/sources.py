@@ -266,6 +266,12 @@ def stage(replay: str) -> str:
     return "forward" if "stage,fwrd_inject" in read(f"{replay}/provenance.json")["injection"] else "backward"
 
 
+def places(replay: str) -> list[dict[str, Any]]:
+    """What came of a replay's fault at its own place, and at others (`places.py`); empty where nobody has looked."""
+    path = f"{replay}/places.json"
+    return read(path)["places"] if (RESULTS / path).exists() else []
+
+
 def points(replay: str, part: str) -> str:
     """By how many points a replay ended worse, in `train` or `test`."""
     return f"{100 * outcome(replay)['worse'][part]:.1f}"

@@ -50,6 +50,7 @@ def environment() -> jinja2.Environment:
     made.globals |= {"at_most": at_most, "wilson": wilson, "LATENT": LATENT, "NONFINITE": NONFINITE, "np": np}
     made.filters |= {"campaign": sources.campaign, "counted": wording.counted, "load": sources.load}
     made.filters |= {"prefixed": lambda name, prefix: prefix + name, "whole": "{:,.0f}".format}
+    made.tests["looked_at"] = lambda name: bool(sources.places(f"scaled/{name}"))
     return made
 
 

@@ -117,8 +117,9 @@ def libtpu(tmp_path_factory):
     ("words", "topology", "devices"),
     [
         ([OWN], "tpu:v2:2x2", 1),
-        (["examples/shard_map/my_run.py:training"], "tpu:v5e:2x4", 8),
-        (TEXT.split(), "tpu:v6e:2x2", 4),
+        # With little effort, which leaves as much to be compiled away, and takes a tenth of the time.
+        (["examples/shard_map/my_run.py:training", "--effort", "-1"], "tpu:v5e:2x4", 8),
+        ([*TEXT.split(), "--effort", "-1"], "tpu:v6e:2x2", 4),
     ],
     ids=["own step, v2", "own step on a mesh, v5e", "transformer in bfloat16, v6e"],
 )

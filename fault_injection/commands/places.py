@@ -56,7 +56,7 @@ def _row(found: AtPlace) -> dict[str, Any]:
     """One place as JSON values."""
     verdict = found.outcome
     exactly = f"{verdict.outcome} (exactly)" if verdict.exactly_masked_after is not None else verdict.outcome
-    return {
+    row = {
         "place": format_position(found.injection.positions[0]),
         "outcome": exactly,
         "exactly_masked_after": verdict.exactly_masked_after,
@@ -71,6 +71,8 @@ def _row(found: AtPlace) -> dict[str, Any]:
         "reached": len(found.reached),
         "parameters": list(found.reached),
     }
+    at_once = verdict.exactly_masked_after == 0 and not found.injection.of_leaf
+    return {**row, "died": _died(row) if at_once else None}
 
 
 def _counted(found: list[AtPlace]) -> list[str]:
@@ -81,8 +83,7 @@ def _counted(found: list[AtPlace]) -> list[str]:
     for outcome, count in counts.most_common():
         rate = wilson(count, len(rows))
         lines.append(f"{outcome}: {count} of {len(rows)} other places [{rate.low:.0%}, {rate.high:.0%}]")
-    died = [row for row in rows if row["exactly_masked_after"] == 0]
-    where = collections.Counter(map(_died, died)) if not found[0].injection.of_leaf else {}
+    where = collections.Counter(row["died"] for row in rows if row["died"])
     return lines + [f"died within the faulty step: {count}; {why}" for why, count in where.items()]
 
 
