@@ -14,11 +14,11 @@ PAGE = FOLDER.parents[1] / "docs" / "profiles.md"
 sys.path.insert(0, str(FOLDER.parents[1]))
 
 from fault_injection.campaign.rates import Rate, wilson  # noqa: E402
-from fault_injection.questions.outcomes.report.queries import UNSTRUCK, VERDICT  # noqa: E402
+from fault_injection.questions.outcomes.report.queries import GUESSED, UNSTRUCK  # noqa: E402
 from fault_injection.runs.outcome import MASKED  # noqa: E402
 
 FORMATS = ("float32", "bfloat16", "float16")
-QUERY = f"SELECT {VERDICT} AS outcome, elements, first_nonfinite FROM experiments"
+QUERY = "SELECT outcome, elements, first_nonfinite FROM experiments"
 
 
 def percent(rate: Rate) -> str:
@@ -32,6 +32,7 @@ def row(name: str, format: str) -> list[str]:
         sqlite3.connect(f"{(FOLDER / f'{name}_{format}.sqlite').as_uri()}?mode=ro", uri=True)
     ) as store:
         found = store.execute(QUERY).fetchall()
+        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]  # all were followed
         (unstruck,) = store.execute(UNSTRUCK).fetchone()
     outcomes = collections.Counter(one[0] for one in found)
     struck = sorted(one[1] for one in found if one[1])
