@@ -162,7 +162,7 @@ def test_the_look_sees_what_is_cut_off(browser, pages, wrong, seen):
 
 def test_a_table_is_sorted_filtered_and_copied(browser, pages):
     with shown(browser, pages["campaign"], 1200) as page:
-        table = page.locator("#models .table")
+        table = page.locator("#models .wide")
         cells = table.locator("tbody tr td:nth-child(3)")
         numbers = [float(text.split(" %")[0]) for text in cells.all_inner_texts()]
         assert len(numbers) > 3
@@ -171,7 +171,7 @@ def test_a_table_is_sorted_filtered_and_copied(browser, pages):
         assert [float(text.split(" %")[0]) for text in cells.all_inner_texts()] == sorted(numbers)
         head.click()
         assert [float(text.split(" %")[0]) for text in cells.all_inner_texts()] == sorted(numbers, reverse=True)
-        rows = page.locator("#outcomes .table")
+        rows = page.locator("#outcomes .wide")
         rows.locator("input").fill("slow")
         assert rows.locator("tbody tr:visible").count() == 2  # SlowDegrade, SharpSlowDegrade
         keep = "{value: {writeText: async text => { window.got = text }}}"
