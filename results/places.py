@@ -1,7 +1,7 @@
 """Follow each scaled example at its own place and at twenty others to the end: `python results/places.py [NAME …]`.
 
 It writes `scaled/NAME/places.json`, which the page of results reads.  A file that is there is kept, so the same command
-goes on where it was stopped.  All together take two hours on two cores.
+goes on where it was stopped.
 """
 
 import json

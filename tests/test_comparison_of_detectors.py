@@ -24,7 +24,7 @@ SITE = Target("conv2_grad_in", "conv2", 3)
 
 
 def experiment(number, outcome, stops, model="RD", recovered=None):
-    """One that detectors stop after so many steps, or not; alarms of `b` name the struck layer."""
+    """An experiment.  `stops` says after how many steps each detector stops it; alarms of `b` name the struck layer."""
     names = {"a": "loss", "b": "opt_state/m/conv2/kernel"}
     seen = {
         name: {"stop": stop, "warn": None, "tensor": names.get(name, "loss"), "peaks": [2.0]}
