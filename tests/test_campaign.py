@@ -18,6 +18,7 @@ import jax
 import numpy as np
 import pytest
 from campaign_stores import run_inline
+from whole import only_whole
 
 from fault_injection.campaign.dispatcher import JobLost
 from fault_injection.campaign.task import Ready, environment_of
@@ -201,6 +202,7 @@ def test_experiments_of_every_fault_model_are_their_exported_injections(reposito
     assert len(verdicts) > 1
 
 
+@only_whole  # test_state_campaigns.py and test_premises.py compare exact ones too
 @pytest.mark.slow
 def test_exact_experiments_come_to_the_verdicts_of_full_ones_in_fewer_steps(laboratory, results):
     exact = with_plan(laboratory, exit="exact")

@@ -16,6 +16,7 @@ from checkpoints import BFLOAT16, FILES, SAME_BYTES, WRITERS, some_arrays, writt
 from flax import serialization
 from hypothesis import given
 from hypothesis import strategies as st
+from whole import many
 
 from fault_injection.checkpoints.alteration import Selection, draw_alteration
 from fault_injection.checkpoints.checkpoint import Altered
@@ -198,7 +199,7 @@ def test_a_thousand_damaged_files_give_one_line_each(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", [name for name in WRITERS if name.startswith("Orbax")])
-@pytest.mark.parametrize("count", [40, pytest.param(400, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(many(400), marks=pytest.mark.slow)])
 def test_a_damaged_folder_gives_one_line(tmp_path, kind, count):
     """Any of its files may be damaged; what Orbax does not need may be damaged without notice."""
     folder, out = written(tmp_path, kind), tmp_path / "out"

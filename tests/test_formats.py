@@ -259,6 +259,7 @@ def test_a_translated_value_is_the_nearest_of_the_format(tmp_path):
     assert translate(bits, "float32").bits[0].flip == 0x7F800000
 
 
+@only_whole
 @pytest.mark.slow
 def test_the_command_formats_replays_one_fault_in_each_of_them(tmp_path, capsys):
     path = injection_file(tmp_path / "mine.csv", value="3e4")

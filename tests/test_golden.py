@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 from small import flags, small, striking_program
+from whole import only_whole
 
 from fault_injection.runs.golden_run import Golden, NotRepeated, nudged
 from fault_injection.runs.noise import noise_floor
@@ -126,6 +127,7 @@ def test_a_run_that_another_device_made_is_named_and_not_used(copy):
     assert here.elsewhere() == []
 
 
+@only_whole
 @pytest.mark.slow
 def test_without_space_one_line_names_the_file_and_the_run_goes_on_later(whole, repository, tmp_path):
     command = [sys.executable, "-m", "fault_injection", *COMMAND, "--cache", str(tmp_path)]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from injection_files import PUBLISHED, ROWS, VALID, same, with_row
 from own_workload import NAME
+from whole import many
 
 from fault_injection.data import DATASETS
 from fault_injection.faults.fault_models import FAULT_MODELS
@@ -497,7 +498,7 @@ def mutated(original, random):
     return bytes(raw)
 
 
-@pytest.mark.parametrize("count", [500, pytest.param(4_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [500, pytest.param(many(4_000), marks=pytest.mark.slow)])
 def test_any_file_is_an_injection_or_one_line(tmp_path, count):
     # Those into the other networks have the same rows, but each new size of these takes seconds to trace.
     published = [path.read_text() for path in sorted(PUBLISHED.glob("resnet18*.csv"))]

@@ -12,6 +12,7 @@ import scanned_training
 from campaign_stores import fill
 from own_steps import SCANNED, by_hand
 from small import SITE, small
+from whole import only_whole
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection import Injection
@@ -122,7 +123,7 @@ def test_what_is_not_finite_is_counted_and_is_no_largest_difference():
 @pytest.mark.parametrize(
     "injection",
     [
-        pytest.param(FAULT, marks=pytest.mark.slow),
+        pytest.param(FAULT, marks=[pytest.mark.slow, only_whole]),
         pytest.param(OF_TEXT, marks=pytest.mark.slow),
     ],
     ids=["resnet18", "transformer"],

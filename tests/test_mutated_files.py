@@ -8,6 +8,7 @@ from random import Random
 import pytest
 from campaign_stores import TOY
 from injection_files import PUBLISHED, VALID
+from whole import many
 
 from fault_injection.commands.main import main
 from fault_injection.faults.injection_file import read_injection
@@ -182,7 +183,7 @@ def mutated_text(text, random):
 COMMANDS = {kind: ["replay", "--check"] if kind == "injection" else [kind] for kind in KINDS}
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(1_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [120, pytest.param(many(1_000), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutated_file_is_accepted_or_one_line(tmp_path, capsys, kind, count):
     read, originals = KINDS[kind]

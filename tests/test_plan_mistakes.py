@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 from campaign_stores import TOY
+from whole import many
 
 from fault_injection.commands.main import main
 from fault_injection.faults.fault_models import FAULT_MODELS, VALUES
@@ -238,7 +239,7 @@ def mutated(original, random):
     return bytes(raw)
 
 
-@pytest.mark.parametrize("count", [800, pytest.param(4_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [800, pytest.param(many(4_000), marks=pytest.mark.slow)])
 def test_any_file_is_a_plan_or_one_line(folder, capsys, count):
     originals = [EVERYTHING, EVERYTHING, *(path.read_text() for path in sorted(SHIPPED.glob("*.toml")))]
     path, valid, answers = folder / "plan.toml", 0, set()

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 from small import SITE, UNREAD, small, striking_program
+from whole import only_whole
 
 from fault_injection.commands.main import main
 from fault_injection.commands.out_folder import check_out, default_out
@@ -291,6 +292,7 @@ def test_the_result_of_another_injection_is_not_overwritten(cache, tmp_path, mil
     assert all(path.read_bytes() == content for path, content in held.items())
 
 
+@only_whole
 @pytest.mark.slow
 def test_of_two_replays_of_one_file_one_waits_for_the_other(cache, tmp_path, repository):
     write_injection(tmp_path / "example.csv", MILD)

@@ -6,6 +6,7 @@ import numpy as np
 import own_training
 import pytest
 from strategy_programs import WORKERS, named, program, trained
+from whole import only_whole
 
 from fault_injection import instrument
 from fault_injection.any_step.traced_training import TracedTraining
@@ -49,9 +50,9 @@ def test_a_local_gradient_is_that_of_its_worker_alone():
     [
         ("replicated", 1, ["workers_0_to_7"]),
         ("replicated", 2, ["workers_0_to_3", "workers_4_to_7"]),
-        pytest.param("zero parameters", 2, ["workers_0_to_3", "workers_4_to_7"], marks=pytest.mark.slow),
+        pytest.param("zero parameters", 2, ["workers_0_to_3", "workers_4_to_7"], marks=[pytest.mark.slow, only_whole]),
         pytest.param("horovod", 2, [f"worker_{k}" for k in range(WORKERS)], marks=pytest.mark.slow),
-        pytest.param("local 3", 1, [f"worker_{k}" for k in range(WORKERS)], marks=pytest.mark.slow),
+        pytest.param("local 3", 1, [f"worker_{k}" for k in range(WORKERS)], marks=[pytest.mark.slow, only_whole]),
         pytest.param("pipeline 2", 2, ["workers_0_to_7"], marks=pytest.mark.slow),
     ],
 )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from small import flags
 from strategy_programs import NAMES, WORKERS, program
-from whole import some
+from whole import only_whole, some
 
 from fault_injection.checkpoints.continuation import named_arrays
 from fault_injection.machine.files import write_arrays
@@ -175,6 +175,7 @@ def records(cache):
     return sorted(cache.glob("golden/*/records/[0-9]*.npz"))
 
 
+@only_whole
 @pytest.mark.parametrize("strategy", ["pipeline 2"])  # the others' sums are compared above
 def test_two_processes_make_the_golden_run_of_two_devices_and_end_together(repository, tmp_path, strategy):
     (alone,) = golden(repository, tmp_path / "one", strategy, 2, 1)

@@ -12,6 +12,11 @@ WHOLE = os.environ.get("PROOFS") == "whole"
 only_whole = pytest.mark.skipif(not WHOLE, reason="takes minutes, and others prove it too: PROOFS=whole runs it")
 
 
+def many(count: int) -> int:
+    """How many cases drawn from a seed: all, or by default a quarter of them."""
+    return count if WHOLE else count // 4
+
+
 def some(cases: Sequence, kept: Iterable) -> list:
     """The cases that run: all, or by default those that are kept."""
     kept = list(kept)
