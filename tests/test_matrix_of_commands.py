@@ -1,6 +1,8 @@
 """Commands × trainings: each command works for a training, or one line says why it does not."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from test_matrix import as_users_have_it, plan_of  # noqa: F401  a fixture
@@ -9,6 +11,7 @@ from whole import some
 from fault_injection.commands.main import main
 from fault_injection.detection.registry import DETECTORS
 from fault_injection.faults.injection_file import format_injection
+from fault_injection.machine.sources import ROOT
 from fault_injection.questions.outcomes.sampling import injection_of
 from fault_injection.questions.scoreboard import driver
 
@@ -44,6 +47,42 @@ window = 3
 masked = 1
 fault_free_seeds = 0
 """
+MAPPED = """
+[faults]
+experiments = 3
+epochs = [1]
+seed = 6
+{faults}
+[faults.models]
+{models}
+[run]
+exit = "full"
+twins = 0
+"""
+SMALL = 'workload = "resnet18"\n[options]\n' + "".join(
+    f"{name} = {value}\n"
+    for name, value in {
+        "dataset": '"digits"',
+        "width": 2,
+        "blocks": '"1/1/1/1"',
+        "learning_rate": 0.03,
+        "batch_size": 128,
+        "workers": 4,
+        "epochs": 2,
+    }.items()
+)
+OPERATION, LEAF = 'RD = { weight = 1, values = "worst_case" }', "FLIPS_1 = 1"
+# Campaigns by what is peculiar to them: the training, and what is struck how long and by what.
+CAMPAIGNS = {
+    "own, once": ("momentum", "", OPERATION),
+    "own, permanent, state": ("momentum", 'schedule = "permanent"\nstages = ["state"]\nsites = ["params/*"]', LEAF),
+    "once": (SMALL, "", OPERATION),
+    "every 3": (SMALL, 'schedule = "every 3"', OPERATION),
+    "gradients, horovod": (SMALL + 'strategy = "horovod"\n', 'stages = ["gradient"]', LEAF),
+    "state, ddp": (SMALL + 'strategy = "ddp"\n', 'stages = ["state"]\nsites = ["opt_state/*"]', LEAF),
+    "float8": (SMALL + 'precision = "float8"\n', "", OPERATION),
+    "zero": (SMALL + 'strategy = "zero"\n', "", OPERATION),
+}
 
 
 def asked(capsys, *words):
@@ -105,3 +144,32 @@ def test_formats(training, injection, tmp_path, cache, capsys):
 def test_places(training, injection, cache, capsys):
     found = asked(capsys, "places", injection, "--count", 2, "--steps", 2, "--cache", cache, "--json")
     assert len(found["places"]) == 3
+
+
+@pytest.mark.parametrize("training", EACH)
+def test_map(training, injection, tmp_path, cache, capsys):
+    found = asked(capsys, "map", injection, "--steps", 1, "--out", tmp_path / "map", "--cache", cache, "--json")
+    (struck,) = found["struck"]
+    (row,) = [row for row in found["rows"] if row["name"] == struck]
+    assert row["differs"][0] == 1
+
+
+QUICK, SLOW = "own, once", ("own, permanent, state", "gradients, horovod")
+MADE = [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in some([*CAMPAIGNS][1:], SLOW))]
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_campaigns_map_is_of_the_runs_that_the_campaign_followed(name, tmp_path, cache, capsys):
+    """On one machine, every loss of each mapped run is the one that the campaign recorded, bit for bit."""
+    training, faults, models = CAMPAIGNS[name]
+    table = MAPPED.format(faults=faults, models=models)
+    text = training + table if training.startswith("workload") else plan_text(training, table)
+    (tmp_path / "plan.toml").write_text(text)
+    words = tmp_path / "plan.toml", "--out", tmp_path / "out", "--cache", cache, "--jobs", 1, "--json"
+    asked(capsys, "campaign", *words)
+    words = "--campaign", tmp_path / "out", "--steps", 1, "--cache", cache, "--json"
+    command = [sys.executable, "-m", "fault_injection", "map", *map(str, words)]  # with one thread, as a job has
+    found = json.loads(subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    assert [one["number"] for one in found["experiments"]] == [0, 1, 2]
+    assert all(one["same"] for one in found["experiments"])
+    assert all(one["fate"] for one in found["experiments"])
