@@ -81,6 +81,10 @@ dialog text { fill: var(--faint); font-size: 11px }
   body { max-width: none; padding: 0; font-size: 10pt }
   nav, .tools, dialog { display: none }
   .play { display: none !important }
+  details:not([open]) > summary { list-style: none }
+  details:not([open]) > summary::after { content: " (only on the page)" }
+  #queries > :not(h2) { display: none }
+  #queries::after { content: "Only on the page: the queries behind its tables and figures." }
   h2, h3, caption, .caption { break-after: avoid }
   figure, tr { break-inside: avoid }
   section > p { break-after: avoid; break-inside: avoid }
