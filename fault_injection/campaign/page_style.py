@@ -96,5 +96,6 @@ dialog text { fill: var(--faint); font-size: 11px }
   table { font-size: 7.5pt; width: 100% }
   th, td, thead th, td.number, td.short, .long, tr > :first-child { white-space: normal; overflow-wrap: anywhere;
     min-width: 0; max-width: none; position: static; padding-right: .5rem }
+  table:not(:has(th:nth-child(9))) thead th { overflow-wrap: break-word }
 }
 """

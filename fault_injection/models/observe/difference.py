@@ -1,11 +1,14 @@
 """How one tensor differs from another: numbers that a step makes of both, so that neither leaves its device."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
+from ...machine.environment import number_of_threads
 from ..isolation import isolated, on_cpus
 from ..largest import largest_along
 from ..overwrite import bits
@@ -37,7 +40,6 @@ class TensorDifference(NamedTuple):
     golden_rms: jax.Array
 
 
-@jax.jit
 def differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     """How each of some tensors differs: uint32 [n,3] and float32 [n,4], the fields of `TensorDifference`.
 
@@ -47,13 +49,38 @@ def differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.A
     ([[1, 1, 1]], [2.0, 1.414, 3.0, 2.236])
 
     Args:
-      golden, faulty: tensors of any dtype, in pairs of one shape.
+      golden, faulty: tensors of any dtype, in pairs of one shape; at least one.
     """
+    hands = _dealt([each.size for each in golden], number_of_threads() if on_cpus() else 1)
+    with ThreadPoolExecutor(len(hands)) as pool:  # XLA runs such loops one after the other
+        made = list(pool.map(lambda hand: _differences(*([them[n] for n in hand] for them in (golden, faulty))), hands))
+    order = np.argsort(np.concatenate(hands))
+    counts, magnitudes = (jnp.concatenate(each)[order] for each in zip(*made, strict=True))
+    return counts, magnitudes
+
+
+def _dealt(sizes: list[int], count: int) -> list[list[int]]:
+    """The places of tensors, dealt to at most so many hands of about the same size, the largest first."""
+    hands: list[list[int]] = [[] for _ in range(min(count, len(sizes)))]
+    held = [0] * len(hands)
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        least = held.index(min(held))
+        hands[least].append(place)
+        held[least] += sizes[place] + 1
+    return hands
+
+
+@jax.jit
+def _made(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     found = []
     for one, other in zip(golden, faulty, strict=True):
         with isolated("false"):  # tensors of one shape share one piece of program
             found.append(difference(one, other))
     return jnp.array([each[:3] for each in found]), jnp.array([each[3:] for each in found])
+
+
+def _differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+    return jax.block_until_ready(_made(golden, faulty))
 
 
 @jax.jit
