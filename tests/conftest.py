@@ -17,8 +17,9 @@ FIXTURES = pytest.StashKey[pathlib.Path]()
 QUICK = "--xla_backend_optimization_level=0"
 # Files whose slow tests take minutes: they come first, so that at the end no worker is left alone with one of them.
 LONGEST = [
-    *("resnet18_in_flax", "shipped", "parity", "training", "strategies", "with_tensorflow", "training_of_ones_own"),
-    *("checksum", "strategy_processes", "matrix", "campaign_processes", "scoreboard", "two_phase"),
+    *("replay", "automatic_sharding", "shipped", "campaign_processes", "processes", "scoreboard", "strategies"),
+    *("formats", "transformer", "pvf_processes", "layers", "parity", "documentation", "matrix", "lower"),
+    *("matrix_of_commands", "training", "workload_page", "resnet18_in_flax", "golden", "recovered_replays"),
 ]
 
 # Workers share the processors: with more threads than those, they and what they start wait for one another, which costs
