@@ -18,6 +18,7 @@ from own_steps import by_hand, dot  # noqa: E402
 from fault_injection import instrument  # noqa: E402
 from fault_injection.models.bits import ALL_ONES  # noqa: E402
 from fault_injection.models.fault import Operand, inactive_fault  # noqa: E402
+from fault_injection.models.observe import difference  # noqa: E402
 from fault_injection.models.site import make_fault  # noqa: E402
 from fault_injection.seam.trees import same_bits  # noqa: E402
 
@@ -138,6 +139,19 @@ def check_layouts():
     assert (int(struck.hits), int(struck.operand_changed)) == (1, 2)
 
 
+def check_differences():
+    """Tensors that a map compares may be shared out, by any kind of axis."""
+    values = np.arange(200_000, dtype=np.float32).reshape(8, -1)
+    other = values + np.float32(3)
+    expected = difference.differences([jax.numpy.asarray(values)], [jax.numpy.asarray(other)])
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        split = NamedSharding(jax.make_mesh((8,), ("data",), axis_types=(kind,)), P("data"))
+        one, two = (jax.device_put(each, split) for each in (values, other))
+        counts, magnitudes = difference.differences([one, one], [two, one])
+        assert counts.tolist() == [[200_000, 0, 0], [0, 0, 0]]
+        np.testing.assert_allclose(magnitudes[0], expected[1][0], rtol=1e-6)
+
+
 def check_explicit_axes():
     """Where types say how devices share out arrays, each operand is struck as it is on one device."""
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
@@ -248,6 +262,7 @@ def main():
                 count, changed = count + 1, changed + (not same_bits(found, reference))
     check_layouts()
     check_explicit_axes()
+    check_differences()
     check_example()
     print(len(program.sites), count, changed)
 

@@ -51,9 +51,15 @@ def differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.A
     Args:
       golden, faulty: tensors of any dtype, in pairs of one shape; at least one.
     """
-    hands = _dealt([each.size for each in golden], number_of_threads() if on_cpus() else 1)
-    with ThreadPoolExecutor(len(hands)) as pool:  # XLA runs such loops one after the other
-        made = list(pool.map(lambda hand: _differences(*([them[n] for n in hand] for them in (golden, faulty))), hands))
+    # XLA runs the loops of one program one after the other.  Programs of several devices wait for one another.
+    alone = on_cpus() and all(len(each.devices()) == 1 for each in (*golden, *faulty))
+    hands = _dealt([each.size for each in golden], number_of_threads() if alone else 1)
+
+    def compare(hand: list[int]) -> tuple[jax.Array, jax.Array]:
+        return jax.block_until_ready(_differences([golden[n] for n in hand], [faulty[n] for n in hand]))
+
+    with ThreadPoolExecutor(len(hands)) as pool:
+        made = list(pool.map(compare, hands))
     order = np.argsort(np.concatenate(hands))
     counts, magnitudes = (jnp.concatenate(each)[order] for each in zip(*made, strict=True))
     return counts, magnitudes
@@ -71,16 +77,12 @@ def _dealt(sizes: list[int], count: int) -> list[list[int]]:
 
 
 @jax.jit
-def _made(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
     found = []
     for one, other in zip(golden, faulty, strict=True):
         with isolated("false"):  # tensors of one shape share one piece of program
             found.append(difference(one, other))
     return jnp.array([each[:3] for each in found]), jnp.array([each[3:] for each in found])
-
-
-def _differences(golden: list[jax.Array], faulty: list[jax.Array]) -> tuple[jax.Array, jax.Array]:
-    return jax.block_until_ready(_made(golden, faulty))
 
 
 @jax.jit
