@@ -1,7 +1,7 @@
 """Follow each scaled example at its own place and at twenty others to the end: `python results/places.py [NAME …]`.
 
-It writes `scaled/NAME/places.json`, which the page of results reads.  A file that is there is kept, so the same command
-goes on where it was stopped.
+It writes `scaled/NAME/places.json`, which the page of results reads, place by place.  The same command goes on where it
+was stopped.
 """
 
 import json
@@ -9,8 +9,6 @@ import pathlib
 import subprocess
 import sys
 import time
-
-from fault_injection.machine.files import write_json
 
 SCALED = pathlib.Path(__file__).resolve().parent / "scaled"
 COUNT, STEPS = 20, 220  # other places, and steps: all of these trainings
@@ -24,16 +22,14 @@ def main(names: list[str]) -> int:
     failed = []
     for name in names or known:
         kept = SCALED / name / "places.json"
-        if kept.exists():
+        if kept.exists() and len(json.loads(kept.read_text())["places"]) > COUNT:
             continue
         begun = time.monotonic()
-        command = [sys.executable, "-m", "fault_injection", "places", str(known[name]), "--json"]
+        command = [sys.executable, "-m", "fault_injection", "places", str(known[name]), "--out", str(kept)]
         command += ["--count", str(COUNT), "--steps", str(STEPS)]
-        said = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-        if said.returncode:
+        if subprocess.run(command).returncode:
             failed.append(name)
             continue
-        write_json(kept, json.loads(said.stdout))
         print(f"{name}: {time.monotonic() - begun:.0f} s", flush=True)
     return 1 if failed else 0
 

@@ -1,12 +1,14 @@
 """The same fault at other places of its operand: each is what a replay there is, and what stops an error is told."""
 
 import dataclasses
+import itertools
 import json
 
 import numpy as np
 import pytest
 from small import SITE, UNREAD, small, striking_program
 
+from fault_injection.commands import places
 from fault_injection.commands.main import main
 from fault_injection.commands.places import _died
 from fault_injection.faults.element_bits import ravel
@@ -76,10 +78,50 @@ def test_the_command_counts_what_came_of_the_places(cache, tmp_path, capsys):
     told = capsys.readouterr().out
     assert "5/2/1/3 (its own)" in told and " of 3 other places [" in told and "parameters reached" in told
     assert main([*words, "--json"]) == 0
-    places = json.loads(capsys.readouterr().out)["places"]
-    assert len(places) == 4 and places[0]["place"] == "5/2/1/3" and {"outcome", "reached", "steps"} <= places[0].keys()
+    found = json.loads(capsys.readouterr().out)["places"]
+    assert len(found) == 4 and found[0]["place"] == "5/2/1/3" and {"outcome", "reached", "steps"} <= found[0].keys()
     assert main(["places", str(tmp_path / "huge.csv"), "--count", "0"]) == 2
     assert "expected a whole number from 1" in capsys.readouterr().err
+
+
+def test_the_command_goes_on_from_the_places_that_a_file_has(cache, tmp_path, capsys, monkeypatch):
+    write_injection(tmp_path / "huge.csv", HUGE)
+    out = tmp_path / "kept" / "places.json"
+    words = ["places", str(tmp_path / "huge.csv"), "--steps", "4", "--cache", str(cache), "--json", "--out", str(out)]
+
+    def told(*more):
+        assert main([*words, *more]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    def fail_after_two(faults, golden, steps):
+        yield from itertools.islice(at_places(faults, golden, steps), 2)
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(places, "at_places", fail_after_two)
+        assert main([*words, "--count", "3"]) == 2
+    first = json.loads(out.read_text())
+    assert len(first["places"]) == 2
+    followed = []
+
+    def counted(faults, golden, steps):
+        followed.append(len(faults))
+        return at_places(faults, golden, steps)
+
+    monkeypatch.setattr(places, "at_places", counted)
+    capsys.readouterr()
+    assert told("--count", "3")["places"][:2] == first["places"]
+    out_of_one = out.read_bytes()
+    out.unlink()
+    told("--count", "3")
+    assert out.read_bytes() == out_of_one  # as if nothing had happened
+    assert len(told("--count", "5")["places"]) == 6 and len(told("--count", "1")["places"]) == 2
+    assert followed == [2, 4, 2, 0]
+    for change, expected in ((["--seed", "1"], "has places of another seed"), (["--steps", "5"], "of another steps")):
+        before = out.read_bytes()
+        assert main([*words, *change]) == 2 and expected in capsys.readouterr().err and out.read_bytes() == before
+    out.write_text('{"places": [{}]}')
+    assert main(words) == 2 and "is no file of this command" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -90,13 +90,15 @@ def at_places(injections: list[Injection], golden: Golden, steps: int) -> Iterat
     """Follow faults of one operand and one step, each from the same golden state.
 
     Args:
-      injections: alike but for their positions.
+      injections: alike but for their positions; none is followed where there are none.
       golden: of their workload, by a program that can strike their site.
       steps: followed after the fault, at most.
 
     Raises:
       NotRepeated: a step before the fault, or the control, differs from the golden run.
     """
+    if not injections:
+        return
     one, program = injections[0], golden.program
     at, per_epoch = Address(one.epoch, one.step), program.steps_per_epoch
     last = horizon_or_end(one.workload.epochs, per_epoch, at, steps)
