@@ -92,7 +92,7 @@ def named(*tests: Test) -> str:
 
 
 def pair(part: Any) -> tuple[int, int]:
-    """Found and total, of a `sources.Part`, a rate, or of a pair of these."""
+    """Found and total, of a `campaigns.Part`, a rate, or of a pair of these."""
     found, total = getattr(part, "pair", part[:2])
     return int(found), int(total)
 

@@ -1,9 +1,9 @@
 """Write `results/README.md` from the results beside it: `python results/write.py`; `--check` writes nothing.
 
-The prose is in `template/`, in Jinja2's language.  A number is `{{ an expression }}` over what `sources.py` and
-`training_flips.py` read and `wording.py` says.  A sentence that says that rates differ, or that no difference is shown,
-stands within `{% call differ(TEST) %}` or `{% call alike(TEST) %}`; what else the numbers have to bear out stands
-within `{% call claim(CONDITION) %}`.  Where they do not, nothing is written, and the sentence is named.
+The prose is in `template/`, in Jinja2's language.  A number is `{{ an expression }}` over what `campaigns.py`,
+`sources.py` and `training_flips.py` read and `wording.py` says.  A sentence that says that rates differ, or that no
+difference is shown, stands within `{% call differ(TEST) %}` or `{% call alike(TEST) %}`; what else the numbers have to
+bear out stands within `{% call claim(CONDITION) %}`.  Where they do not, nothing is written, and the sentence is named.
 
 Rates are those of the program's own reports: two-phase estimates where verdicts are early ones (docs/campaign.md).
 Tests take verdicts as they are best known.
@@ -14,6 +14,7 @@ import builtins
 import sys
 from types import ModuleType
 
+import campaigns
 import jinja2
 import numpy as np
 import sources
@@ -36,7 +37,7 @@ def _own(module: ModuleType) -> dict[str, object]:
 
 
 def environment() -> jinja2.Environment:
-    """What templates know: functions of `sources` and `wording`, some of them as filters too."""
+    """What templates know: functions of the modules beside this one, some of them as filters too."""
     made = jinja2.Environment(
         loader=jinja2.FileSystemLoader(sources.RESULTS / "template"),
         undefined=jinja2.StrictUndefined,
@@ -45,10 +46,10 @@ def environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         extensions=["jinja2.ext.do"],
     )
-    made.globals |= _own(numbers) | _own(sources) | _own(training_flips) | _own(wording)
+    made.globals |= _own(numbers) | _own(campaigns) | _own(sources) | _own(training_flips) | _own(wording)
     made.globals |= {name: getattr(builtins, name) for name in BUILT_IN}
     made.globals |= {"at_most": at_most, "wilson": wilson, "LATENT": LATENT, "NONFINITE": NONFINITE, "np": np}
-    made.filters |= {"campaign": sources.campaign, "counted": wording.counted, "load": sources.load}
+    made.filters |= {"campaign": campaigns.campaign, "counted": wording.counted, "load": sources.load}
     made.filters |= {"prefixed": lambda name, prefix: prefix + name, "whole": "{:,.0f}".format}
     made.tests["looked_at"] = lambda name: bool(sources.places(f"scaled/{name}"))
     return made
@@ -59,7 +60,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 where the page would change")
     options = parser.parse_args(arguments)
     try:
-        with sources.opened:
+        with campaigns.opened:
             page = wording.filled(environment().get_template(TEMPLATE).render())
     except wording.Unsupported as sentence:
         print(f"the results do not bear out: {sentence}", file=sys.stderr)
