@@ -25,6 +25,8 @@ from fault_injection.models.layers.standardisation import standardised_convoluti
 from fault_injection.models.loss import cross_entropy
 from fault_injection.models.networks import NETWORKS
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 def in_float64(repository, *names):
     """Relative errors in float64, found by `tests/float64.py` in a process of its own."""

@@ -10,6 +10,7 @@ import functools
 import hashlib
 import pathlib
 from collections.abc import Iterable
+from typing import NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent  # of the checkout
 
@@ -82,38 +83,53 @@ def source_hash(paths: Iterable[pathlib.Path], checkout: pathlib.Path = ROOT) ->
     lines = []
     for path in {path.resolve() for path in paths}:
         inside = path.is_relative_to(checkout)
-        lines.append(f"{path.relative_to(checkout).as_posix() if inside else path.name} {_code_hash(path)}\n")
+        lines.append(f"{path.relative_to(checkout).as_posix() if inside else path.name} {_known(path).code}\n")
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
+class _Known(NamedTuple):
+    """What matters of a file: a hash of its code, and its imports as (leading dots, module, names)."""
+
+    code: str
+    imports: list[tuple[int, str, list[str]]]
+
+
 @functools.cache
-def _code_hash(path: pathlib.Path) -> str:
-    tree = _parsed(path)
+def _known(path: pathlib.Path) -> _Known:
+    try:
+        return _known_of(path.read_bytes())
+    except SyntaxError as error:
+        error.filename = str(path)
+        raise
+
+
+@functools.cache  # a copy of a file is read like the file
+def _known_of(content: bytes) -> _Known:
+    tree = ast.parse(content)
+    imports: list[tuple[int, str, list[str]]] = []
     for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports += [(0, alias.name, []) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            imports.append((node.level, node.module or "", [alias.name for alias in node.names]))
         match getattr(node, "body", None):
             case [ast.Expr(ast.Constant(str())), *_] as body:
-                del body[0]
-    return hashlib.sha256(ast.dump(tree).encode()).hexdigest()
-
-
-def _parsed(path: pathlib.Path) -> ast.Module:
-    return ast.parse(path.read_bytes(), filename=str(path))
+                del body[0]  # a docstring
+    return _Known(hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports)
 
 
 @functools.cache
 def _imported_files(path: pathlib.Path, checkout: pathlib.Path) -> list[pathlib.Path]:
     """The files of the checkout that the import statements of a file name."""
     found: list[pathlib.Path] = []
-    for node in ast.walk(_parsed(path)):
-        if isinstance(node, ast.Import):
-            for alias in node.names:
-                found += _module_file(checkout.joinpath(*alias.name.split(".")))
-        elif isinstance(node, ast.ImportFrom):
-            # One leading dot means the package of this file, each further dot the package around that.
-            base = path.parents[node.level - 1] if node.level else checkout
-            module = base.joinpath(*(node.module or "").split("."))
-            for alias in node.names:
-                found += _module_file(module / alias.name) or _module_file(module)
+    for dots, name, names in _known(path).imports:
+        # One leading dot means the package of this file, each further dot the package around that.
+        base = path.parents[dots - 1] if dots else checkout
+        module = base.joinpath(*name.split(".")) if name else base
+        for imported in names:
+            found += _module_file(module / imported) or _module_file(module)
+        if not names:
+            found += _module_file(module)
     return found
 
 
