@@ -4,12 +4,16 @@
 trying each: per leaf, uint16 [elements, 32 bits], how many of 1,024 test examples get another decision.  Per table it
 has how many of these examples read each row, as `rows/LEAF`.  Adult is of UCI, under CC BY 4.0
 (`fault_injection/data/adult.md`).
+
+`results/populations/layers` has all single flips of a layer of a trained `resnet18` and of a `transformer`, made by the
+program beside them.
 """
 
 import pathlib
 
 import numpy as np
 
+from fault_injection.machine.files import read_arrays
 from fault_injection.questions.vulnerability.bit_strata import sizes_read
 from fault_injection.questions.vulnerability.cell_blocks import CellBlocks, TrialBatch
 from fault_injection.questions.vulnerability.components import Component
@@ -18,6 +22,7 @@ from fault_injection.questions.vulnerability.sampling import draw_trials, reach
 from fault_injection.questions.vulnerability.trials import Reads
 
 DLRM = pathlib.Path(__file__).parent / "data" / "dlrm_flips.npz"
+LAYERS = pathlib.Path(__file__).parents[1] / "results" / "populations" / "layers"
 BITS = tuple(range(32))
 
 
@@ -85,4 +90,14 @@ def dlrm(path=DLRM):
             {f"params/{leaf}": each[leaf] for leaf in here if leaf in each} for each in (leaves, rows)
         )
         found[name] = Population(name, of_leaves, outputs, of_rows)
+    return found
+
+
+def layers(folder=LAYERS):
+    """The layers of other networks that are known, by the name of the network."""
+    found = {}
+    for path in sorted(folder.glob("*.npz")):
+        stored = read_arrays(path)
+        outputs = int(stored.pop("outputs"))
+        found[path.stem] = Population(path.stem, stored, outputs)
     return found

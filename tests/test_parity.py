@@ -33,8 +33,6 @@ from fault_injection.seam.measure import Measure
 from fault_injection.workloads.image import PUBLISHED
 from fault_injection.workloads.image_recipe import OPTIMIZERS
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 STRICT = 1e-4  # forward values, relative to the largest element
 LOOSE = 2e-2  # single gradients: one ReLU at almost exactly zero may flip with rounding
 # Cases with such ReLUs: how far they move gradients and backward operands.  Which of them flip, and so which

@@ -13,7 +13,7 @@ from fault_injection.models.observe.reductions import WHOLE as WHOLE_GRADIENTS
 from fault_injection.workloads.registry import find_workload
 
 sys.path.insert(0, str(ROOT / "examples" / "resnet18_flax"))
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True, scope="module")
