@@ -44,8 +44,6 @@ from fault_injection.seam.state_faults import state_sites
 from fault_injection.seam.strategies import StartRule, parse_strategy
 from fault_injection.seam.trees import leaf_names, same_bits
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 STEPS = 20
 several_devices = pytest.mark.skipif("jax.device_count() < 2", reason="one device holds everything")
 

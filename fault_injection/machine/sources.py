@@ -87,7 +87,7 @@ def source_hash(paths: Iterable[pathlib.Path], checkout: pathlib.Path = ROOT) ->
     return hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()[:16]
 
 
-class _Known(NamedTuple):
+class _Source(NamedTuple):
     """What matters of a file: a hash of its code, and its imports as (leading dots, module, names)."""
 
     code: str
@@ -95,7 +95,7 @@ class _Known(NamedTuple):
 
 
 @functools.cache
-def _known(path: pathlib.Path) -> _Known:
+def _known(path: pathlib.Path) -> _Source:
     try:
         return _known_of(path.read_bytes())
     except SyntaxError as error:
@@ -104,7 +104,7 @@ def _known(path: pathlib.Path) -> _Known:
 
 
 @functools.cache  # a copy of a file is read like the file
-def _known_of(content: bytes) -> _Known:
+def _known_of(content: bytes) -> _Source:
     tree = ast.parse(content)
     imports: list[tuple[int, str, list[str]]] = []
     for node in ast.walk(tree):
@@ -115,7 +115,7 @@ def _known_of(content: bytes) -> _Known:
         match getattr(node, "body", None):
             case [ast.Expr(ast.Constant(str())), *_] as body:
                 del body[0]  # a docstring
-    return _Known(hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports)
+    return _Source(hashlib.sha256(ast.dump(tree).encode()).hexdigest(), imports)
 
 
 @functools.cache
