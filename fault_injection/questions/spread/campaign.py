@@ -32,20 +32,30 @@ from .campaign_map import (
 )
 
 
-class MappedExperiment(NamedTuple):
-    """One experiment of the sample, with its map.
+class Drawn(NamedTuple):
+    """One experiment of the sample.
 
     Attributes:
       number: in the campaign.
       outcome: that the campaign found.
       losses: float32 [k], that the campaign recorded from the step struck on.
-      found: its map.
     """
 
     number: int
     outcome: str
     losses: np.ndarray
+
+
+class MappedExperiment(NamedTuple):
+    """One experiment of the sample, with its map."""
+
+    drawn: Drawn
     found: FaultMap
+
+    @property
+    def outcome(self) -> str:
+        """That the campaign found."""
+        return self.drawn.outcome
 
     @property
     def site(self) -> str:
@@ -77,22 +87,14 @@ class MappedExperiment(NamedTuple):
     def same(self) -> bool:
         """Whether the losses are those that the campaign recorded, bit for bit."""
         mine = self.found.loss[1].astype(np.float32)
-        both = min(len(mine), len(self.losses))
-        return np.array_equal(mine[:both], self.losses[:both], equal_nan=True)
+        both = min(len(mine), len(self.drawn.losses))
+        return np.array_equal(mine[:both], self.drawn.losses[:both], equal_nan=True)
 
     @property
     def last(self) -> str:
         """The last result of the step struck that differs; empty where none does."""
         results = [place for place in self.found.of_kind(*RESULTS) if self.reached[place]]
         return self.found.rows[results[-1]].name if results else ""
-
-
-class Drawn(NamedTuple):
-    """An experiment of the sample before it is mapped; see `MappedExperiment`."""
-
-    number: int
-    outcome: str
-    losses: np.ndarray
 
 
 def sampled(folder: pathlib.Path, count: int, seed: int) -> tuple[list[Drawn], int]:
@@ -134,7 +136,7 @@ def maps_of(
     injections = injections_of(folder, [one.number for one in sample])
     golden, telling = programs_of(injections, cache, data_dir)
     for one, injection in zip(sample, injections, strict=True):
-        yield MappedExperiment(*one, mapped(injection, golden, telling, steps))
+        yield MappedExperiment(one, mapped(injection, golden, telling, steps))
 
 
 def campaign_map(sample: Sequence[MappedExperiment], of: int) -> CampaignMap:
@@ -155,5 +157,7 @@ def campaign_map(sample: Sequence[MappedExperiment], of: int) -> CampaignMap:
         each = np.stack([shares(one) for one in those])
         by_outcome[outcome] = Spread((each > 0).sum(0), each.mean(0))
     by_site = {site: np.stack([one.reached for one in those]).sum(0) for site, those in grouped(sample, "site").items()}
-    told = tuple(ExperimentFate(one.number, one.outcome, one.site, one.fate, one.last, one.same) for one in sample)
+    told = tuple(
+        ExperimentFate(one.drawn.number, one.outcome, one.site, one.fate, one.last, one.same) for one in sample
+    )
     return CampaignMap(sample[0].found.rows, told, of, by_outcome, by_site)
