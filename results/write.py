@@ -52,6 +52,7 @@ def environment() -> jinja2.Environment:
     made.filters |= {"campaign": campaigns.campaign, "counted": wording.counted, "load": sources.load}
     made.filters |= {"prefixed": lambda name, prefix: prefix + name, "whole": "{:,.0f}".format}
     made.tests["looked_at"] = lambda name: bool(sources.places(f"scaled/{name}"))
+    made.tests["followed_at_full_width"] = lambda name: bool(sources.places(f"full_width/{name}"))
     return made
 
 
