@@ -1,8 +1,9 @@
 """What each leaf of a user's state is to the training: found by what the sites read, and by shapes."""
 
 import fnmatch
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence, Set
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,20 @@ from ..seam.leaves import SUMS, Leaf, Role
 MOMENTS = ("mu", "nu", *SUMS)
 GIVEN = (Role.PARAMETER, Role.STATISTIC, Role.VARIANCE, Role.HISTORY, Role.OTHER)  # that a user can say
 Shapes = Mapping[str, tuple[int, ...]]  # of arrays by their names
+Flow = Mapping[str, Set[str]]  # names of the leaves from which the new value of each leaf is computed, at most
 
 
 def state_leaves(
-    names: Sequence[str], arrays: Sequence[Any], state: Any, parameters: set[str], given: Mapping[str, str]
+    names: Sequence[str],
+    arrays: Sequence[Any],
+    state: Any,
+    parameters: set[str],
+    given: Mapping[str, str],
+    flow: Flow | None = None,
 ) -> tuple[Leaf, ...]:
     """Names and roles of a state's leaves.
 
-    What is kept for parameters is history, whatever it is called: see `kept_for`.
+    What is kept for parameters is history, whatever it is called: see `kept_for`.  For which one, `owner` says.
 
     Args:
       names: of the leaves, by their paths.
@@ -32,6 +39,7 @@ def state_leaves(
       parameters: names of leaves that a site reads as its parameter.
       given: the user's word, which goes before: patterns of names, with `parameters`, `statistics`,
         `running_variance`, `history:MOMENT` or `other`.
+      flow: of the step.
 
     Raises:
       InputError: a pattern fits no leaf, or a role is unknown.
@@ -71,32 +79,95 @@ def state_leaves(
         for name, array in zip(names, arrays, strict=True)
         if jnp.issubdtype(jnp.result_type(array), jnp.inexact)
     }
-    known = [name for name, leaf in leaves.items() if leaf.role == Role.PARAMETER]
-    kept = kept_for({name: inexact[name] for name in known if name in inexact}, inexact)
+    owners = _owners(leaves, inexact, parameters, flow or {})
     for name, leaf in leaves.items():
-        parameter, subtree = kept.get(name, ("", ""))
+        parameter, subtree = owners.get(name, ("", ""))
         if leaf.role == Role.HISTORY:
             leaves[name] = leaf._replace(parameter=parameter)
         elif leaf.role == Role.OTHER and name in inexact and not _fits(name, given):
-            if parameter:
+            if subtree:
                 leaves[name] = Leaf(name, Role.HISTORY, f"{subtree}/*", parameter)
             elif flat and inexact[name]:
                 leaves[name] = Leaf(name, Role.PARAMETER)
     return tuple(leaves[name] for name in names)
 
 
-def kept_for(parameters: Shapes, leaves: Shapes) -> dict[str, tuple[str, str]]:
-    """Of arrays that are kept for parameters: which parameter, and the part of the state that it is kept in.
+class Flows(NamedTuple):
+    """How a leaf and parameters depend on each other in a step.
+
+    Attributes:
+      out: parameters whose new value is computed from the leaf: those that a moment is for, and others where a norm
+        of all updates is taken.
+      into: parameters that the new value of the leaf is computed from.
+    """
+
+    out: Set[str] = frozenset()
+    into: Set[str] = frozenset()
+
+
+def owner(candidates: Sequence[str], flows: Flows, read: Set[str]) -> str:
+    """The parameter that a leaf is kept for; empty where that cannot be told.
+
+    The one parameter that the step moves by the leaf; else the one of the candidates that the step joins with the
+    leaf, and of several the one that a site reads: of fast and slow weights the fast ones.
+
+    >>> owner(["q1/w", "q2/w"], Flows(out={"q2/w"}), set())
+    'q2/w'
+    >>> owner(["q1/w", "q2/w"], Flows(), {"q1/w", "q2/w"})
+    ''
+    """
+    if len(flows.out) == 1:
+        return next(iter(flows.out))
+    joined = flows.out or flows.into
+    found = [name for name in candidates if name in joined or not joined]
+    if len(found) > 1:
+        found = [name for name in found if name in read]
+    return found[0] if len(found) == 1 else ""
+
+
+def _owners(leaves: Mapping[str, Leaf], inexact: Shapes, read: Set[str], flow: Flow) -> dict[str, tuple[str, str]]:
+    """Of leaves that are kept for a parameter: which one, as far as that can be told, and the part of the state."""
+    known = [name for name, leaf in leaves.items() if leaf.role == Role.PARAMETER]
+    shapes = {name: inexact[name] for name in known if name in inexact}
+    kept = kept_for(shapes, inexact, {name: leaf.moment for name, leaf in leaves.items()})
+    flows, found = _flows(flow, shapes), {}
+    for name, leaf in leaves.items():
+        candidates = kept.get(name, {})
+        if candidates or leaf.role == Role.HISTORY:
+            parameter = owner(list(candidates), flows.get(name, Flows()), read)
+            found[name] = parameter, candidates.get(parameter) or next(iter(candidates.values()), "")
+    return found
+
+
+def _flows(flow: Flow, parameters: Shapes) -> dict[str, Flows]:
+    """By leaf, how it and parameters depend on each other."""
+    out: dict[str, set[str]] = defaultdict(set)
+    for parameter in parameters:
+        for name in flow.get(parameter, ()):
+            out[name].add(parameter)
+    return {name: Flows(out.get(name, set()), given & parameters.keys()) for name, given in flow.items()}
+
+
+def kept_for(parameters: Shapes, leaves: Shapes, moments: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Of arrays that are kept for parameters: for which ones they may be, and the part of the state that they lie in.
 
     Moments, accumulators and averages are trees like that of the parameters.  So an array is kept for a parameter if
     its path ends as the parameter's, but for what all of these begin with; it may have another shape, such as a row's,
     but is no single number.  Or it belongs to a part of the state whose arrays have the shapes of all parameters in
-    their order, or of those in one folder.
+    their order, or of those in one folder.  Folders of the same shapes make it several.
+
+    Args:
+      moments: of leaves, as far as they are known: one part of the state is one moment of the parameters.
 
     >>> params = {"params/a": (3,), "params/b": (3, 2)}
-    >>> kept_for(params, {**params, "opt/m/0": (3,), "opt/m/1": (3, 2), "ema/b": (3, 2), "scale": ()})
-    {'opt/m/0': ('params/a', 'opt/m'), 'opt/m/1': ('params/b', 'opt/m'), 'ema/b': ('params/b', 'ema')}
+    >>> kept_for(params, {**params, "opt/m/0": (3,), "opt/m/1": (3, 2), "ema/b": (3, 2), "scale": ()}, {})
+    {'opt/m/0': {'params/a': 'opt/m'}, 'opt/m/1': {'params/b': 'opt/m'}, 'ema/b': {'params/b': 'ema'}}
     """
+    found = _kept_by_shape(parameters, leaves, moments) | _kept_by_path(parameters, leaves)
+    return {name: found[name] for name in leaves if name in found}
+
+
+def _kept_by_path(parameters: Shapes, leaves: Shapes) -> dict[str, dict[str, str]]:
     own = {name: _parts(name) for name in parameters}
     in_place = zip(*(parts[:-1] for parts in own.values()), strict=False)
     begin = (*(len(set(parts)) == 1 for parts in in_place), False).index(False)  # of what is not the same in all
@@ -108,19 +179,26 @@ def kept_for(parameters: Shapes, leaves: Shapes) -> dict[str, tuple[str, str]]:
         if parameter is not None and (leaves[name] or not parameters[parameter]):
             alike = [a == b for a, b in zip(reversed(parts), reversed(own[parameter]), strict=False)]
             shared = (*alike, False).index(False)
-            found[name] = parameter, "/".join(parts[: len(parts) - shared])
+            found[name] = {parameter: "/".join(parts[: len(parts) - shared])}
+    return found
 
-    in_order = {tuple(parameters.values()): list(parameters)}
-    for names in _folders(own).values():
-        if len(names) > 1:
-            in_order.setdefault(tuple(parameters[name] for name in names), names)
+
+def _kept_by_shape(parameters: Shapes, leaves: Shapes, moments: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    in_order = defaultdict(list, {tuple(parameters.values()): [list(parameters)]})
+    for names in _folders({name: _parts(name) for name in parameters}).values():
+        if 1 < len(names) < len(parameters):
+            in_order[tuple(parameters[name] for name in names)].append(names)
+    found: dict[str, dict[str, str]] = {}
     folders = _folders({name: (*_parts(name), "") for name in leaves})
     for kept, folder in {tuple(names): folder for folder, names in folders.items()}.items():  # the lowest of the same
-        theirs = in_order.get(tuple(leaves[name] for name in kept))
-        if theirs is not None and not own.keys() & set(kept) and any(leaves[name] for name in kept):
-            for name, parameter in zip(kept, theirs, strict=True):
-                found.setdefault(name, (parameter, folder))
-    return {name: found[name] for name in leaves if name in found}
+        several = len({moments.get(name, "") for name in kept}) > 1
+        if several or parameters.keys() & set(kept) or not any(leaves[name] for name in kept):
+            continue
+        theirs = in_order.get(tuple(leaves[name] for name in kept), [])
+        for place, name in enumerate(kept):
+            if theirs and name not in found:  # in a part of the state around this one
+                found[name] = {each[place]: folder for each in theirs}
+    return found
 
 
 def _folders(paths: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:

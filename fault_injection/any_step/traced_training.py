@@ -30,6 +30,7 @@ from . import recovered_gradient, step_looks, step_updates
 from .example_axes import layers_of
 from .instrument import Instrumented, instrument
 from .jax_internals import BESIDE_THE_TRAINING
+from .leaf_flow import computed_from
 from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import NO_MOMENT, Recovered, reductions_of_gradients
 from .state_roles import state_leaves
@@ -67,7 +68,12 @@ class TracedTraining:
         """What the state consists of."""
         traced, sites = self.program.traced, self.program.all_sites.values()
         read = {site.leaf for site in sites}
-        leaves = state_leaves(traced.names, self.given, self.initial, read & set(traced.names), self.training.roles)
+        names = traced.names
+        flow = {
+            name: {names[place] for place in given if place < len(names)}
+            for name, given in zip(names, computed_from(traced.jaxpr), strict=False)
+        }
+        leaves = state_leaves(names, self.given, self.initial, read & set(names), self.training.roles, flow)
         abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(leaves)]]
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
         added = tuple(f"update/{leaf.name}" for leaf in leaves if leaf.role == Role.PARAMETER)

@@ -13,5 +13,6 @@ def own_function(name: str) -> tuple[Callable[..., Any], pathlib.Path]:
     """The user's function `FILE.py:FUNCTION`, and its file; raises InputError where there is none."""
     make, path = user_object(name, "workload")
     if not callable(make):
-        raise InputError(f"workload {name[:SHOWN]!r}: no function {name.rpartition(':')[2]!r} here", path)
+        what = f"workload {name[:SHOWN]!r}: {name.rpartition(':')[2]!r} is of type {type(make).__name__}"
+        raise InputError(f"{what}; expected a function that returns it, def training(): return Training(…)", path)
     return make, path
