@@ -86,6 +86,34 @@ def test_of_two_networks_of_the_same_shapes_each_has_its_own_moments(order):
             assert report.reductions[f"{LARGEST}/{place}/{leaf}"] == pytest.approx(largest, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    "optimizer", [optax.rmsprop(1e-3, momentum=0.9), optax.contrib.muon(1e-3)], ids=["rms", "muon"]
+)
+@pytest.mark.filterwarnings("ignore:.*multiply a vector in a loop")  # by Muon, of which none is struck here
+def test_of_rivals_each_has_its_own_though_the_second_reads_what_the_first_has_become(optimizer):
+    """As in a GAN: the loss of one is computed by the new weights of the other."""
+
+    def init():
+        critics = critic(0), critic(1)
+        return critics, tuple(map(optimizer.init, critics)), critics[1]
+
+    def step(state, x):
+        (first, second), (of_first, of_second), mean = state
+        gradient = jax.grad(lambda one: loss_of(one, x) + loss_of(second, x))(first)
+        updates, of_first = optimizer.update(gradient, of_first, first)
+        first = optax.apply_updates(first, updates)
+        gradient = jax.grad(lambda one: loss_of(one, x * jnp.tanh(x @ first["a"]).mean()))(second)
+        updates, of_second = optimizer.update(gradient, of_second, second)
+        second = optax.apply_updates(second, updates)
+        mean = optax.incremental_update(second, mean, 0.1)
+        return ((first, second), (of_first, of_second), mean), {"loss": loss_of(first, x)}
+
+    found = kept_for(made(init, step))
+    assert len(found) > 5
+    for name, parameter in found.items():
+        assert parameter == f"0/{1 if name[0] == '2' else name[2]}/{name[-1]}", name
+
+
 def test_where_the_step_joins_all_nobody_is_named():
     """A norm of all updates makes every parameter depend on every moment, and both networks have the same shapes."""
     training = made(*twins(joined=True))

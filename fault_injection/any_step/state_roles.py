@@ -26,7 +26,7 @@ def state_leaves(
     state: Any,
     parameters: set[str],
     given: Mapping[str, str],
-    flow: Flow | None = None,
+    flows: Sequence[Flow] = (),
 ) -> tuple[Leaf, ...]:
     """Names and roles of a state's leaves.
 
@@ -39,7 +39,7 @@ def state_leaves(
       parameters: names of leaves that a site reads as its parameter.
       given: the user's word, which goes before: patterns of names, with `parameters`, `statistics`,
         `running_variance`, `history:MOMENT` or `other`.
-      flow: of the step.
+      flows: of the step, what is known for certain first.
 
     Raises:
       InputError: a pattern fits no leaf, or a role is unknown.
@@ -79,7 +79,7 @@ def state_leaves(
         for name, array in zip(names, arrays, strict=True)
         if jnp.issubdtype(jnp.result_type(array), jnp.inexact)
     }
-    owners = _owners(leaves, inexact, parameters, flow or {})
+    owners = _owners(leaves, inexact, parameters, flows)
     for name, leaf in leaves.items():
         parameter, subtree = owners.get(name, ("", ""))
         if leaf.role == Role.HISTORY:
@@ -125,21 +125,24 @@ def owner(candidates: Sequence[str], flows: Flows, read: Set[str]) -> str:
     return found[0] if len(found) == 1 else ""
 
 
-def _owners(leaves: Mapping[str, Leaf], inexact: Shapes, read: Set[str], flow: Flow) -> dict[str, tuple[str, str]]:
+def _owners(
+    leaves: Mapping[str, Leaf], inexact: Shapes, read: Set[str], flows: Sequence[Flow]
+) -> dict[str, tuple[str, str]]:
     """Of leaves that are kept for a parameter: which one, as far as that can be told, and the part of the state."""
     known = [name for name, leaf in leaves.items() if leaf.role == Role.PARAMETER]
     shapes = {name: inexact[name] for name in known if name in inexact}
     kept = kept_for(shapes, inexact, {name: leaf.moment for name, leaf in leaves.items()})
-    flows, found = _flows(flow, shapes), {}
+    joined, found = [_joined(flow, shapes) for flow in flows], {}
     for name, leaf in leaves.items():
         candidates = kept.get(name, {})
         if candidates or leaf.role == Role.HISTORY:
-            parameter = owner(list(candidates), flows.get(name, Flows()), read)
+            said = next((each[name] for each in joined if any(each[name])), Flows())
+            parameter = owner(list(candidates), said, read)
             found[name] = parameter, candidates.get(parameter) or next(iter(candidates.values()), "")
     return found
 
 
-def _flows(flow: Flow, parameters: Shapes) -> dict[str, Flows]:
+def _joined(flow: Flow, parameters: Shapes) -> dict[str, Flows]:
     """By leaf, how it and parameters depend on each other."""
     out: dict[str, set[str]] = defaultdict(set)
     for parameter in parameters:

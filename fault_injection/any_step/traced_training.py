@@ -5,7 +5,7 @@ import functools
 import hashlib
 import math
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -29,7 +29,7 @@ from ..seam.watched_activations import returned, scored
 from . import recovered_gradient, step_looks, step_updates
 from .example_axes import layers_of
 from .instrument import Instrumented, instrument
-from .jax_internals import BESIDE_THE_TRAINING
+from .jax_internals import BESIDE_THE_TRAINING, PRODUCTS
 from .leaf_flow import computed_from
 from .own_distance import COMPARED, distance, own_step
 from .recovered_gradient import NO_MOMENT, Recovered, reductions_of_gradients
@@ -69,11 +69,14 @@ class TracedTraining:
         traced, sites = self.program.traced, self.program.all_sites.values()
         read = {site.leaf for site in sites}
         names = traced.names
-        flow = {
-            name: {names[place] for place in given if place < len(names)}
-            for name, given in zip(names, computed_from(traced.jaxpr), strict=False)
-        }
-        leaves = state_leaves(names, self.given, self.initial, read & set(names), self.training.roles, flow)
+
+        def flow(without: Collection[str]) -> dict[str, set[str]]:
+            found = zip(names, computed_from(traced.jaxpr, without), strict=False)
+            return {name: {names[place] for place in given if place < len(names)} for name, given in found}
+
+        # What an optimizer does is element-wise, and no other network comes between; unless it multiplies matrices.
+        flows = flow(PRODUCTS), flow(())
+        leaves = state_leaves(names, self.given, self.initial, read & set(names), self.training.roles, flows)
         abstract = [jax.ShapeDtypeStruct(kind.shape, kind.dtype) for kind in traced.jaxpr.in_avals[: len(leaves)]]
         # A user's step does not say its gradients; what it adds to the parameters is looked at in their place.
         added = tuple(f"update/{leaf.name}" for leaf in leaves if leaf.role == Role.PARAMETER)
