@@ -22,7 +22,7 @@ import jax
 import numpy as np
 
 from fault_injection.campaign.task import Task
-from fault_injection.machine.environment import cache_folder, describe, prepare
+from fault_injection.machine.environment import cache_folder, prepare
 from fault_injection.machine.files import read_arrays, write_arrays, write_json
 from fault_injection.questions.vulnerability import tasks
 from fault_injection.questions.vulnerability.components import Component
@@ -95,7 +95,7 @@ def enumerate_layer(name: str, check: int, cache: pathlib.Path | None) -> None:
         "harmful": int((wrong > 0).sum()),
         **checked(plan, lab, component, wrong, check),
         "golden_run": ready.golden_key,
-        "environment": describe(),
+        "environment": ready.about,
     }
     write_json(HERE / f"{name}.json", told)
     print(told)
