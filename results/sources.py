@@ -180,6 +180,12 @@ def all_flips() -> AllFlips:
     return AllFlips()
 
 
+def enumerated_layers() -> list[dict[str, Any]]:
+    """What is known of each layer of which every flip was tried."""
+    folder = RESULTS / "populations" / "layers"
+    return [read(str(path.relative_to(RESULTS))) for path in sorted(folder.glob("*.json"))]
+
+
 def benchmark(name: str, claim: str) -> Any:
     """The one claim of a benchmark's file that a regular expression finds."""
     found = [one for one in read(f"benchmarks/{name}.json")["claims"] if re.search(claim, one["claim"])]
