@@ -140,7 +140,9 @@ def test_names_of_parameters_may_have_any_character():
         x = batch
         for name in NAMES:
             x = jnp.tanh(x @ state["params"][name])
-        return {**state, "params": jax.tree.map(lambda w: 0.9 * w, state["params"])}, {"loss": jnp.mean(x)}
+        average = jax.tree.map(lambda mean, w: 0.9 * mean + 0.1 * w, state["average"], state["params"])
+        params = jax.tree.map(lambda w: 0.9 * w, state["params"])
+        return {**state, "params": params, "average": average}, {"loss": jnp.mean(x)}
 
     params = {name: jnp.eye(4) for name in NAMES}
     state = {"params": params, "average": params, "count": jnp.float32(0)}

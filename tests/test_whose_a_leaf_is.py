@@ -144,6 +144,21 @@ def test_moments_and_averages_that_somebody_wrote_by_hand_are_told_apart():
     assert kept_for(made(init, step)) == expected
 
 
+def test_statistics_that_have_the_shapes_of_parameters_are_no_history():
+    def init():
+        return {"params": critic(0), "seen": {"x": jnp.zeros((4, 8)), "y": jnp.zeros((8, 1))}}
+
+    def step(state, x):
+        params, seen = state["params"], state["seen"]
+        loss, gradient = jax.value_and_grad(loss_of)(params, x - seen["x"][:, 0])
+        seen = {"x": 0.9 * seen["x"] + x.mean(0)[:, None], "y": 0.9 * seen["y"] + (x @ params["a"]).mean(0)[:, None]}
+        return {"params": jax.tree.map(lambda p, g: p - 0.01 * g, params, gradient), "seen": seen}, {"loss": loss}
+
+    training = made(init, step)
+    assert kept_for(training) == {}
+    assert [leaf.name for leaf in training.state.leaves if leaf.role == Role.OTHER] == ["seen/x", "seen/y"]
+
+
 def test_of_fast_and_slow_weights_moments_are_of_the_fast_ones():
     optimizer = optax.lookahead(OPTIMIZER, sync_period=2, slow_step_size=0.5)
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from .jax_internals import Body, bodies, is_literal, opened, scan_operands
+from .jax_internals import COLLECTIVES, RELAID, Body, bodies, is_literal, opened, scan_operands
 
 
 def computed_from(jaxpr: Any, without: Collection[str] = ()) -> list[frozenset[int]]:
@@ -42,6 +42,8 @@ def _of_equation(equation: Any, masks: list[int], without: Collection[str]) -> l
     name, inside = equation.primitive.name, bodies(equation)
     if name in without:
         return [0] * len(equation.outvars)
+    if name in RELAID | COLLECTIVES and len(masks) == len(equation.outvars):  # each result is made of one operand
+        return masks
     if name == "scan":
         constants, carried = scan_operands(equation.params)
         return _of_scan(inside[0], masks, constants, constants + carried, without)

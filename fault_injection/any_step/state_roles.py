@@ -3,7 +3,7 @@
 import fnmatch
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +39,7 @@ def state_leaves(
       parameters: names of leaves that a site reads as its parameter.
       given: the user's word, which goes before: patterns of names, with `parameters`, `statistics`,
         `running_variance`, `history:MOMENT` or `other`.
-      flows: of the step, what is known for certain first.
+      flows: of the step: what is computed element by element from what, and then also by products.
 
     Raises:
       InputError: a pattern fits no leaf, or a role is unknown.
@@ -92,34 +92,18 @@ def state_leaves(
     return tuple(leaves[name] for name in names)
 
 
-class Flows(NamedTuple):
-    """How a leaf and parameters depend on each other in a step.
-
-    Attributes:
-      out: parameters whose new value is computed from the leaf: those that a moment is for, and others where a norm
-        of all updates is taken.
-      into: parameters that the new value of the leaf is computed from.
-    """
-
-    out: Set[str] = frozenset()
-    into: Set[str] = frozenset()
-
-
-def owner(candidates: Sequence[str], flows: Flows, read: Set[str]) -> str:
+def owner(candidates: Collection[str], joined: Set[str], read: Set[str]) -> str:
     """The parameter that a leaf is kept for; empty where that cannot be told.
 
-    The one parameter that the step moves by the leaf; else the one of the candidates that the step joins with the
-    leaf, and of several the one that a site reads: of fast and slow weights the fast ones.
+    The one of the candidates that the step joins with the leaf, and of several the one that a site reads: of fast and
+    slow weights the fast ones.
 
-    >>> owner(["q1/w", "q2/w"], Flows(out={"q2/w"}), set())
+    >>> owner(["q1/w", "q2/w"], {"q2/w", "q2/b"}, set())
     'q2/w'
-    >>> owner(["q1/w", "q2/w"], Flows(), {"q1/w", "q2/w"})
+    >>> owner(["q1/w", "q2/w"], set(), {"q1/w", "q2/w"})
     ''
     """
-    if len(flows.out) == 1:
-        return next(iter(flows.out))
-    joined = flows.out or flows.into
-    found = [name for name in candidates if name in joined or not joined]
+    found = [name for name in candidates or joined if name in joined or not joined]
     if len(found) > 1:
         found = [name for name in found if name in read]
     return found[0] if len(found) == 1 else ""
@@ -128,27 +112,32 @@ def owner(candidates: Sequence[str], flows: Flows, read: Set[str]) -> str:
 def _owners(
     leaves: Mapping[str, Leaf], inexact: Shapes, read: Set[str], flows: Sequence[Flow]
 ) -> dict[str, tuple[str, str]]:
-    """Of leaves that are kept for a parameter: which one, as far as that can be told, and the part of the state."""
+    """Of leaves that are kept for a parameter: which one, as far as that can be told, and the part of the state.
+
+    Where flows are known, names and shapes alone make nothing history: statistics may have the shapes of parameters.
+    """
     known = [name for name, leaf in leaves.items() if leaf.role == Role.PARAMETER]
     shapes = {name: inexact[name] for name in known if name in inexact}
     kept = kept_for(shapes, inexact, {name: leaf.moment for name, leaf in leaves.items()})
-    joined, found = [_joined(flow, shapes) for flow in flows], {}
+    by_flow, found = [_joined(flow, shapes) for flow in flows], {}
     for name, leaf in leaves.items():
         candidates = kept.get(name, {})
-        if candidates or leaf.role == Role.HISTORY:
-            said = next((each[name] for each in joined if any(each[name])), Flows())
-            parameter = owner(list(candidates), said, read)
+        joined = next((each[name] for each in by_flow if each.get(name)), frozenset())
+        certain = not by_flow or name in by_flow[0] or len(joined) == 1
+        if leaf.role == Role.HISTORY or (certain and candidates.keys() & (joined or candidates.keys())):
+            parameter = owner(candidates, joined, read)
             found[name] = parameter, candidates.get(parameter) or next(iter(candidates.values()), "")
     return found
 
 
-def _joined(flow: Flow, parameters: Shapes) -> dict[str, Flows]:
-    """By leaf, how it and parameters depend on each other."""
+def _joined(flow: Flow, parameters: Shapes) -> dict[str, Set[str]]:
+    """By leaf, the parameters that the step moves by it; where there are none, those that its new value is made of."""
     out: dict[str, set[str]] = defaultdict(set)
     for parameter in parameters:
         for name in flow.get(parameter, ()):
             out[name].add(parameter)
-    return {name: Flows(out.get(name, set()), given & parameters.keys()) for name, given in flow.items()}
+    found = {name: out.get(name) or given & parameters.keys() for name, given in flow.items()}
+    return {name: joined for name, joined in found.items() if joined}
 
 
 def kept_for(parameters: Shapes, leaves: Shapes, moments: Mapping[str, str]) -> dict[str, dict[str, str]]:
