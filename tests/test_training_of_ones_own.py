@@ -186,8 +186,9 @@ def test_a_lasting_fault_has_struck_whichever_step_it_struck_first_and_also_wher
         (optax.adam(1e-2), np.inf),
         (optax.sgd(0.1, momentum=0.9, nesterov=True), np.inf),
         (optax.chain(optax.clip_by_global_norm(0.1), optax.lion(1e-3)), 0.1),
+        (optax.chain(optax.trace(0.9), optax.adam(1e-2)), np.inf),  # the first of two moments has the gradient
     ],
-    ids=["adam", "momentum", "clipped lion"],
+    ids=["adam", "momentum", "clipped lion", "adam of a trace"],
 )
 def test_the_gradient_is_recovered_from_the_moments(optimizer, most):
     """As the optimizer was given it: the clipped one where there is a clip."""

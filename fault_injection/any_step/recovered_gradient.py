@@ -42,12 +42,16 @@ class Recovered(NamedTuple):
 
 
 def first_moments(leaves: Sequence[Leaf]) -> list[int]:
-    """Places of the first moments in a state.
+    """Places of the first moments in a state; of several that are kept for one parameter, of the first in a chain.
 
     >>> first_moments([Leaf("params/w", Role.PARAMETER), Leaf("opt/0/mu/w", Role.HISTORY, "mu")])
     [1]
     """
-    return [i for i, leaf in enumerate(leaves) if leaf.role == Role.HISTORY and leaf.kind in (*MEANS, *SUMS)]
+    found: dict[str, int] = {}
+    for place, leaf in enumerate(leaves):
+        if leaf.role == Role.HISTORY and leaf.kind in (*MEANS, *SUMS):
+            found.setdefault(leaf.parameter or leaf.name, place)
+    return list(found.values())
 
 
 def recovered(leaves: Sequence[Leaf], state: Sequence[Any], step: Callable[..., Sequence[Any]]) -> list[Recovered]:
