@@ -8,6 +8,7 @@ import pytest
 
 from fault_injection import Measure, Training
 from fault_injection.any_step.leaf_flow import computed_from
+from fault_injection.any_step.step_updates import moments
 from fault_injection.any_step.traced_training import traced_training
 from fault_injection.any_step.training_program import training_program
 from fault_injection.seam.leaves import Role
@@ -122,6 +123,7 @@ def test_where_the_step_joins_all_nobody_is_named():
     _, report = program.step(program.place(program.init()), program.batch(0, 0), 0, 0)
     named = {name.removeprefix(f"{LARGEST}/") for name in report.reductions if name.startswith(LARGEST)}
     assert named == {f"{of}/0/mu/{leaf}" for of in (2, 3) for leaf in "ab"}  # after the moments, and not after others
+    assert moments(training.state.leaves) == {} and len(moments(made(*twins()).state.leaves)) == 4
 
 
 def test_moments_and_averages_that_somebody_wrote_by_hand_are_told_apart():

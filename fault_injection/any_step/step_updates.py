@@ -10,17 +10,18 @@ from ..seam.leaves import MEANS, SQUARES, Leaf, Role
 
 UPDATES, ADAM_STEPS = "updates", "adam_steps"
 REPORTED = frozenset({f"rms/{UPDATES}", f"rms/{ADAM_STEPS}"})
-NO_MOMENTS = "its state has not Adam's two moments"
+NO_MOMENTS = "its state has not Adam's two moments of a parameter, or of which one is not known"
 UNKNOWN_RATE = "the learning rate of this step is not known: a constant one does not matter here, another one does"
 
 
 def moments(leaves: Sequence[Leaf]) -> dict[str, tuple[int, int]]:
-    """Places of a parameter's first and second moment in a state, by its name.
+    """Places of a parameter's first and second moment in a state, by its name, where that is known.
 
     >>> moments([Leaf("mu/w", Role.HISTORY, "0.mu", "w"), Leaf("nu/w", Role.HISTORY, "0.nu", "w")])
     {'w': (0, 1)}
     """
-    places = {(leaf.parameter, leaf.kind): place for place, leaf in enumerate(leaves) if leaf.role == Role.HISTORY}
+    kept = [(place, leaf) for place, leaf in enumerate(leaves) if leaf.role == Role.HISTORY and leaf.parameter]
+    places = {(leaf.parameter, leaf.kind): place for place, leaf in kept}
     return {
         name: (place, places[name, square])
         for (name, kind), place in places.items()
