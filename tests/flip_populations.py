@@ -5,8 +5,8 @@ trying each: per leaf, uint16 [elements, 32 bits], how many of 1,024 test exampl
 has how many of these examples read each row, as `rows/LEAF`.  Adult is of UCI, under CC BY 4.0
 (`fault_injection/data/adult.md`).
 
-`results/populations/layers` has all single flips of a layer of a trained `resnet18` and of a `transformer`, made by the
-program beside them.
+`results/populations/layers` has all single flips of one layer of other trained networks, made by the program beside
+them.
 """
 
 import pathlib

@@ -29,8 +29,6 @@ from fault_injection.runs.follow import follow
 from fault_injection.runs.steps import Address, addresses
 from fault_injection.seam.trees import same_bits
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 
 @pytest.fixture(autouse=True)
 def as_users_have_it():

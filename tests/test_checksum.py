@@ -42,8 +42,6 @@ from fault_injection.models.operations.product import (
 from fault_injection.models.site import make_fault
 from fault_injection.models.strike import perform
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 DETECTORS = (Checksum(), VarianceChecksum())
 KINDS = [kind for detector in DETECTORS for kind in detector.signals]
 UP = "layers_0_mlp_up_proj"

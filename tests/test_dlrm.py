@@ -195,8 +195,6 @@ def test_several_devices_add_up_rows_as_one_does(repository):
 import sys; sys.path.insert(0, "tests")
 import jax, numpy as np
 from test_dlrm import digest, small
-
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
 results = []
 for devices in (1, 2):
     own = small().program(frozenset(), devices=devices)

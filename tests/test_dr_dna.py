@@ -44,8 +44,6 @@ from fault_injection.runs.follow import follow
 from fault_injection.runs.steps import Address, addresses
 from fault_injection.seam.program import Program
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 # By name, the workload, the site that is struck, the third or fourth of the pass, and the steps before the profile: a
 # transformer of this size soon predicts common letters alone, and its activations are then the same or far off.
 CASES = {

@@ -36,8 +36,6 @@ from fault_injection.seam.state_faults import state_sites
 from fault_injection.seam.strategies import DDP, REPLICATED
 from fault_injection.seam.trees import leaf_names, same_bits
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 WORKERS, BATCH, INPUTS, CLASSES = 4, 8, 5, 3
 NETWORK, ADAM = chain(dense("hidden", 6), relu(), dense("fc", CLASSES)), keras_adam(0.01)
 

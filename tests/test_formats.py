@@ -36,8 +36,6 @@ from fault_injection.models.precisions import PRECISIONS
 from fault_injection.models.site import make_fault
 from fault_injection.models.strike import perform
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 FORMATS = [format_of(name) for name in ("float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2")]
 STRUCK = "layers_0_mlp_up_proj_grad_in"
 NARROW = [name for name in PRECISIONS if name != "float32"]

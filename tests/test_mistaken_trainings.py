@@ -89,3 +89,10 @@ def test_a_measure_is_what_it_says(better, chance, tolerance, limits, said):
     with pytest.raises(ValueError) as error:
         Measure("loss", better, chance, tolerance, limits)
     assert said in str(error.value)
+
+
+def test_what_is_no_function_is_named_with_what_it_is(tmp_path, capsys):
+    file = tmp_path / "mine.py"
+    file.write_text("training = {}\n")
+    assert main(["sites", f"{file}:training"]) == 2
+    assert "'training' is of type dict; expected a function that returns it" in capsys.readouterr().err

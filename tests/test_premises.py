@@ -227,6 +227,18 @@ def test_a_difference_counts_from_when_it_reaches_a_parameter():
     assert Conditions().rule(0, seen_of(on_its_way)) is None
 
 
+def test_a_moment_of_whichever_parameter_is_on_its_way_until_all_of_them_differ():
+    kept = Leaf("acc/w", Role.HISTORY, "acc/*")
+    spec = StateSpec(None, (Leaf("params/v", Role.PARAMETER), Leaf("params/w", Role.PARAMETER), kept), ("update/v",))
+
+    def updates(*digest):
+        one = StepRow(np.int32(0), np.float32(1), np.float32(0), np.uint32(digest), np.float32([1, 1, 1, 1e9]))
+        golden = one._replace(digest=np.uint32([1, 2, 3]), magnitude=np.ones(4, np.float32))
+        return Envelope(spec, Conditions()).after(Seen(), one, golden, None).updates
+
+    assert (updates(9, 2, 9), updates(1, 9, 9), updates(9, 9, 9)) == (None, None, 0)
+
+
 @pytest.mark.parametrize("array", ["update", "acc", "maxima"])
 def test_every_array_is_compared_with_the_same_step(array):
     assert seen_of((row(**{array: 3.0}), row())).history == 3

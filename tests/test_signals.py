@@ -18,8 +18,6 @@ from fault_injection.explicit.optimizers import keras_adam
 from fault_injection.machine.errors import InputError
 from fault_injection.workloads.registry import make_workload
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 LOCAL, UPDATES, ADAM = "largest/local_gradients", "rms/updates", "rms/adam_steps"
 EXPECTED = {"conv1/kernel", "conv2/kernel", "fc/kernel"}  # of two or more axes
 

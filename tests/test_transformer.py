@@ -23,8 +23,6 @@ from fault_injection.models.fault import inactive_fault
 from fault_injection.runs.golden_run import Golden
 from fault_injection.workloads.registry import make_workload
 
-pytestmark = pytest.mark.usefixtures("compiled_quickly")
-
 OPTIONS = {
     "width": 16,
     "blocks": 1,

@@ -1,9 +1,13 @@
 """From which of its arguments each result of a jaxpr is computed."""
 
+import functools
+import operator
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from .jax_internals import COLLECTIVES, RELAID, Body, bodies, is_literal, opened, scan_operands
+
+PAIRED = RELAID | COLLECTIVES  # each of their results is made of one operand
 
 
 def computed_from(jaxpr: Any, without: Collection[str] = ()) -> list[frozenset[int]]:
@@ -42,7 +46,7 @@ def _of_equation(equation: Any, masks: list[int], without: Collection[str]) -> l
     name, inside = equation.primitive.name, bodies(equation)
     if name in without:
         return [0] * len(equation.outvars)
-    if name in RELAID | COLLECTIVES and len(masks) == len(equation.outvars):  # each result is made of one operand
+    if name in PAIRED and len(masks) == len(equation.outvars):
         return masks
     if name == "scan":
         constants, carried = scan_operands(equation.params)
@@ -66,7 +70,4 @@ def _of_scan(body: Body, masks: list[int], first: int, last: int, without: Colle
 
 
 def _union(masks: Sequence[int]) -> int:
-    union = 0
-    for mask in masks:
-        union |= mask
-    return union
+    return functools.reduce(operator.or_, masks, 0)

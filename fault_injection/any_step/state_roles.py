@@ -1,4 +1,4 @@
-"""What each leaf of a user's state is to the training: found by what the sites read, and by shapes."""
+"""What each leaf of a user's state is to the training: by what sites read, names, shapes, and what the step does."""
 
 import fnmatch
 from collections import defaultdict

@@ -10,7 +10,7 @@ from ..seam.leaves import MEANS, SQUARES, Leaf, Role
 
 UPDATES, ADAM_STEPS = "updates", "adam_steps"
 REPORTED = frozenset({f"rms/{UPDATES}", f"rms/{ADAM_STEPS}"})
-NO_MOMENTS = "its state has not Adam's two moments of a parameter, or of which one is not known"
+NO_MOMENTS = "its state has not both of Adam's moments of a parameter that is known"
 UNKNOWN_RATE = "the learning rate of this step is not known: a constant one does not matter here, another one does"
 
 

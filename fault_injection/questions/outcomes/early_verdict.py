@@ -32,10 +32,12 @@ class Envelope:
         self._statistics = [[at for at in arrays if at in norms] for arrays in statistics]
         self._parameters = state.positions(Role.PARAMETER)
         places = {leaf.name: place for place, leaf in enumerate(state.leaves)}
-        self._owners = [  # pairs of a moment, as it is watched, and its parameter
-            (first + place, places[leaf.parameter]) for place, leaf in enumerate(state.leaves) if leaf.parameter
-        ]
         self._of_parameters = state.places(Role.PARAMETER)
+        self._owners = [  # pairs of a moment, as it is watched, and its parameter; all where that is not known
+            (first + place, [places[leaf.parameter]] if leaf.parameter else self._of_parameters)
+            for place, leaf in enumerate(state.leaves)
+            if leaf.role == Role.HISTORY
+        ]
         self._unknown, self._norms = state.places(Role.OTHER), state.norms
 
     def after(self, seen: Seen, report: StepReport, golden: StepRow, before: StepRow | None) -> Seen:
@@ -71,7 +73,8 @@ class Envelope:
         """See `Seen.updates`: a moment that is larger than the golden run's is on its way to its parameter."""
         if seen.updates is not None:
             return seen.updates + updated
-        waits = any(ratio[moment] > self._conditions.at_once and not differs[own] for moment, own in self._owners)
+        above = [own for moment, own in self._owners if ratio[moment] > self._conditions.at_once]
+        waits = not all(differs[own].all() for own in above)
         return None if waits or not differs[self._of_parameters].any() else 0
 
 

@@ -1,6 +1,6 @@
 """Try every single flip of the parameters of one layer: writes `NAME.npz` and `NAME.json` for each network named.
 
-    python results/populations/layers/enumerate_layers.py --check 300      # an hour on one core
+    python results/populations/layers/enumerate_layers.py --check 300      # resnet18: 20 minutes beside other work
 
 The networks are those that the plans in `injections/plans/pvf` train, and so are the criteria.  `NAME.npz` has, by
 leaf, uint16 [elements, 32 bits]: how many outputs are wrong with that bit of that element inverted; and `outputs`, of
@@ -26,10 +26,10 @@ from fault_injection.machine.environment import cache_folder, prepare
 from fault_injection.machine.files import read_arrays, write_arrays, write_json
 from fault_injection.questions.vulnerability import tasks
 from fault_injection.questions.vulnerability.components import Component
-from fault_injection.questions.vulnerability.plan import PvfPlan
 from fault_injection.questions.vulnerability.plan_file import read_pvf_plan
 from fault_injection.questions.vulnerability.trials import Trial, Trials
 from fault_injection.runs.dependencies import TRIALS, content_hash, source_of_verdicts
+from fault_injection.seam.outputs import Outputs
 
 HERE = pathlib.Path(__file__).resolve().parent
 PLANS = HERE.parents[2] / "injections" / "plans" / "pvf"
@@ -46,9 +46,8 @@ def tried(lab: Trials, component: Component, bit: int) -> np.ndarray:
     return lab.judge(component, faults).wrong.astype(np.uint16)
 
 
-def checked(plan: PvfPlan, lab: Trials, component: Component, wrong: np.ndarray, count: int) -> dict[str, int]:
+def checked(told: Outputs, component: Component, wrong: np.ndarray, count: int) -> dict[str, int]:
     """How many flips of a sample have another number of wrong outputs if the whole network runs."""
-    told = lab._told
     run = jax.jit(lambda params: told.of(params, told.others, told.inputs, None, None))
     clean = np.argmax(run(told.parameters), -1)
     rng, differ, largest = np.random.default_rng(0), 0, 0
@@ -71,7 +70,10 @@ def enumerate_layer(name: str, check: int, cache: pathlib.Path | None) -> None:
     component = next(cell.component for cell in plan.cells if cell.component.name == LAYERS[name])
     task = Task(plan, None, cache)
     ready = tasks.train(task)
-    lab = tasks._trials(task)
+    golden = tasks.golden_of(task)
+    assert golden.program.outputs is not None  # `read_pvf_plan` has asked
+    told = golden.program.outputs(golden.fetch_state_before(plan.epoch), plan.examples, plan.wanted.measured)
+    lab = Trials(plan.workload, told, plan.wanted, plan.kept)
     asked = [ready.golden_key, source_of_verdicts(TRIALS), LAYERS[name]]
     pieces = (cache or cache_folder()) / "enumerated" / f"{name}-{content_hash(asked)}"
     begun, columns = time.monotonic(), []
@@ -86,19 +88,19 @@ def enumerate_layer(name: str, check: int, cache: pathlib.Path | None) -> None:
     leaves = dict(zip(component.leaves, np.split(wrong, ends), strict=True))
     write_arrays(HERE / f"{name}.npz", {**leaves, "outputs": np.array(lab.outputs(component))})
     share = float(wrong.mean()) / lab.outputs(component)
-    told = {
+    about = {
         "network": name,
         "layer": LAYERS[name],
         "flips": wrong.size,
         "outputs": lab.outputs(component),
         "share": share,
         "harmful": int((wrong > 0).sum()),
-        **checked(plan, lab, component, wrong, check),
+        **checked(told, component, wrong, check),
         "golden_run": ready.golden_key,
         "environment": ready.about,
     }
-    write_json(HERE / f"{name}.json", told)
-    print(told)
+    write_json(HERE / f"{name}.json", about)
+    print(about)
 
 
 def main() -> int:
