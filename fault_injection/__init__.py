@@ -41,6 +41,7 @@ _HOMES = {
     "NonFinite": "detection.nonfinite",
     "Operand": "models.fault",
     "Training": "any_step.training",
+    "UnconfirmedChecksum": "detection.checksum",
     "VarianceChecksum": "detection.checksum",
     "alarms": "detection.transformation",
     "golden_for": "runs.replay_run",

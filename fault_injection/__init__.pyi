@@ -6,7 +6,7 @@ from .detection.activation_range import ActivationRange
 from .detection.asd import Asd
 from .detection.asd_v1 import AsdV1
 from .detection.asd_v3 import AsdV3
-from .detection.checksum import Checksum, VarianceChecksum
+from .detection.checksum import Checksum, UnconfirmedChecksum, VarianceChecksum
 from .detection.dr_dna import DrDna, DrDnaPublished
 from .detection.history_bound import HistoryBound
 from .detection.nonfinite import NonFinite
@@ -38,6 +38,7 @@ __all__ = [
     "NonFinite",
     "Operand",
     "Training",
+    "UnconfirmedChecksum",
     "VarianceChecksum",
     "alarms",
     "golden_for",

@@ -5,6 +5,7 @@
 import json
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -242,6 +243,26 @@ def test_a_detector_watches_and_a_recovery_rewinds(capsys, tmp_path, cache):
     assert alarms[0] == (9, "largest/activations/forward:params/fc1/kernel")
     said = refusal(capsys, "replay", file, "--detector", "replicas", "--cache", cache)
     assert "replicas" in said
+
+
+@pytest.mark.parametrize("profile", [False, True])
+def test_a_permanent_fault_repeats_itself_and_is_seen_by_checksums_that_need_no_confirmation(
+    profile, capsys, tmp_path, cache
+):
+    file = tmp_path / "operation.csv"
+    rows = {"stage": "bkwd_inject", "fmodel": "RD", "layer": "grad_wt:params/fc2/kernel"}
+    text = INJECTION.format(workload=WORKLOAD, **rows, position="1/3", value="1e20")
+    if profile:  # not a number in one lane
+        text = (
+            re.sub("^(stage|fmodel|inj_pos|inj_values),.*\n", "", text, flags=re.MULTILINE) + "profile,not_a_number\n"
+        )
+    file.write_text(text.rstrip("\n") + "\nschedule,permanent\n")
+    for detector, seen in (("checksum", False), ("unconfirmed_checksum", True)):
+        command = ["replay", file, "--detector", detector, "--cache", cache, "--out", tmp_path / detector]
+        found = answer(capsys, *command)["detection"]
+        assert (found["detected"], found["alarms_before_the_fault"]) == (seen, 0)
+        if seen:
+            assert found["alarms"][0]["tensor"] == "checksum/products/grad_wt:params/fc2/kernel"
 
 
 def test_checksums_of_a_step_see_its_product_and_change_no_bit():

@@ -47,9 +47,12 @@ def main() -> None:
     from matplotlib import pyplot
 
     names = shipped()
-    figure, panels = pyplot.subplots(3, 3, figsize=(10, 7), sharex=True, sharey=True, layout="constrained")
+    rows = -(-len(names) // 3)
+    figure, panels = pyplot.subplots(rows, 3, figsize=(10, 2.3 * rows), sharex=True, sharey=True, layout="constrained")
+    for axes in panels.flat[len(names) :]:
+        axes.axis("off")
     edges = np.arange(LOWEST - 1.5, HIGHEST + 2)
-    for axes, name in zip(panels.flat, names, strict=True):
+    for axes, name in zip(panels.flat, names, strict=False):
         before, after, count = struck(name)
         axes.hist(exponents(before).reshape(-1), edges, color="#bbbbbb", label="before")
         axes.hist(exponents(after).reshape(-1), edges, histtype="step", color="#d62728", label="after")
@@ -57,7 +60,8 @@ def main() -> None:
         axes.set_title(f"{name}: {count:,} of {before.size:,} struck, {changed:,} changed", fontsize=8)
         axes.set(yscale="log", ylim=(0.5, 1e5))
     panels[0, 0].legend(fontsize=7)
-    for axes in panels[-1]:
+    for axes in panels.flat[len(names) - 3 : len(names)]:  # the lowest of each column
+        axes.tick_params(labelbottom=True)
         axes.set_xlabel("exponent of two (left: 0 or below, right: beyond, inf, NaN)", fontsize=7)
     for axes in panels[:, 0]:
         axes.set_ylabel("elements", fontsize=8)

@@ -261,7 +261,7 @@ API = {  # by what they are for
     ],
     "Detectors in your own loop": [
         *("watch", "alarms", "NonFinite", "LossSpike", "GradientNorm", "HistoryBound", "ActivationRange"),
-        *("Asd", "AsdV1", "AsdV3", "Checksum", "VarianceChecksum", "DrDna", "DrDnaPublished"),
+        *("Asd", "AsdV1", "AsdV3", "Checksum", "UnconfirmedChecksum", "VarianceChecksum", "DrDna", "DrDnaPublished"),
     ],
     "Errors": ["InputError"],
 }

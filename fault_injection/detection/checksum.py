@@ -1,4 +1,4 @@
-"""`checksum` and `variance_checksum`: a product is wrong by more than rounding explains."""
+"""`checksum`, `unconfirmed_checksum`, `variance_checksum`: a product is wrong by more than rounding explains."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -30,6 +30,19 @@ class Checksum(Detector):
         xp = namespace(values)
         excess = xp.where(xp.isfinite(values), values, xp.inf)
         return (), Alarms(xp.where(excess > 1, STOP, 0).astype("int32"), xp.ones_like(excess), excess)
+
+
+@dataclasses.dataclass(frozen=True)
+class UnconfirmedChecksum(Checksum):
+    """As `Checksum`, and no alarm has to be confirmed: a permanent fault, which repeats itself, is seen too.
+
+    So are infinite results of a wrong state, which no device computed wrong.
+
+    >>> Checksum.executes_again, UnconfirmedChecksum().executes_again
+    (True, False)
+    """
+
+    executes_again = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ from ..machine.errors import InputError, did_you_mean
 from ..runs.steps import Back
 from ..seam.program import Program
 from .activation_range import ActivationRange
-from .checksum import Checksum, VarianceChecksum
+from .checksum import Checksum, UnconfirmedChecksum, VarianceChecksum
 from .detector import AnyDetector, Memory
 from .dr_dna import sample_places
 from .dr_dna_watch import DrDnaPublishedSettings, DrDnaSettings, DrDnaWatch
@@ -31,6 +31,7 @@ OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "probe": lambda program: ProbeSettings(),
     "activation_range": lambda program: ActivationRange(),
     "checksum": lambda program: Checksum(),
+    "unconfirmed_checksum": lambda program: UnconfirmedChecksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
     "dr_dna": lambda program: DrDnaSettings(),
     "dr_dna_published": lambda program: DrDnaPublishedSettings(),

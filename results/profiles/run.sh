@@ -17,7 +17,7 @@ PLAN
     mv "made_$1_$2/campaign.sqlite" "$1_$2.sqlite"
     rm -r "made_$1_$2" plan.toml
 }
-for profile in anatomy aws_node growing_lane matrix_lane near_infinity sdc_all sdc_band sdc_bias; do
+for profile in anatomy aws_node growing_lane infinity matrix_lane near_infinity not_a_number sdc_all sdc_band sdc_bias; do
     campaign $profile float32 60
 done
 for format in float32 bfloat16 float16; do
