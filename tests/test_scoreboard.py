@@ -224,6 +224,10 @@ def test_a_campaign_is_scored_and_goes_on_where_it_stopped(tmp_path, cache, caps
     for name, row in again["detectors"].items():
         assert row | {"slower": 0, "memory": 0} == rows[name] | {"slower": 0, "memory": 0}
 
+    assert main([*command[:-1], "--table", "markdown"]) == 0
+    head, below, *printed = capsys.readouterr().out.splitlines()
+    assert head.startswith("| detector |") and below.startswith("|---|") and len(printed) == len(rows)
+
     with ScoreStore(out, write=True) as store:
         store.connection.execute("UPDATE rows SET value = '{}' WHERE kind = 'experiment' AND name = '3'")
     assert main(command) == 2

@@ -117,7 +117,8 @@ def _show(options: argparse.Namespace, out: pathlib.Path) -> None:
     if options.json:
         tell_json({"score": str(page), **said(board)})
     elif options.table:
-        tell(TABLES[options.table](table(board)).rstrip("\n"))
+        for line in TABLES[options.table](table(board)).splitlines():
+            tell(line)
     else:
         for one in cheapest_pairs(board):
             tell(one.sentence())
