@@ -14,7 +14,7 @@ from fault_injection.machine.environment import available_processors, prepare
 
 HERE = pathlib.Path(__file__).parent
 FIXTURES = pytest.StashKey[pathlib.Path]()
-QUICK = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+QUICK = "--xla_backend_optimization_level=0"
 # Files whose slow tests take minutes: they come first, so that at the end no worker is left alone with one of them.
 LONGEST = [
     *("replay", "automatic_sharding", "shipped", "campaign_processes", "processes", "scoreboard", "strategies"),
@@ -40,8 +40,9 @@ def pytest_cmdline_main(config):
     pytest itself has a flag `--fixtures`, which takes no value, so it takes DIR for a folder
     of tests: a folder of `*.json.gz` after that flag is understood here as what it is.
     """
-    if not config.option.markexpr.startswith("slow") or config.option.markexpr == "slow and compiled_quickly":
-        # Compiling takes most of the time of the tests.  `-m slow` compiles all as commands do.
+    if "slow" not in config.option.markexpr.split(" and ")[:1]:
+        # Compiling takes most of the time of the quick tests.  The slow ones compile as commands do, but for those
+        # that ask for `compiled_quickly`.
         os.environ["XLA_FLAGS"] = f"{os.environ['XLA_FLAGS']} {QUICK}"
     config.option.loadscopereorder = False  # pytest-xdist keeps the order that is made below
     config.stash[FIXTURES] = HERE / "fixtures"
@@ -54,7 +55,7 @@ def pytest_cmdline_main(config):
 
 def pytest_ignore_collect(collection_path, config):
     """`-m law` and `-m slow` read only files that have such a test: to import the others takes as long as the laws."""
-    wanted = config.option.markexpr.partition(" ")[0]
+    wanted = config.option.markexpr
     if wanted in ("law", "slow") and collection_path.name.startswith("test_"):
         return f"pytest.mark.{wanted}" not in collection_path.read_text() or None
     return None
@@ -98,6 +99,22 @@ def forget_compiled_programs():
     yield
     jax.clear_caches()
     gc.collect()
+
+
+@pytest.fixture(scope="module")
+def compiled_quickly():
+    """For slow tests whose statements no optimisation of a compiler decides: XLA compiles in half the time.
+
+    So it does in the processes that they start, and for the whole file: programs are compared that are compiled alike.
+    """
+    if QUICK in os.environ["XLA_FLAGS"]:  # as all quick tests are
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        jax.config.update("jax_disable_most_optimizations", True)
+        yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True)

@@ -19,7 +19,7 @@ from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.log import apply, read_log, write_log
 from fault_injection.machine.errors import InputError
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 # The command.
 

@@ -47,7 +47,7 @@ from fault_injection.runs.steps import Address, addresses, numbered
 from fault_injection.seam.leaves import Role
 from fault_injection.seam.measure import Measure
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 PLAN = parse_plan("""
 workload = "resnet18"

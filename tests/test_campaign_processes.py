@@ -18,7 +18,7 @@ from fault_injection.commands.main import main
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.store import Store
 
-pytestmark = [pytest.mark.slow, pytest.mark.compiled_quickly]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 PLAN = """
 workload = "resnet18"

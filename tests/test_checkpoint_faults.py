@@ -27,7 +27,7 @@ from fault_injection.seam.state_faults import placed_leaves
 from fault_injection.seam.state_spec import StateSpec
 from fault_injection.seam.trees import same_bits
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 QUICK = ("ddp", "zero", "pipeline 2")  # what their programs compile takes most of the time here
 STRATEGIES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in NAMES]

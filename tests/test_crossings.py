@@ -29,7 +29,7 @@ from fault_injection.runs.replay_run import replay
 from fault_injection.runs.steps import Address
 from fault_injection.seam.checkpoint_faults import restarted
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 DETECTORS = {"replay": ReExecutionSettings(every=1), "checksum": Checksum(), "loss_spike": LossSpike(warm_up=3)}
 RECOVERIES = ("recompute", "rewind", "skip")

@@ -33,7 +33,7 @@ from fault_injection.runs.replay_run import golden_for, replay
 from fault_injection.seam.trees import same_bits
 from fault_injection.workloads.registry import find_workload
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 EPOCHS = 4
 

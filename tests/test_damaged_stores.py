@@ -28,7 +28,7 @@ from fault_injection.questions.vulnerability.results import Results, read_header
 from fault_injection.runs.golden_run import DESCRIBED, Golden
 from fault_injection.workloads.registry import find_workload, make_workload
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 MANY = int(os.environ.get("MUTATIONS", "300"))  # of each store; 5000 take some minutes
 COUNTS = [60, pytest.param(MANY, marks=pytest.mark.slow)]

@@ -23,7 +23,7 @@ from fault_injection.runs.steps import Address
 from fault_injection.seam.digest import digest
 from fault_injection.seam.trees import same_bits
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 EPOCHS = 4
 WORKLOAD = small(epochs=EPOCHS)

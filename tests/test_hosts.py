@@ -17,7 +17,7 @@ import pytest
 from small import flags
 from whole import only_whole
 
-pytestmark = [pytest.mark.slow, pytest.mark.compiled_quickly]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 NETWORK = "10.213.77"  # in the namespaces alone
 PLAN = """

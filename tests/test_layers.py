@@ -25,7 +25,7 @@ from fault_injection.models.layers.standardisation import standardised_convoluti
 from fault_injection.models.loss import cross_entropy
 from fault_injection.models.networks import NETWORKS
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 def in_float64(repository, *names):

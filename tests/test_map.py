@@ -39,7 +39,7 @@ from fault_injection.seam.stages import BESIDE
 from fault_injection.seam.trees import leaf_names
 from fault_injection.workloads.registry import make_workload
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 FAULT = Injection(small(epochs=3), "bkwd_inject", "RD", 2, SITE, 1, 4, ((5, 2, 1, 3),), (3e5,))
 SMALL = {"width": 16, "blocks": 1, "heads": 2, "kv_heads": 1, "context": 8, "batch_size": 8, "workers": 2}

@@ -37,7 +37,7 @@ from fault_injection.runs.replay_run import replay
 from fault_injection.seam.workload import format_option
 from fault_injection.workloads.registry import find_workload
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 SCHEDULES = ("once", "permanent", "every 3", "probability 0.5")
 PLAN = """

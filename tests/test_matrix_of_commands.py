@@ -101,7 +101,7 @@ def asked(capsys, *words):
 # Explicit networks have these commands in the tests of each command.
 EACH = [pytest.param(name, marks=[] if name == "momentum" else pytest.mark.slow) for name in OWN]
 WATCHED = [pytest.param(name, marks=pytest.mark.slow) for name in some(OWN[1:], ["equinox"])]
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ STRUCK = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) 
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.* multiply a vector in a loop"),  # L-BFGS does
-    pytest.mark.compiled_quickly,
+    pytest.mark.usefixtures("compiled_quickly"),
 ]
 
 

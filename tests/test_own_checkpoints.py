@@ -25,7 +25,7 @@ from fault_injection.questions.outcomes.sampling import choose, draw_experiment
 from fault_injection.seam.trees import leaf_names
 from fault_injection.workloads.registry import make_workload
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 FILE = restarted_training.__file__
 EPOCH = 1

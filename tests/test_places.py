@@ -18,7 +18,7 @@ from fault_injection.runs.golden_run import Golden
 from fault_injection.runs.places import at_places, other_places
 from fault_injection.runs.replay_run import replay
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 WORKLOAD = small(epochs=3)
 HUGE = Injection(WORKLOAD, "bkwd_inject", "RD", 2, SITE, 1, 4, ((5, 2, 1, 3),), (3e38,))

@@ -29,7 +29,7 @@ from fault_injection.seam.leaves import Leaf, Role
 from fault_injection.seam.state_spec import StateSpec
 from fault_injection.seam.trees import leaf_names
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from fault_injection.faults.injection import Injection
 from fault_injection.faults.injection_file import write_injection
 from fault_injection.workloads.image import ImageWorkload
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 WORKLOAD = small(epochs=3)
 # Of worker 3, which process 1 computes.

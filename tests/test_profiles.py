@@ -39,7 +39,7 @@ from fault_injection.runs.steps import Address
 from fault_injection.runs.strikes import Strike, faults_of_steps
 from fault_injection.workloads.registry import find_workload
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 ROOT = pathlib.Path(__file__).parents[1]
 OWN = f"{momentum_training.__file__}:training"

@@ -11,7 +11,7 @@ import time
 import killed
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.compiled_quickly]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 PLAN = """
 workload = "dlrm"

@@ -11,7 +11,7 @@ from fault_injection.commands.main import main
 from fault_injection.detection.recovery import RECOVERIES
 from fault_injection.machine.files import read_arrays
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 LATENT = f"""model,resnet18
 stage,bkwd_inject

@@ -26,7 +26,7 @@ from fault_injection.runs.records import Recorder, Run
 from fault_injection.runs.steps import Address, Back, addresses, numbered
 from fault_injection.seam.trees import same_bits
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 WORKLOAD = linear()
 PROGRAM = WORKLOAD.program()

@@ -30,7 +30,7 @@ from fault_injection.runs.replay_run import golden_for, replay
 from fault_injection.runs.witness import FaultNotApplied, check_struck
 from fault_injection.seam.trees import same_bits
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 WORKLOAD = small(epochs=3)
 MILD = Injection(WORKLOAD, "bkwd_inject", "RD", 2, SITE, 1, 4, ((5, 2, 1, 3),), (0.05,))

@@ -15,7 +15,7 @@ from fault_injection.questions.scoreboard.store import NAMES, ScoreStore
 from fault_injection.questions.scoreboard.tasks import SWEPT
 from fault_injection.runs.outcome import MASKED
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 PLAN = """
 workload = "resnet18"

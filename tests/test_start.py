@@ -16,7 +16,7 @@ from fault_injection.questions.outcomes.plan_file import read_plan
 from fault_injection.questions.outcomes.sampling import choose, draw_experiment, injection_of
 from fault_injection.questions.outcomes.store import NAME, Store
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 PLAN = f"""\
 workload = "{TOY}:linear"

@@ -21,7 +21,7 @@ from fault_injection.runs.replay_run import replay
 from fault_injection.seam.leaves import Role
 from fault_injection.seam.stages import STATE
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 PLAN = """\
 workload = "resnet18"

@@ -23,7 +23,7 @@ from fault_injection.questions.outcomes.schema import TABLES
 from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.seam.measure import Measure
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 FLIPS = [400, pytest.param(1_000, marks=pytest.mark.slow)]
 

@@ -16,7 +16,7 @@ from fault_injection.models.site import make_fault
 from fault_injection.runs.witness import check_struck
 from fault_injection.seam.strategies import parse_strategy
 
-pytestmark = [pytest.mark.slow, pytest.mark.compiled_quickly]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", "horovod", "zero parameters", "pipeline 2"])

@@ -18,7 +18,7 @@ from whole import only_whole, some
 from fault_injection.checkpoints.continuation import named_arrays
 from fault_injection.machine.files import write_arrays
 
-pytestmark = [pytest.mark.slow, pytest.mark.compiled_quickly]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 # Every loader starts from a state of its own: by how much its parameters and moments are larger tells whose it is.
 TRAINED = """

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 BEGIN = """
 import gc, os, pathlib, signal, sys, time, weakref

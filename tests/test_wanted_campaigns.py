@@ -37,7 +37,7 @@ from fault_injection.questions.outcomes.store import NAME, Store
 from fault_injection.questions.outcomes.strata import divided
 from fault_injection.runs.outcome import MASKED
 
-pytestmark = pytest.mark.compiled_quickly
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 PLAN = """
 workload = "{workload}"

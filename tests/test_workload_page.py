@@ -17,7 +17,7 @@ STEP = re.compile(
 )
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.compiled_quickly]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 
 @pytest.fixture(scope="module")
