@@ -87,6 +87,31 @@ def test_a_new_process_says_what_it_changed_and_computes_so(repository, tmp_path
     assert (processors, threads, precision) == (1, 1, "bfloat16")
 
 
+DESCRIBED = """
+import jax
+from fault_injection.machine.environment import arithmetic
+from fault_injection.runs.dependencies import content_hash
+jax.config.update("jax_disable_most_optimizations", {quick})
+print(content_hash(arithmetic(1)))
+"""
+
+
+def test_runs_that_were_compiled_otherwise_are_other_runs(repository):
+    """Without XLA's fusion emitters a step has other bits; what only dumps a program changes none."""
+
+    def key(flags="", quick=False):
+        command = [sys.executable, "-c", DESCRIBED.format(quick=quick)]
+        environment = os.environ | {"XLA_FLAGS": flags}
+        return subprocess.run(
+            command, cwd=repository, env=environment, capture_output=True, text=True, check=True
+        ).stdout
+
+    plain, emitters, level = key(), "--xla_cpu_use_fusion_emitters=false", "--xla_backend_optimization_level=0"
+    assert key("--xla_force_host_platform_device_count=2 --xla_dump_to=/nowhere") == plain
+    assert key(f"{emitters} {level}") == key(f"{level}  {emitters}")
+    assert len({plain, key(emitters), key(level), key(quick=True)}) == 4
+
+
 IMPORTED_FIRST = """
 import os, jax
 os.environ |= {"JAX_COMPILATION_CACHE_DIR": "mine", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "7"}

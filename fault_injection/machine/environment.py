@@ -1,8 +1,8 @@
 """The machine and the libraries: set up once, described wherever bits depend on them.
 
 Bits repeat for one kind and number of devices, one number of threads, one version of each
-library and one precision of matrix products.  A golden run is filed under all of these, and
-the provenance of a result names them.
+library, one precision of matrix products and one set of flags of the compiler.  A golden run is
+filed under all of these, and the provenance of a result names them.
 """
 
 import functools
@@ -22,6 +22,11 @@ from .termination import hold_back
 # Names of matrix precisions, ours and JAX's.
 MATRIX_PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 DETERMINISTIC = "xla_gpu_deterministic_ops"
+IDLE_FLAGS = ("--xla_force_host_platform_device_count", "--xla_dump")  # they change nothing that is compiled
+JAX_OPTIONS = (  # on which bits depend
+    *("jax_disable_most_optimizations", "jax_optimization_level", "jax_exec_time_optimization_effort"),
+    *("jax_enable_x64", "jax_default_prng_impl", "jax_threefry_partitionable"),
+)
 HUGE_PAGES = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=1000000000000"
 
 
@@ -171,7 +176,23 @@ def arithmetic(devices: int) -> dict[str, Any]:
         "numpy": np.__version__,
         "matrix_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "processes": jax.process_count(),
+        "compiler": compiler_flags(),
+        **{name: _option(name) for name in JAX_OPTIONS},
     }
+
+
+def _option(name: str) -> Any:
+    """JAX's option, as text where it is no JSON value; None where this version of JAX has none of the name."""
+    import jax
+
+    found = getattr(jax.config, name, jax.config.values.get(name))  # those without a context have no attribute
+    return found if found is None or isinstance(found, bool | int | float | str) else str(found)
+
+
+def compiler_flags() -> str:
+    """The flags by which XLA was told how to compile, in order: of `$XLA_FLAGS`, and on TPUs `$LIBTPU_INIT_ARGS`."""
+    flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")).split()
+    return " ".join(sorted(flag for flag in flags if not flag.startswith(IDLE_FLAGS)))
 
 
 @functools.cache
