@@ -23,3 +23,6 @@ done
 for format in float32 bfloat16 float16; do
     campaign llm_prism $format 120
 done
+python -m fault_injection campaign ../../injections/plans/attention.toml --out made_attention
+mv made_attention/campaign.sqlite attention.sqlite
+rm -r made_attention

@@ -47,6 +47,39 @@ def table(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
+def attention() -> str:
+    """What INF, NaN and near-INF in each product of attention come to: a table, and in all."""
+    with contextlib.closing(sqlite3.connect(f"{(FOLDER / 'attention.sqlite').as_uri()}?mode=ro", uri=True)) as store:
+        found = store.execute("SELECT site, model, outcome FROM experiments").fetchall()
+        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]
+    counts = collections.Counter(
+        (site.partition("_self_attn_")[2], model, kind(outcome)) for site, model, outcome in found
+    )
+    rows, harmed = [], collections.Counter[str]()
+    for operation, told in ATTENTION.items():
+        cells = []
+        for model in ATTNCHECKER:
+            bad, latent, masked = (counts[operation, model, what] for what in ("not finite", "latent", "masked"))
+            cells.append(f"{bad}, {latent} of {bad + latent + masked}")
+            harmed[model] += bad + latent
+        rows.append([told, *cells])
+    total = collections.Counter(model for _, model, _ in found)
+    each = "; ".join(
+        f"{told} {percent(wilson(harmed[model], total[model], 0.95))}" for model, told in ATTNCHECKER.items()
+    )
+    return table(["struck", *ATTNCHECKER.values()], rows) + f"\n\nHarmful in all: {each}."
+
+
+def kind(outcome: str) -> str:
+    """An outcome, as scoreboards count it."""
+    return "masked" if outcome == MASKED else "not finite" if "INFs/NaNs" in outcome else "latent"
+
+
+ATTNCHECKER = {"infinity": "INF", "not_a_number": "NaN", "near_infinity": "near INF"}
+ATTENTION = {
+    "q_proj": "queries", "k_proj": "keys", "v_proj": "values", "scores": "scores", "mix": "mix of the values",
+    "o_proj": "output",
+}  # fmt: skip
 HEAD = ["experiments", "nothing struck", "elements struck at first, median", "not masked", "outcomes"]
 
 
@@ -55,6 +88,7 @@ def tables() -> dict[str, str]:
     names = sorted({path.stem.removesuffix("_float32") for path in FOLDER.glob("*_float32.sqlite")})
     return {
         "outcomes": table(["profile", *HEAD], [[f"`{name}`", *row(name, "float32")] for name in names]),
+        "attention": attention(),
         "formats": table(["format", *HEAD], [[one, *row("llm_prism", one)] for one in FORMATS]),
     }
 
