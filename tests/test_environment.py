@@ -87,29 +87,24 @@ def test_a_new_process_says_what_it_changed_and_computes_so(repository, tmp_path
     assert (processors, threads, precision) == (1, 1, "bfloat16")
 
 
-DESCRIBED = """
-import jax
-from fault_injection.machine.environment import arithmetic
-from fault_injection.runs.dependencies import content_hash
-jax.config.update("jax_disable_most_optimizations", {quick})
-print(content_hash(arithmetic(1)))
-"""
-
-
-def test_runs_that_were_compiled_otherwise_are_other_runs(repository):
+def test_runs_that_were_compiled_otherwise_are_other_runs(monkeypatch):
     """Without XLA's fusion emitters a step has other bits; what only dumps a program changes none."""
 
-    def key(flags="", quick=False):
-        command = [sys.executable, "-c", DESCRIBED.format(quick=quick)]
-        environment = os.environ | {"XLA_FLAGS": flags}
-        return subprocess.run(
-            command, cwd=repository, env=environment, capture_output=True, text=True, check=True
-        ).stdout
+    def described(flags, tpu="", quick=False):
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        monkeypatch.setenv("LIBTPU_INIT_ARGS", tpu)
+        before = jax.config.values["jax_disable_most_optimizations"]
+        jax.config.update("jax_disable_most_optimizations", quick)
+        found = arithmetic(1)
+        jax.config.update("jax_disable_most_optimizations", before)
+        return json.dumps(found)
 
-    plain, emitters, level = key(), "--xla_cpu_use_fusion_emitters=false", "--xla_backend_optimization_level=0"
-    assert key("--xla_force_host_platform_device_count=2 --xla_dump_to=/nowhere") == plain
-    assert key(f"{emitters} {level}") == key(f"{level}  {emitters}")
-    assert len({plain, key(emitters), key(level), key(quick=True)}) == 4
+    plain, emitters, level = described(""), "--xla_cpu_use_fusion_emitters=false", "--xla_backend_optimization_level"
+    assert described("--xla_force_host_platform_device_count=2 --xla_dump_to=/nowhere") == plain
+    assert described(f"{emitters} {level}=0") == described(f"{level}=3  {level}=0  {emitters}")
+    assert described(f"{level}=0 {level}=3") == described(f"{level}=3")
+    others = {described(emitters), described(f"{level}=0"), described("", tpu=f"{level}=0"), described("", quick=True)}
+    assert len({plain, *others}) == 5
 
 
 IMPORTED_FIRST = """

@@ -36,7 +36,7 @@ class Checksum(Detector):
 class UnconfirmedChecksum(Checksum):
     """As `Checksum`, and no alarm has to be confirmed: a permanent fault, which repeats itself, is seen too.
 
-    So are infinite results of a wrong state, which no device computed wrong.
+    It also raises alarms where a wrong state makes right products infinite.
 
     >>> Checksum.executes_again, UnconfirmedChecksum().executes_again
     (True, False)

@@ -22,6 +22,7 @@ from .termination import hold_back
 # Names of matrix precisions, ours and JAX's.
 MATRIX_PRECISIONS = {"float32": "float32", "tf32": "tensorfloat32", "bfloat16": "bfloat16"}
 DETERMINISTIC = "xla_gpu_deterministic_ops"
+FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # variables that say how to compile; the second is read on TPUs
 IDLE_FLAGS = ("--xla_force_host_platform_device_count", "--xla_dump")  # they change nothing that is compiled
 JAX_OPTIONS = (  # on which bits depend
     *("jax_disable_most_optimizations", "jax_optimization_level", "jax_exec_time_optimization_effort"),
@@ -176,7 +177,7 @@ def arithmetic(devices: int) -> dict[str, Any]:
         "numpy": np.__version__,
         "matrix_precision": jax.config.jax_default_matmul_precision,  # type: ignore[attr-defined]
         "processes": jax.process_count(),
-        "compiler": compiler_flags(),
+        **{name: _flags(name) for name in FLAGS},
         **{name: _option(name) for name in JAX_OPTIONS},
     }
 
@@ -189,10 +190,11 @@ def _option(name: str) -> Any:
     return found if found is None or isinstance(found, bool | int | float | str) else str(found)
 
 
-def compiler_flags() -> str:
-    """The flags by which XLA was told how to compile, in order: of `$XLA_FLAGS`, and on TPUs `$LIBTPU_INIT_ARGS`."""
-    flags = " ".join(os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")).split()
-    return " ".join(sorted(flag for flag in flags if not flag.startswith(IDLE_FLAGS)))
+def _flags(variable: str) -> str:
+    """The flags of a variable that can change what is compiled, each once and in order."""
+    flags = os.environ.get(variable, "").split()
+    last = {flag.partition("=")[0]: flag for flag in flags if not flag.startswith(IDLE_FLAGS)}  # of two, the last holds
+    return " ".join(sorted(last.values()))
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The campaigns of this folder: one of each shipped profile, and those of permanent faults in three formats.
-# Each store keeps its plan.  About ten minutes on two cores.
+# Each store keeps its plan.  About twenty minutes on two cores.
 set -e
 cd "$(dirname "$0")"
 campaign() {

@@ -15,6 +15,7 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 
 from fault_injection.campaign.rates import Rate, wilson  # noqa: E402
 from fault_injection.questions.outcomes.report.queries import GUESSED, UNSTRUCK  # noqa: E402
+from fault_injection.questions.scoreboard.board import LATENT, NONFINITE  # noqa: E402
 from fault_injection.runs.outcome import MASKED  # noqa: E402
 
 FORMATS = ("float32", "bfloat16", "float16")
@@ -52,14 +53,13 @@ def attention() -> str:
     with contextlib.closing(sqlite3.connect(f"{(FOLDER / 'attention.sqlite').as_uri()}?mode=ro", uri=True)) as store:
         found = store.execute("SELECT site, model, outcome FROM experiments").fetchall()
         assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]
-    counts = collections.Counter(
-        (site.partition("_self_attn_")[2], model, kind(outcome)) for site, model, outcome in found
-    )
+    counts = collections.Counter((site.partition("_self_attn_")[2], model, outcome) for site, model, outcome in found)
     rows, harmed = [], collections.Counter[str]()
     for operation, told in ATTENTION.items():
         cells = []
         for model in ATTNCHECKER:
-            bad, latent, masked = (counts[operation, model, what] for what in ("not finite", "latent", "masked"))
+            of_kinds = (NONFINITE, LATENT, (MASKED,))
+            bad, latent, masked = (sum(counts[operation, model, one] for one in outcomes) for outcomes in of_kinds)
             cells.append(f"{bad}, {latent} of {bad + latent + masked}")
             harmed[model] += bad + latent
         rows.append([told, *cells])
@@ -68,11 +68,6 @@ def attention() -> str:
         f"{told} {percent(wilson(harmed[model], total[model], 0.95))}" for model, told in ATTNCHECKER.items()
     )
     return table(["struck", *ATTNCHECKER.values()], rows) + f"\n\nHarmful in all: {each}."
-
-
-def kind(outcome: str) -> str:
-    """An outcome, as scoreboards count it."""
-    return "masked" if outcome == MASKED else "not finite" if "INFs/NaNs" in outcome else "latent"
 
 
 ATTNCHECKER = {"infinity": "INF", "not_a_number": "NaN", "near_infinity": "near INF"}
