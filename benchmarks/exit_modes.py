@@ -14,11 +14,10 @@ import pairs
 from fault_injection.campaign.rates import at_most, wilson
 from fault_injection.machine.files import write_json
 from fault_injection.questions.outcomes.store import Store
-from fault_injection.runs.outcome import LOW_TEST, MASKED, SHARP, SHARP_SLOW, SLOW, UNDECIDED
+from fault_injection.runs.outcome import LATENT, MASKED, UNDECIDED
 
 BOUNDS = {"exact": 1.0, "conditions": 0.99}  # least share of the decided verdicts that must agree
 MOST_UNDECIDED = 0.1
-LATENT = (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
 MAY_DIFFER = ("exit", "audit", "audit_near")
 
 

@@ -12,6 +12,7 @@ from fault_injection.campaign.rates import Rate, wilson
 from fault_injection.faults.number_formats import format_of
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
+from fault_injection.questions.outcomes.grouped_audits import GroupedAudits, grouped_audits
 from fault_injection.questions.outcomes.report import summary
 from fault_injection.questions.outcomes.report.facts import Facts, decode
 from fault_injection.questions.outcomes.report.queries import BY, KNOWN, VERDICT
@@ -137,6 +138,11 @@ class Campaign:
     def cost(self) -> summary.Cost:
         """Its training steps."""
         return summary.cost(self.facts)
+
+    @property
+    def groups(self) -> GroupedAudits:
+        """Its audits in groups."""
+        return grouped_audits(self.store, self.plan)
 
     @functools.cached_property
     def audit(self) -> dict[str, int]:

@@ -25,7 +25,7 @@ from fault_injection.campaign import wording as numbers
 from fault_injection.campaign.rates import at_most, wilson
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import write_text
-from fault_injection.questions.scoreboard.board import LATENT, NONFINITE
+from fault_injection.runs.outcome import DIVERGED, LATENT
 
 PAGE, TEMPLATE = sources.RESULTS / "README.md", "README.md.jinja"
 BUILT_IN = ("abs", "len", "max", "min", "range", "round", "sum")
@@ -48,7 +48,7 @@ def environment() -> jinja2.Environment:
     )
     made.globals |= _own(numbers) | _own(campaigns) | _own(sources) | _own(training_flips) | _own(wording)
     made.globals |= {name: getattr(builtins, name) for name in BUILT_IN}
-    made.globals |= {"at_most": at_most, "wilson": wilson, "LATENT": LATENT, "NONFINITE": NONFINITE, "np": np}
+    made.globals |= {"at_most": at_most, "wilson": wilson, "LATENT": LATENT, "DIVERGED": DIVERGED, "np": np}
     made.filters |= {"campaign": campaigns.campaign, "counted": wording.counted, "load": sources.load}
     made.filters |= {"prefixed": lambda name, prefix: prefix + name, "whole": "{:,.0f}".format}
     made.tests["looked_at"] = lambda name: bool(sources.places(f"scaled/{name}"))

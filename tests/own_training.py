@@ -63,6 +63,18 @@ def training(seed: int = 0):
     )
 
 
+def slowed(seed: int = 0):
+    """A longer one, whose batches take long enough for a process to be killed between two steps."""
+    import dataclasses
+    import time
+
+    def batch(epoch, step):
+        time.sleep(0.02)
+        return examples(seed, epoch, step)
+
+    return dataclasses.replace(training(seed), batch=batch, epochs=7)
+
+
 def branching(seed: int = 0):
     """The second layer is computed in every other step alone."""
     import dataclasses

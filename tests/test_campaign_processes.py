@@ -11,6 +11,7 @@ import sys
 import time
 
 import killed
+import own_training
 import pytest
 from whole import WHOLE
 
@@ -20,22 +21,18 @@ from fault_injection.questions.outcomes.store import Store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
+# A training that compiles in a second, because every process that is killed is started again.
+WORKLOAD = f"{pathlib.Path(own_training.__file__)}:slowed"
 PLAN = """
-workload = "resnet18"
-[options]
-dataset = "digits"
-width = 2
-blocks = "1/1/1/1"
-learning_rate = 0.03
-batch_size = 128
-workers = 4
-epochs = 3
+workload = "{workload}"
 [faults]
 experiments = {experiments}
 seed = 5
 [faults.models]
 RD = 1
 RBFLIP = 1
+[run]
+exit = "exact"
 """
 
 
@@ -47,7 +44,7 @@ def start(folder: pathlib.Path, cache, repository, *options, experiments=SHORTER
     """The command, in a process group of its own."""
     folder.mkdir(exist_ok=True)
     plan = folder / "plan.toml"
-    plan.write_text(PLAN.format(experiments=experiments))
+    plan.write_text(PLAN.format(workload=WORKLOAD, experiments=experiments))
     command = ["campaign", plan, "--out", folder / "out", "--cache", cache, *options]
     return killed.start(folder / "log", repository, *command)
 
@@ -97,7 +94,7 @@ def test_kills_of_driver_and_jobs_change_nothing(tmp_path, cache, repository, lo
     for kill in range(KILLS):
         if kill:
             wait_for(tmp_path, process, kill * LONGER // KILLS - 9)
-        time.sleep(rng.uniform(0, 1) if kill else rng.uniform(1, 9))
+        time.sleep(rng.uniform(0, 1) if kill else rng.uniform(1, 3))
         assert process.poll() is None, (tmp_path / "log").read_text()
         if killed.kill(process, rng, driver=kill % 3 == 0):
             process = start(tmp_path, cache, repository, "--jobs", "2", experiments=LONGER)

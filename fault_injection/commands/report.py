@@ -6,11 +6,12 @@ from typing import Any
 
 from ..campaign.box import Box, box_dict, box_lines
 from ..machine.errors import InputError, did_you_mean
-from ..questions.outcomes.report.fleet import PUBLISHED_FIT, SILENT, Detected, Fleet, write_fleet_card
+from ..questions.outcomes.report.fleet import PUBLISHED_FIT, Detected, Fleet, write_fleet_card
 from ..questions.outcomes.standing import standing
 from ..questions.outcomes.store import NAME
 from ..questions.scoreboard.standing import has_score
 from ..questions.vulnerability.files import has_numbers
+from ..runs.outcome import LATENT
 from .arguments import json_option, tell, tell_json
 
 FLEET = ("devices", "fit", "score", "detector")
@@ -181,5 +182,5 @@ def _detected(given: dict[str, str]) -> Detected | None:
     board = read_board(folder)
     if name not in board.detectors:
         raise InputError(f"--fleet: detector {name[:60]!r} has no scores{did_you_mean(name, board.detectors)}", folder)
-    after = [one.stop(name) for one in board.of(SILENT)]
+    after = [one.stop(name) for one in board.of(LATENT)]
     return Detected(name, board.title, board.details, after, board.guesses)

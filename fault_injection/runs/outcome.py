@@ -25,6 +25,8 @@ SHARP = "SharpDegrade"
 LOW_TEST = "LowTestAccuracy"
 UNDECIDED = "Undecided"
 OUTCOMES = (MASKED, IMMEDIATE, SHORT_TERM, SLOW, SHARP_SLOW, SHARP, LOW_TEST, UNDECIDED)
+DIVERGED = (IMMEDIATE, SHORT_TERM)  # a value is not finite, which whoever looks at the loss sees
+LATENT = (SLOW, SHARP_SLOW, SHARP, LOW_TEST)  # a bad end with a finite loss
 
 # A metric worse by exactly the tolerance is no worse, whatever its last bits say: those of a
 # step are float32, and 0.9 − 0.88 exceeds 0.02 even in float64.  One image in 10 million still counts.

@@ -15,8 +15,7 @@ sys.path.insert(0, str(FOLDER.parents[1]))
 
 from fault_injection.campaign.rates import Rate, wilson  # noqa: E402
 from fault_injection.questions.outcomes.report.queries import GUESSED, UNSTRUCK  # noqa: E402
-from fault_injection.questions.scoreboard.board import LATENT, NONFINITE  # noqa: E402
-from fault_injection.runs.outcome import MASKED  # noqa: E402
+from fault_injection.runs.outcome import DIVERGED, LATENT, MASKED  # noqa: E402
 
 FORMATS = ("float32", "bfloat16", "float16")
 QUERY = "SELECT outcome, elements, first_nonfinite FROM experiments"
@@ -58,7 +57,7 @@ def attention() -> str:
     for operation, told in ATTENTION.items():
         cells = []
         for model in ATTNCHECKER:
-            of_kinds = (NONFINITE, LATENT, (MASKED,))
+            of_kinds = (DIVERGED, LATENT, (MASKED,))
             bad, latent, masked = (sum(counts[operation, model, one] for one in outcomes) for outcomes in of_kinds)
             cells.append(f"{bad}, {latent} of {bad + latent + masked}")
             harmed[model] += bad + latent

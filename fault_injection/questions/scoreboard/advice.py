@@ -10,8 +10,8 @@ import numpy as np
 from ...campaign.box import Box, BoxAnswer
 from ...campaign.rates import Rate, at_most, wilson
 from ...campaign.wording import MINUS, number, plural, share
-from ...runs.outcome import MASKED
-from .board import LATENT, MILLION, NONFINITE, Board
+from ...runs.outcome import DIVERGED, LATENT, MASKED
+from .board import MILLION, Board
 from .comparison import CheapestPair, cheapest_pairs
 
 NAMED = 8  # experiments that a sentence names
@@ -25,7 +25,7 @@ def _slower(board: Board, name: str) -> float:
 
 def score_box(board: Board) -> Box:
     """The answer; of a scoreboard without outcomes that are not masked that of its fault-free runs."""
-    if not board.of((*LATENT, *NONFINITE)):
+    if not board.of((*LATENT, *DIVERGED)):
         return [_noisy(board), _quiet(board), _cost(board, board.detectors), _watched(board)]
     pairs = cheapest_pairs(board)
     chosen = dict.fromkeys(name for pair in pairs for name in pair.detectors)
@@ -50,7 +50,7 @@ def _switch_on(pairs: Sequence[CheapestPair]) -> BoxAnswer:
 
 def _detects(board: Board) -> BoxAnswer:
     clauses, known = [], {}
-    for what, outcomes in (("latent outcomes", LATENT), ("losses that are not finite", NONFINITE)):
+    for what, outcomes in (("latent outcomes", LATENT), ("losses that are not finite", DIVERGED)):
         ones = board.of(outcomes)
         rates = {name: board.detected(name, ones) for name in board.detectors}
         known[what] = {name: rate._asdict() for name, rate in rates.items()}
@@ -143,7 +143,7 @@ def signed(x: float) -> str:
 
 def _unseen(board: Board) -> BoxAnswer:
     """Outcomes that no detector stops."""
-    bad = board.of((*LATENT, *NONFINITE))
+    bad = board.of((*LATENT, *DIVERGED))
     missed = [one for one in bad if all(one.stop(name) is None for name in board.detectors)]
     known = {"experiments": [one.number for one in missed], "of": len(bad)}
     if not missed:
@@ -161,7 +161,7 @@ def _unseen(board: Board) -> BoxAnswer:
 
 def _watched(board: Board) -> BoxAnswer:
     """What all of this rests on."""
-    latent, nonfinite, masked = (len(board.of(ones)) for ones in (LATENT, NONFINITE, [MASKED]))
+    latent, nonfinite, masked = (len(board.of(ones)) for ones in (LATENT, DIVERGED, [MASKED]))
     clauses = [
         f"{plural(len(board.seen), 'experiment')} on {board.title} ({board.details}): {latent} latent outcomes, "
         f"{nonfinite} with a loss that is not finite, {masked} masked; watched for at most "

@@ -11,7 +11,7 @@ import numpy as np
 from ...campaign.rates import Rate, wilson
 from ...detection.localization import NOTHING, Target
 from ...machine.errors import InputError, Untrustworthy
-from ...runs.outcome import IMMEDIATE, LOW_TEST, MASKED, SHARP, SHARP_SLOW, SHORT_TERM, SLOW, UNDECIDED
+from ...runs.outcome import DIVERGED, LATENT, MASKED, UNDECIDED
 from ...runs.steps import Address
 from ..outcomes.report.facts import decode
 from ..outcomes.report.queries import GUESSED, VERDICT
@@ -19,7 +19,6 @@ from ..outcomes.store import Store
 from .store import ALARMS, EXPERIMENT, ScoreStore
 from .tasks import SWEPT, watched_steps
 
-NONFINITE, LATENT = (IMMEDIATE, SHORT_TERM), (SLOW, SHARP_SLOW, SHARP, LOW_TEST)
 MILLION = 1_000_000
 VERDICTS = (
     f"SELECT number, epoch, step, worker, site, {VERDICT} AS outcome, model, old_bits, new_bits, history_excess, "
@@ -160,9 +159,9 @@ class Board:
             rows[detector] = {
                 **{
                     name: self.detected(detector, self.of(outcomes))._asdict()
-                    for name, outcomes in (("latent", LATENT), ("nonfinite", NONFINITE), ("masked", (MASKED,)))
+                    for name, outcomes in (("latent", LATENT), ("nonfinite", DIVERGED), ("masked", (MASKED,)))
                 },
-                "latency": self.latencies(detector, self.of((*LATENT, *NONFINITE))),
+                "latency": self.latencies(detector, self.of((*LATENT, *DIVERGED))),
                 "false_alarms": false.found,
                 "fault_free_steps": false.total,
                 "slower": self.slower(detector),

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from ...campaign.rates import Rate, at_most, wilson
 from ...campaign.wording import number, share
 from ...detection.localization import Localized, localized
-from ...runs.outcome import MASKED
-from .board import LATENT, MILLION, NONFINITE, Board, ScoredExperiment
+from ...runs.outcome import DIVERGED, LATENT, MASKED
+from .board import MILLION, Board, ScoredExperiment
 
-HARM = (*LATENT, *NONFINITE)
+HARM = (*LATENT, *DIVERGED)
 CHEAP = 0.05  # of a step's time
 BOUND = 0.95  # confidence of the upper bound of false alarms
 
@@ -115,7 +115,7 @@ def _standing(board: Board, name: str) -> DetectorStanding:
     return DetectorStanding(
         detector=name,
         latent=board.detected(name, board.of(LATENT)),
-        nonfinite=board.detected(name, board.of(NONFINITE)),
+        nonfinite=board.detected(name, board.of(DIVERGED)),
         harmless=board.detected(name, board.of((MASKED,))),
         models={model: board.detected(name, ones) for model, ones in by_model.items()},
         false_alarms=false,
@@ -183,7 +183,7 @@ def said(board: Board) -> dict[str, Any]:
 def table(board: Board) -> list[dict[str, str]]:
     """One row per detector, as a paper shows them: shares in percent with 95 % intervals."""
     found = standings(board)
-    counts = {"latent": board.of(LATENT), "not finite": board.of(NONFINITE), "harmless": board.of((MASKED,))}
+    counts = {"latent": board.of(LATENT), "not finite": board.of(DIVERGED), "harmless": board.of((MASKED,))}
     latent, nonfinite, harmless = (f"{name} ({len(ones)})" for name, ones in counts.items())
     rows = []
     for one in found:

@@ -10,9 +10,9 @@ from ...campaign.page import Cell, Part, Section, Table, page
 from ...campaign.rates import Rate, wilson
 from ...campaign.wording import percent, share
 from ...machine.files import write_json, write_text
-from ...runs.outcome import OUTCOMES
+from ...runs.outcome import DIVERGED, LATENT, OUTCOMES
 from .advice import score_box, signed
-from .board import LATENT, NONFINITE, Board, ScoredExperiment, read_board
+from .board import Board, ScoredExperiment, read_board
 from .comparison import said
 from .store import NAME
 from .table_section import table_section
@@ -91,7 +91,7 @@ def _detected(board: Board, name: str, groups: Mapping[str, Sequence[ScoredExper
 
 
 def _sweep(board: Board) -> Section:
-    bad = board.of(LATENT) or board.of((*LATENT, *NONFINITE))
+    bad = board.of(LATENT) or board.of((*LATENT, *DIVERGED))
     if not bad:
         return Section("sweep", "Thresholds swept", [], without="no outcome that is not masked was watched")
     if not board.fault_free_steps:
@@ -147,7 +147,7 @@ def _outcomes(board: Board) -> Section:
 
 
 def _models(board: Board) -> Section:
-    bad = board.of((*LATENT, *NONFINITE))
+    bad = board.of((*LATENT, *DIVERGED))
     models = {model: [one for one in bad if one.model == model] for model in sorted({one.model for one in bad})}
     by_model = {f"{model} ({len(ones)})": ones for model, ones in models.items()}
     if not by_model:
@@ -248,5 +248,5 @@ def _here(board: Board, name: str, what: str) -> str:
         return ", ".join([*told, *([] if larger is None else [f"{signed(larger)} % in memory"])]) or "not measured"
     if what.startswith("defective"):
         return "no defective device here"
-    chosen = board.of(LATENT) if "latent" in what else board.of((*LATENT, *NONFINITE))
+    chosen = board.of(LATENT) if "latent" in what else board.of((*LATENT, *DIVERGED))
     return share(board.detected(name, chosen)) if chosen else "no such outcome"

@@ -15,7 +15,7 @@ from ....campaign.page import Cell, Part, Section, Table, page
 from ....campaign.wording import level, percent, plural, share
 from ....machine.errors import InputError
 from ....machine.files import write_text
-from ....runs.outcome import IMMEDIATE, OUTCOMES, SHORT_TERM
+from ....runs.outcome import DIVERGED, OUTCOMES
 from ....seam.workload import format_option
 from ..store import Store
 from ..tally import Tally
@@ -26,7 +26,6 @@ from .queries import QUERIES
 
 ROOM = 200  # characters of a cell
 UNSAID = ("workload", "audit_open", "wanted")  # fields of a plan that are no options of its own
-NONFINITE = (IMMEDIATE, SHORT_TERM)
 
 Compared = Mapping[str, Facts]  # campaigns by their names
 
@@ -229,7 +228,7 @@ def _latency(campaigns: Compared) -> list[Section]:
         at = [f"{np.quantile(steps, q):.0f}" if len(steps) else "" for q in (0.25, 0.5, 0.75, 1)]
         within = dict(zip(("quarter", "half", "three quarters", "all"), at, strict=True))
         rows.append(
-            {"campaign": name, "not finite": facts.tally.rate(NONFINITE, facts.plan.confidence, decided=True), **within}
+            {"campaign": name, "not finite": facts.tally.rate(DIVERGED, facts.plan.confidence, decided=True), **within}
         )
     counts = {name: (steps, campaigns[name].decided) for name, steps in found.items()}
     text = (

@@ -28,7 +28,7 @@ from ....campaign.wording import level as in_percent
 from ....campaign.wording import number
 from ....machine.errors import InputError
 from ....machine.files import write_json, write_text
-from ....runs.outcome import IMMEDIATE, LOW_TEST, SHARP, SHARP_SLOW, SHORT_TERM, SLOW
+from ....runs.outcome import DIVERGED, LATENT
 from ..answer import answer_of
 from ..store import Store
 from ..wanted import outcome_name
@@ -37,7 +37,6 @@ from .queries import QUERIES
 
 PUBLISHED_FIT = (280.0, 510.0)
 MONTH = 24 * 365.25 / 12  # hours
-SILENT, LOUD = (SLOW, SHARP_SLOW, SHARP, LOW_TEST), (IMMEDIATE, SHORT_TERM)
 
 
 class Fleet(NamedTuple):
@@ -158,7 +157,7 @@ def fleet_card(facts: Facts, fleet: Fleet, detected: Detected | None = None) -> 
 
 def _shares(facts: Facts, confidence: float) -> tuple[Rate, Rate, Rate]:
     """What is not masked, silent, and with a loss that is not finite, of the decided; weighted by strata if any."""
-    plan, groups = facts.plan, ((*SILENT, *LOUD), SILENT, LOUD)
+    plan, groups = facts.plan, ((*LATENT, *DIVERGED), LATENT, DIVERGED)
     if plan.wanted is None:
         harm, silent, loud = (facts.tally.rate(names, confidence, decided=True) for names in groups)
         return harm, silent, loud
