@@ -64,7 +64,7 @@ def training(seed: int = 0):
 
 
 def slowed(seed: int = 0):
-    """A longer one, whose batches take long enough for a process to be killed between two steps."""
+    """A longer one without tolerance, whose batches take long enough for a process to be killed between two steps."""
     import dataclasses
     import time
 
@@ -72,7 +72,9 @@ def slowed(seed: int = 0):
         time.sleep(0.02)
         return examples(seed, epoch, step)
 
-    return dataclasses.replace(training(seed), batch=batch, epochs=7)
+    usual = training(seed)
+    strict = dataclasses.replace(usual.metric, tolerance=0.0)
+    return dataclasses.replace(usual, batch=batch, epochs=7, metric=strict)
 
 
 def branching(seed: int = 0):
