@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import sources
 
-from fault_injection.campaign.rates import Rate, wilson
+from fault_injection.campaign.rates import Rate, stratified, wilson
 from fault_injection.faults.number_formats import format_of
 from fault_injection.machine.errors import InputError
 from fault_injection.models.fault import Operand
@@ -133,6 +133,12 @@ class Campaign:
     def weighted(self) -> Rate:
         """The share not masked, fault models weighted as in the plan."""
         return self.facts.whole()
+
+    @property
+    def weighted_believed(self) -> Rate:
+        """The same if early verdicts are believed."""
+        cells = [(*self.where(f"model = '{model.name}'").pair, model.weight) for model in self.plan.models]
+        return stratified(cells, self.plan.confidence)
 
     @property
     def cost(self) -> summary.Cost:

@@ -85,7 +85,7 @@ def test_sites_are_chosen_by_layer_and_by_depth():
 
 def test_every_shipped_plan_is_one(repository):
     plans = {path.stem: read_plan(path) for path in (repository / "injections" / "plans").glob("*.toml")}
-    of_images = {"quick", "reference", "lean", "latent", "fault_free", "first_board"}
+    of_images = {"quick", "reference", "lean", "groups", "latent", "fault_free", "first_board"}
     assert plans.keys() == of_images | {"transformer_float32", "transformer_bfloat16", "attention", "dlrm"}
     reference = plans["reference"]
     same = dataclasses.replace(plans["lean"], audit=reference.audit, audit_near=reference.audit_near, audit_open=False)

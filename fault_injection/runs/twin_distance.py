@@ -51,7 +51,8 @@ def limits_of(distances: np.ndarray) -> np.ndarray:
 
     Twins are not all equally far in all leaves.  So the largest distance among them counts times a factor, by which a
     twin itself is further than all others: of its leaves the one with the largest ratio, and of twins the one with the
-    smallest.  It is 1 where that is less, or where a leaf of all other twins is the golden run's.
+    smallest.  It is 1 where that is less, where a leaf of all other twins is the golden run's, or where a limit would
+    be infinite, within which every run lies.
 
     >>> limits_of(np.float32([[[1, 2, 0]], [[2, 1, 0]], [[1, 6, 0]]])).tolist()
     [[2.0, 6.0, 0.0]]
@@ -71,7 +72,9 @@ def limits_of(distances: np.ndarray) -> np.ndarray:
             ratio = np.divide(one, others, out=np.where(one == 0, 0, np.inf).astype(np.float32), where=others > 0)
         ratios.append(ratio.max(axis=1))
     factor = np.min(ratios, axis=0)  # NumPy's extremes of a NaN are NaN
-    factor = np.where(np.isfinite(factor), np.maximum(factor, 1), 1).astype(np.float32)
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = np.isfinite(most * factor[:, None]).all(axis=1)
+    factor = np.where(finite, np.maximum(factor, 1), 1).astype(np.float32)
     limits: np.ndarray = most * factor[:, None]
     return limits
 
