@@ -9,7 +9,7 @@ import pytest
 
 from fault_injection.machine.sources import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
+pytestmark = pytest.mark.slow
 NAME = f"{ROOT / 'examples' / 'shard_map' / 'my_run.py'}:"
 
 
