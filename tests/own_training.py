@@ -1,5 +1,7 @@
 """A training of one's own as the tests of the command line use it: two dense layers, a norm's statistics, Adam."""
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -66,7 +68,6 @@ def training(seed: int = 0):
 def slowed(seed: int = 0):
     """A longer one without tolerance, whose batches take long enough for a process to be killed between two steps."""
     import dataclasses
-    import time
 
     def batch(epoch, step):
         time.sleep(0.02)

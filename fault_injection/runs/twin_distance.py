@@ -51,8 +51,8 @@ def limits_of(distances: np.ndarray) -> np.ndarray:
 
     Twins are not all equally far in all leaves.  So the largest distance among them counts times a factor, by which a
     twin itself is further than all others: of its leaves the one with the largest ratio, and of twins the one with the
-    smallest.  It is 1 where that is less, where a leaf of all other twins is the golden run's, or where a limit would
-    be infinite, within which every run lies.
+    smallest.  It is 1 where that is less, where a leaf of all other twins is the golden run's, or where it would make a
+    limit infinite, within which every run lies.
 
     >>> limits_of(np.float32([[[1, 2, 0]], [[2, 1, 0]], [[1, 6, 0]]])).tolist()
     [[2.0, 6.0, 0.0]]
