@@ -1,4 +1,4 @@
-"""`checksum`, `unconfirmed_checksum`, `variance_checksum`: a product is wrong by more than rounding explains."""
+"""`checksum` and its kin: a product is wrong by more than rounding explains."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -43,6 +43,33 @@ class UnconfirmedChecksum(Checksum):
     """
 
     executes_again = False
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledChecksum(UnconfirmedChecksum):
+    """As `UnconfirmedChecksum`, in every n-th step only: what lasts is found at an n-th of the cost.
+
+    A training has two compiled steps, and takes the one with checksums now and then: both compute the same bits.
+
+    Attributes:
+      every: n; steps are counted over all epochs, and number n − 1 is the first that is checked.
+
+    >>> detector = SampledChecksum(every=2)
+    >>> memory, first = detector.update(detector.init(["a"]), np.array([1.5]))
+    >>> first.level, detector.update(memory, np.array([1.5]))[1].level
+    (array([0], dtype=int32), array([1], dtype=int32))
+    """
+
+    remembers = True
+    every: int = 256
+
+    def init(self, names: Sequence[str]) -> Memory:
+        return np.zeros((), np.int32)
+
+    def update(self, memory: Memory, values: Array) -> tuple[Memory, Alarms]:
+        xp = namespace(values)
+        due = (memory + 1) % self.every == 0
+        return memory + 1, super().update((), xp.where(due, values, 0.0))[1]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,13 +6,14 @@ from ..machine.errors import InputError, did_you_mean
 from ..runs.steps import Back
 from ..seam.program import Program
 from .activation_range import ActivationRange
-from .checksum import Checksum, UnconfirmedChecksum, VarianceChecksum
+from .checksum import Checksum, SampledChecksum, UnconfirmedChecksum, VarianceChecksum
 from .detector import AnyDetector, Memory
 from .dr_dna import sample_places
 from .dr_dna_watch import DrDnaPublishedSettings, DrDnaSettings, DrDnaWatch
 from .history_bound import history_bound
 from .history_ratio import history_ratio
 from .own_detector import is_own, own_detector
+from .peers import peers
 from .probe import Probe, ProbeSettings
 from .re_execution import ReExecution, ReExecutionSettings
 from .replicas import ReplicaComparison, ReplicaSettings, replicas
@@ -28,10 +29,12 @@ OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "history_ratio": history_ratio,
     "rt_jump": lambda program: RtJump(),
     "update_norm": lambda program: UpdateNorm(),
+    "peers": peers,
     "probe": lambda program: ProbeSettings(),
     "activation_range": lambda program: ActivationRange(),
     "checksum": lambda program: Checksum(),
     "unconfirmed_checksum": lambda program: UnconfirmedChecksum(),
+    "sampled_checksum": lambda program: SampledChecksum(),
     "variance_checksum": lambda program: VarianceChecksum(),
     "dr_dna": lambda program: DrDnaSettings(),
     "dr_dna_published": lambda program: DrDnaPublishedSettings(),
@@ -88,10 +91,16 @@ def kinds_of(program: Program) -> dict[str, str]:
 
 
 def of_one_device(program: Program, environment: Mapping[str, str]) -> dict[str, str]:
-    """The detectors that watch runs on one device: why one cannot watch a program, empty where it can."""
-    made = {name: make(environment) for name, make in VALUE_BASED.items()}
-    made |= {name: Chosen(make(program)) for name, make in OF_A_PROGRAM.items() if name != "replicas"}
-    return {name: _unreported(made[name], program) for name in DETECTORS if name in made}
+    """The detectors that watch runs on one device: what one cannot watch of a program and why, empty where it can."""
+    return {name: _cannot_watch(name, program, environment) for name in DETECTORS if name != "replicas"}
+
+
+def _cannot_watch(name: str, program: Program, environment: Mapping[str, str]) -> str:
+    try:
+        beside_a_run(name, program, environment)
+    except InputError as error:
+        return str(error).removeprefix(f"{name} watches ")
+    return ""
 
 
 def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:

@@ -31,6 +31,7 @@ KINDS = {
     "norm/gradients": SignalKind(frozenset({"norm/gradients"})),
     "largest/gradients": SignalKind(frozenset({"largest/gradients"})),
     "largest/local_gradients": SignalKind(frozenset({"largest/local_gradients"})),
+    "norm/local_gradients": SignalKind(frozenset({"norm/local_gradients"})),
     "rms/updates": SignalKind(frozenset({"rms/updates"})),
     "rms/adam_steps": SignalKind(frozenset({"rms/adam_steps"})),
     "largest/activations": SignalKind(frozenset({"largest/activations"})),
