@@ -20,6 +20,9 @@ FROZEN = {  # a set that would have to change gets another name, and a line here
     "SDC-1": "9d594c760edba95c",
     "SDC-2": "f40eeb2a30d3174e",
     "SDC-3": "9996cd6b0f8e9bd4",
+    "SDC-4": "1d60dae8114e5be7",
+    "SDC-5": "541616700a3e8273",
+    "SDC-6": "81a90c15f5b4a300",
 }
 STORES = {"SDC-1": "latent", "SDC-2": "transformer/float32", "SDC-3": "transformer/bfloat16"}
 SINCE = {"asd": "asd_activations"}  # what those boards call by another name

@@ -130,6 +130,7 @@ def test_score_with_all_detectors_that_can_watch(training, tmp_path, cache, caps
     assert own["fault_free_steps"] == watching["nonfinite"]["fault_free_steps"] and own["false_alarms"] == 0
     assert watching.keys() | others.keys() == {*DETECTORS} - {"replicas"}  # which is of several devices
     assert {"nonfinite", "loss_spike", "replay", "checksum", "history_bound", "activation_range"} <= watching.keys()
+    assert "sampled_checksum" in watching and "of all workers together" in others.pop("peers")
     assert all(why.count("\n") == 0 and "do not report: " in why for why in others.values())
     assert watching["nonfinite"]["false_alarms"] == watching["activation_range"]["false_alarms"] == 0
 

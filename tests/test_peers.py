@@ -1,5 +1,6 @@
 """`peers` decides as sums written out one by one do, keeps its bound on false alarms, and names the worker."""
 
+import json
 import math
 
 import jax
@@ -9,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fault_injection.commands.main import main
+from fault_injection.detection.localization import located
 from fault_injection.detection.peers import SHARES, Peers, peers
 from fault_injection.detection.registry import beside_a_run, of_one_device
 from fault_injection.machine.errors import InputError
@@ -123,3 +126,34 @@ def test_it_needs_workers_of_their_own():
         Peers().init(["norm/local_gradients/workers_0_to_7/a"])
     own = make_workload("transformer", strategy="ddp", **SMALL).program(frozenset(), devices=1)
     assert peers(own) == Peers() and not of_one_device(own, {})["peers"]
+
+
+# A device that stays defective, beside seven that do not.
+DEFECTIVE = """model,transformer
+profile,anatomy,2
+schedule,permanent
+target_worker,2
+target_layer,layers_0_mlp_up_proj
+target_epoch,0
+target_step,3
+learning_rate,0.003
+seed,5
+dataset,shakespeare
+width,16
+blocks,1
+context,8
+batch_size,16
+workers,8
+epochs,1
+steps_per_epoch,40
+strategy,ddp
+"""
+
+
+def test_a_replay_names_the_worker_of_a_defective_device(tmp_path, capsys):
+    (tmp_path / "device.csv").write_text(DEFECTIVE)
+    words = ["--detector", "peers", "--out", str(tmp_path / "out"), "--cache", str(tmp_path / "cache"), "--json"]
+    assert main(["replay", str(tmp_path / "device.csv"), *words]) == 0
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["detection"]
+    alarm = found["alarms"][0]
+    assert located(alarm["tensor"]).workers == (2,) and alarm["step"] > 3 and not found["alarms_before_the_fault"]
