@@ -26,7 +26,14 @@ from fault_injection.models.observe.dr_dna import SUM
 from fault_injection.runs.follow import again
 from fault_injection.runs.steps import Address
 
-BOUNDS = {"history_bound": 0.1, "asd": 1.0, "gradient_norm": 1.0}  # percent of time
+BOUNDS = {  # percent of time
+    "history_bound": 0.1,
+    "asd": 1.0,
+    "gradient_norm": 1.0,
+    "peers": 0.5,
+    "sampled_checksum": 0.5,
+}
+BY_DEFAULT = ["history_bound", "asd", "gradient_norm"]
 DR_DNA, PUBLISHED = "dr_dna", "dr_dna_published"
 DR_DNA_TIME, DR_DNA_MEMORY = 2.5, 1.0  # percent
 WARM_UP = 2
@@ -72,9 +79,9 @@ def added(seconds, plain):
 def beside_the_step(contestant, names, rounds, each):
     """Time the detectors beside the training step; returns claims and times."""
     workload, plain = contestant.workload, contestant.program
-    contestants, looks, shared = {"plain step": stepping(plain, each)}, {}, {}
+    contestants, looks, shared, watched = {"plain step": stepping(plain, each)}, {}, {}, {}
     for name in names:
-        detector = beside_a_run(name, plain, os.environ).detector
+        watched[name] = detector = beside_a_run(name, plain, os.environ).detector
         wanted = reductions_of(detector.signals)
         program = workload.program(frozenset(), devices=1, reductions=wanted) if wanted else plain
         looks[name], shared[name] = [], not wanted
@@ -90,7 +97,8 @@ def beside_the_step(contestant, names, rounds, each):
             claims.append(pairs.claim(f"step with {what}", added(seconds[name], base), None, unit=" %"))
         else:
             claims.append(pairs.claim(f"update of {what}", 100 * look / base, None, unit=" %"))
-            claims.append(pairs.claim(f"step with {what}", added(seconds[name], base), BOUNDS.get(name), unit=" %"))
+            more = added(seconds[name], base) / getattr(watched[name], "every", 1)  # the other steps are plain ones
+            claims.append(pairs.claim(f"step with {what}", more, BOUNDS.get(name), unit=" %"))
     return claims, seconds
 
 
@@ -137,13 +145,15 @@ def main():
         text = "steps, or passes, of a contestant per turn: more where one is short (default %(default)s)"
         parser.add_argument("--steps", type=int, default=1, help=text)
         parser.add_argument("--blocks", type=int, help="blocks of a transformer")
-        choices = [*BOUNDS, "nonfinite", "loss_spike", "asd_v1", "asd_v3", DR_DNA]
-        text = "detectors to measure (default: those with a bound)"
-        parser.add_argument("--detector", nargs="+", choices=choices, default=[*BOUNDS, DR_DNA], help=text)
+        parser.add_argument("--strategy", help="how the workers share the state: `ddp` for peers")
+        choices = [*BOUNDS, "nonfinite", "loss_spike", "asd_v1", "asd_v3", "update_norm", "history_ratio", DR_DNA]
+        text = "detectors to measure (default: %(default)s)"
+        parser.add_argument("--detector", nargs="+", choices=choices, default=[*BY_DEFAULT, DR_DNA], help=text)
 
     options = pairs.parse(__doc__, more, workloads=None)
-    if options.blocks is None:
-        del options.blocks
+    for name in ("blocks", "strategy"):
+        if getattr(options, name) is None:
+            delattr(options, name)
     found = pairs.start(options)
     pairs.show_machine(found)
     contestant = ours.make(options, frozenset())

@@ -43,9 +43,9 @@ def make(options: argparse.Namespace, supported: frozenset[str] | None = None) -
     if options.workload not in WORKLOADS:
         raise SystemExit(f"--workload {options.workload} is unknown{did_you_mean(options.workload, WORKLOADS)}")
     width = {} if options.width is None else {"width": options.width}
-    more = {name: vars(options)[name] for name in ("blocks", "context") if name in options}
+    more = {name: vars(options)[name] for name in ("blocks", "context", "strategy") if name in options}
     if isinstance(WORKLOADS[options.workload], ImageWorkload):
-        more = {"dataset": "digits"}
+        more |= {"dataset": "digits"}
     return of(make_workload(options.workload, batch_size=options.batch_size, **width, **more), supported)
 
 

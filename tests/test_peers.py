@@ -124,6 +124,9 @@ def test_it_needs_workers_of_their_own():
     assert "of all workers together" in of_one_device(program, {})["peers"]
     with pytest.raises(InputError, match="expected copies"):
         Peers().init(["norm/local_gradients/workers_0_to_7/a"])
+    apart = make_workload("transformer", strategy="local 2", **SMALL).program(frozenset(), devices=1)
+    with pytest.raises(InputError, match="lets them differ"):
+        peers(apart)
     own = make_workload("transformer", strategy="ddp", **SMALL).program(frozenset(), devices=1)
     assert peers(own) == Peers() and not of_one_device(own, {})["peers"]
 

@@ -2,18 +2,21 @@
 
 import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fault_injection.commands.main import main
+from fault_injection.detection.checksum import SampledChecksum, UnconfirmedChecksum
 from fault_injection.machine.errors import InputError, Untrustworthy
-from fault_injection.questions.scoreboard import driver
+from fault_injection.questions.scoreboard import driver, tasks
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment, require_same
 from fault_injection.questions.scoreboard.settings import read_settings
 from fault_injection.questions.scoreboard.store import NAMES, ScoreStore
 from fault_injection.questions.scoreboard.tasks import SWEPT
 from fault_injection.runs.outcome import MASKED
+from fault_injection.workloads.registry import make_workload
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -67,6 +70,19 @@ def test_shares_latencies_and_false_alarms_are_counts():
     np.testing.assert_allclose(false, [(3 + (x < 0.5)) / 400 for x in SWEPT])
     np.testing.assert_allclose(caught, [float(x < 30) for x in SWEPT])
     assert board.slower("a") is None and board.larger("a") is None
+
+
+def test_a_detector_that_looks_now_and_then_costs_its_share_of_a_step(monkeypatch):
+    """All other steps are plain ones."""
+    watching = {"all": UnconfirmedChecksum(), "sampled": SampledChecksum(every=4)}
+    workload = make_workload("transformer", width=8, context=8, batch_size=4, workers=2, blocks=1)
+    task = SimpleNamespace(plan=SimpleNamespace(workload=workload), data_dir=None)
+    bench = SimpleNamespace(detectors=watching, memories=dict.fromkeys(watching, [np.int32(0)]))
+    monkeypatch.setattr(tasks, "_bench", lambda *_: bench)
+    monkeypatch.setattr(tasks, "_in_turns", lambda *_: [2.0, 1.5])
+    monkeypatch.setattr(tasks, "_bytes", lambda *_: None)
+    found = tasks.detector_costs(task, "golden", 2)
+    assert found["all"]["ratios"] == [2.0, 1.5] and found["sampled"]["ratios"] == [1.25, 1.125]
 
 
 ROW = {"dr_dna": {"stop": 0}, "nonfinite": {"stop": None}}

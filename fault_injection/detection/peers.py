@@ -124,9 +124,11 @@ def peers(program: Program) -> Peers:
     """The detector of a program.
 
     Raises:
-      InputError: its steps know one gradient, which is of all workers together.
+      InputError: its steps know one gradient, which is of all workers together, or its workers do not train alike.
     """
     spec = program.state
+    if spec.strategy.diverges:
+        raise InputError("peers watches workers with the same parameters; the strategy of this run lets them differ")
     if max(spec.copies, 1 if spec.strategy.stages else program.devices) < 2:
         raise InputError(ALONE)
     return Peers()
