@@ -77,7 +77,7 @@ def test_a_detector_that_looks_now_and_then_costs_its_share_of_a_step(monkeypatc
     watching = {"all": UnconfirmedChecksum(), "sampled": SampledChecksum(every=4)}
     workload = make_workload("transformer", width=8, context=8, batch_size=4, workers=2, blocks=1)
     task = SimpleNamespace(plan=SimpleNamespace(workload=workload), data_dir=None)
-    bench = SimpleNamespace(detectors=watching, memories=dict.fromkeys(watching, [np.int32(0)]))
+    bench = SimpleNamespace(detectors=watching, memories={name: [np.int32(0)] for name in watching})
     monkeypatch.setattr(tasks, "_bench", lambda *_: bench)
     monkeypatch.setattr(tasks, "_in_turns", lambda *_: [2.0, 1.5])
     monkeypatch.setattr(tasks, "_bytes", lambda *_: None)
