@@ -133,7 +133,7 @@ def _standing(board: Board, name: str) -> DetectorStanding:
 
 
 def cheapest_pairs(board: Board) -> list[CheapestPair]:
-    """What to switch on: at a cost of at most `CHEAP`, and at any cost if that detects more.
+    """What to switch on: at a cost of at most `CHEAP` if that detects any, and at any cost if that detects more.
 
     Of all groups of one or two detectors without a false alarm it is the one that detects the most, and the cheapest of
     these; costs are added.  A cost that was not measured comes after every one that was.  Of equally cheap groups the
@@ -165,7 +165,8 @@ def cheapest_pairs(board: Board) -> list[CheapestPair]:
     groups = [advised(group) for size in (1, 2) for group in itertools.combinations(quiet, size)]
     cheap = [one for one in groups if one.cost is not None and one.cost <= CHEAP]
     best = [min(some, key=order) for some in (cheap, groups) if some]
-    return best[:1] if best[-1].covered.found == best[0].covered.found else best
+    least, most = best[0].covered.found, best[-1].covered.found
+    return best[:1] if least == most else best if least else best[-1:]
 
 
 def said(board: Board) -> dict[str, Any]:
