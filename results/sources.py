@@ -6,15 +6,19 @@ import json
 import math
 import pathlib
 import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from fault_injection.campaign.rates import Rate, wilson
 from fault_injection.campaign.wording import MINUS, interval, percent
 from fault_injection.machine.errors import InputError
-from fault_injection.questions.scoreboard.board import Board, read_board
+from fault_injection.questions.scoreboard.board import Board, ScoredExperiment, read_board
+from fault_injection.questions.scoreboard.comparison import standings
 from fault_injection.questions.scoreboard.store import ScoreStore
 from fault_injection.questions.scoreboard.tasks import SWEPT
+from fault_injection.runs.outcome import LATENT
 
 RESULTS = pathlib.Path(__file__).resolve().parent
 TRACES = RESULTS.parent / "tests" / "data" / "published_traces.json"
@@ -39,6 +43,44 @@ def quietest(scored: Board, detector: str) -> float:
     """The least swept share of a detector's threshold that no value in a fault-free step was above."""
     beyond = np.sum([run[detector]["beyond"] for run in scored.fault_free.values()], axis=0)
     return SWEPT[int(np.argmin(beyond > 0))]
+
+
+def lasting() -> dict[str, Board]:
+    """The scoreboards of devices that stay defective, by the names of their sets."""
+    return {path.name: board(f"boards/{path.name}") for path in sorted((RESULTS / "boards").iterdir())}
+
+
+def by_latent(boards: Mapping[str, Board]) -> list[str]:
+    """Detectors, those first that detect the most latent outcomes; of equal ones the sooner."""
+    names = {name: None for one in boards.values() for name in one.detectors}
+
+    def order(name: str) -> tuple[int, float]:
+        after = [steps for one in boards.values() for steps in one.latencies(name, one.of(LATENT))]
+        return -len(after), float(np.mean(after)) if after else 0.0
+
+    return sorted(names, key=order)
+
+
+def by_either(scored: Board, detectors: Sequence[str], experiments: Sequence[ScoredExperiment]) -> Rate:
+    """The share of experiments in which one of several detectors raised an alarm that stops."""
+    stopped = [any(one.stop(name) is not None for name in detectors) for one in experiments]
+    return wilson(sum(stopped), len(stopped), scored.confidence)
+
+
+def seen_late(boards: Sequence[Board], detector: str) -> int:
+    """How many latent outcomes it stopped, on all boards."""
+    return sum(one.detected(detector, one.of(LATENT)).found for one in boards)
+
+
+def counts_of_false(boards: Sequence[Board], detector: str) -> int:
+    """How many fault-free steps it stopped, on all boards."""
+    return sum(one.false_alarms(detector).found for one in boards)
+
+
+def naming(scored: Board, detector: str) -> str:
+    """Of its alarms on harmful outcomes, how many name the worker that was struck."""
+    named: Rate = {one.detector: one for one in standings(scored)}[detector].worker
+    return f"{named.found} of {named.total}"
 
 
 def commit(folder: str) -> str:

@@ -25,6 +25,7 @@ from fault_injection.campaign import wording as numbers
 from fault_injection.campaign.rates import at_most, wilson
 from fault_injection.machine.errors import InputError
 from fault_injection.machine.files import write_text
+from fault_injection.questions.scoreboard.comparison import cheapest_pairs
 from fault_injection.runs.outcome import DIVERGED, LATENT
 
 PAGE, TEMPLATE = sources.RESULTS / "README.md", "README.md.jinja"
@@ -49,6 +50,7 @@ def environment() -> jinja2.Environment:
     made.globals |= _own(numbers) | _own(campaigns) | _own(sources) | _own(training_flips) | _own(wording)
     made.globals |= {name: getattr(builtins, name) for name in BUILT_IN}
     made.globals |= {"at_most": at_most, "wilson": wilson, "LATENT": LATENT, "DIVERGED": DIVERGED, "np": np}
+    made.globals |= {"cheapest_pairs": cheapest_pairs}
     made.filters |= {"campaign": campaigns.campaign, "counted": wording.counted, "load": sources.load}
     made.filters |= {"prefixed": lambda name, prefix: prefix + name, "whole": "{:,.0f}".format}
     made.tests["looked_at"] = lambda name: bool(sources.places(f"scaled/{name}"))

@@ -160,3 +160,63 @@ def test_a_replay_names_the_worker_of_a_defective_device(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])["detection"]
     alarm = found["alarms"][0]
     assert located(alarm["tensor"]).workers == (2,) and alarm["step"] > 3 and not found["alarms_before_the_fault"]
+
+
+def ranks(path, factor=1.5, begins=60, missing=(), restart=None):
+    """A log of four ranks, of which rank 2 errs from a step on; some steps have no value of rank 1."""
+    random = np.random.default_rng(5)
+    rows = np.exp(random.normal(0, 0.3, (100, 1)) + random.normal(0, 0.05, (100, 4)))
+    rows[begins:, 2] *= factor
+    steps = [*range(100)] if restart is None else [*range(begins + 30), *range(restart, 100)]
+    cells = np.array([[f"{value:.17g}" for value in row] for row in rows], dtype=object)
+    for at in missing:
+        cells[at] = ""
+    lines = [f"{step},{2 - step / 100}," + ",".join(cells[step]) for step in steps]
+    header = "step,loss," + ",".join(f"rank{rank}/grad_norm" for rank in range(4))
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return rows
+
+
+def detected(capsys, *words):
+    assert main(["detect", *map(str, words), "--json"]) == 0
+    said = capsys.readouterr()
+    return json.loads(said.out), said.err
+
+
+def test_a_log_with_a_norm_of_each_rank_names_the_rank(tmp_path, capsys):
+    rows = ranks(tmp_path / "log.csv")
+    found, _ = detected(capsys, tmp_path / "log.csv", "--detector", "peers")
+    by_hand = [step for step, who in enumerate(scalar(rows.tolist(), ["a"], 4, 1e8)) if who]
+    assert [alarm["step"] for alarm in found["alarms"]] == by_hand and 60 < found["raised"] < 85
+    assert {alarm["tensor"] for alarm in found["alarms"]} == {"rank2/grad_norm"}
+
+
+def test_steps_without_a_value_of_every_rank_are_passed_over_and_said(tmp_path, capsys):
+    rows = ranks(tmp_path / "log.csv", missing={(3, 1), (64, 1), (66, 0)})
+    found, err = detected(capsys, tmp_path / "log.csv", "--detector", "peers")
+    kept = [step for step in range(100) if step not in (3, 64, 66)]
+    by_hand = [kept[i] for i, who in enumerate(scalar(rows[kept].tolist(), ["a"], 4, 1e8)) if who]
+    assert [alarm["step"] for alarm in found["alarms"]] == by_hand
+    assert "3 step(s) have no value of some worker, and are passed over" in err
+
+
+def test_what_was_trained_again_counts_as_it_was_the_last_time(tmp_path, capsys):
+    ranks(tmp_path / "log.csv", restart=50)
+    again, _ = detected(capsys, tmp_path / "log.csv", "--detector", "peers")
+    ranks(tmp_path / "plain.csv")
+    assert again["alarms"] == detected(capsys, tmp_path / "plain.csv", "--detector", "peers")[0]["alarms"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--value", "rank0/grad_norm"], "expected values of two workers or more, called such as rank0/grad_norm"),
+        (["--value", "loss"], "found loss"),
+        (["--calibrate", "log.csv"], "Peers has no threshold that could be calibrated"),
+    ],
+)
+def test_a_log_without_workers_gets_one_line(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    ranks(tmp_path / "log.csv")
+    assert main(["detect", "log.csv", "--detector", "peers", *words]) == 2
+    assert said in capsys.readouterr().err.strip().splitlines()[-1]

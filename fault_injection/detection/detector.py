@@ -42,6 +42,7 @@ class AnyDetector(Protocol):
       signals: kinds of tensors that it watches in a run, keys of `signals.KINDS`.
       remembers: whether what it says of a step depends on the steps before, so that it has to see them.
       executes_again: whether steps are executed again for it, from copies of their states.
+      compares: whether it compares the tensors of a step with each other, so that it has to have them all.
     """
 
     @property
@@ -49,6 +50,7 @@ class AnyDetector(Protocol):
 
     remembers: ClassVar[bool] = True
     executes_again: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
 
 
 class Detector(AnyDetector, Protocol):

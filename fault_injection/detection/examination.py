@@ -13,9 +13,10 @@ from ..logs.skips import skipped
 from ..logs.table import Columns
 from ..machine.errors import InputError
 from .detector import Alarm, Detector
-from .log_reading import Reading, alarms_of, look, raised
+from .log_reading import Reading, alarms_of, look, raised, whole_steps
 from .standstill import Symptom, symptoms
 from .value_based import Chosen
+from .worker_names import whose
 
 SIGNED = ("loss", "")  # kinds of which values may be negative
 LISTED = 6  # names in a note
@@ -79,6 +80,8 @@ def material(path: pathlib.Path, columns: Columns, detector: Any) -> Material:
     """
     whole, kind = read_log(path, columns), kind_of(detector)
     names = chosen(whole, kind, columns.value, path)
+    if detector is not None and detector.compares:
+        names = _of_workers(names, path)
     log = whole.of(names)
     for name in names:
         if name in whole.wrong:
@@ -95,9 +98,20 @@ def material(path: pathlib.Path, columns: Columns, detector: Any) -> Material:
     log = log.rows(~excused)
     following = lineage(log)
     notes = (*whole.notes, *_chosen(whole, names), *_gaps(whole, names), *_order(log, following), skips.note())
+    if detector is not None and detector.compares and (missing := whole_steps(log, following)[1]):
+        notes = (*notes, f"{missing} step(s) have no value of some worker, and are passed over")
     return Material(
         whole, log, following, kind, skips.steps, tuple(note for note in notes if note), _blind(whole, names)
     )
+
+
+def _of_workers(names: tuple[str, ...], path: pathlib.Path) -> tuple[str, ...]:
+    """Those of the tensors that say whose they are."""
+    found = tuple(name for name in names if whose(name))
+    if len({whose(name) for name in found}) < 2:
+        what = "expected values of two workers or more, called such as rank0/grad_norm and rank1/grad_norm"
+        raise InputError(f"{what}; found {_some(list(names))}", path)
+    return found
 
 
 def _chosen(whole: Log, names: tuple[str, ...]) -> list[str]:

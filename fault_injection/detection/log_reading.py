@@ -23,11 +23,13 @@ def look(detector: Detector, log: Log, following: Lineage) -> Reading:
     """Run a detector over a log.
 
     Each tensor has a memory of its own, as if its rows were all that there is.  Where a step falls, the memory is that
-    of the row which the new one follows.
+    of the row which the new one follows.  A detector that compares tensors sees the steps that have all of them.
 
     Args:
       following: how the rows follow one another, `logs.log.lineage` of the log.
     """
+    if detector.compares:
+        return _look_at_steps(detector, log, following)
     count = len(log.values)
     level, threshold, excess = np.zeros(count, np.int32), np.full(count, np.inf), np.zeros(count)
     order = np.argsort(following.depth, kind="stable")
@@ -44,6 +46,39 @@ def look(detector: Detector, log: Log, following: Lineage) -> Reading:
             memory, alarms = detector.update(memory, log.values[rows])
             level[rows], threshold[rows], excess[rows] = alarms
             start = end
+    return Reading(level, threshold, excess)
+
+
+def whole_steps(log: Log, following: Lineage) -> tuple[np.ndarray, int]:
+    """The steps that have a value of every tensor, and how many have not.
+
+    Returns:
+      int64 [steps, tensors], rows of the log in the order of the steps; of rows that were superseded none, and of
+      several of one step the last.  And the number of other steps.
+
+    >>> from fault_injection.logs.log import lineage
+    >>> steps, tensor = np.array([0, 0, 1, 2, 2]), np.array([0, 1, 0, 1, 0])
+    >>> log = Log("", steps, ("a", "b"), tensor, np.ones(5), None, np.zeros(5, int), 2)
+    >>> whole_steps(log, lineage(log))[0].tolist(), whole_steps(log, lineage(log))[1]
+    ([[0, 1], [4, 3]], 1)
+    """
+    numbers, of = np.unique(log.steps, return_inverse=True)
+    found = np.full((len(numbers), len(log.tensors)), -1)
+    rows = np.flatnonzero(~following.superseded)
+    found[of[rows], log.tensor[rows]] = rows  # the last of several counts
+    whole = (found >= 0).all(axis=1)
+    return found[whole], int(np.sum((found >= 0).any(axis=1) & ~whole))
+
+
+def _look_at_steps(detector: Detector, log: Log, following: Lineage) -> Reading:
+    """What a detector says that compares the tensors of a step."""
+    count = len(log.values)
+    level, threshold, excess = np.zeros(count, np.int32), np.full(count, np.inf), np.zeros(count)
+    memory = detector.init(log.tensors)
+    with np.errstate(all="ignore"):
+        for rows in whole_steps(log, following)[0]:
+            memory, alarms = detector.update(memory, log.values[rows])
+            level[rows], threshold[rows], excess[rows] = alarms
     return Reading(level, threshold, excess)
 
 

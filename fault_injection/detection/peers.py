@@ -64,6 +64,7 @@ class Peers(Detector):
     """
 
     signals: ClassVar[tuple[str, ...]] = ("norm/local_gradients",)
+    compares = True
 
     steps: float = 1e8
 

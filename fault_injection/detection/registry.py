@@ -41,7 +41,7 @@ OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "replay": lambda program: ReExecutionSettings(),
     "replicas": replicas,
 }
-DETECTORS = (*VALUE_BASED, *OF_A_PROGRAM)
+DETECTORS = tuple(dict.fromkeys((*VALUE_BASED, *OF_A_PROGRAM)))
 
 
 def beside_a_run(
@@ -62,10 +62,10 @@ def beside_a_run(
         chosen = Chosen(own_detector(name))
     elif name not in DETECTORS:
         raise InputError(f"detector {name[:60]!r} is unknown{did_you_mean(name, DETECTORS)}")
-    elif name in VALUE_BASED:
-        chosen = value_based(name, environment, settings)
-    else:
+    elif name in OF_A_PROGRAM:
         chosen = Chosen(changed(name, OF_A_PROGRAM[name](program), settings or {}))
+    else:
+        chosen = value_based(name, environment, settings)
     if reason := _unreported(chosen, program):
         raise InputError(f"{name} watches {reason}")
     wanted = reductions_of(chosen.detector.signals) if chosen.detector else frozenset()

@@ -12,6 +12,7 @@ from .asd_environment import AsdThresholds, read_config, read_thresholds
 from .asd_v1 import AsdV1
 from .asd_v3 import AsdV3
 from .nonfinite import NonFinite
+from .peers import Peers
 from .spike import GradientNorm, LossSpike
 from .strikes import Strikes
 
@@ -53,6 +54,7 @@ VALUE_BASED: dict[str, Callable[[Mapping[str, str]], Chosen]] = {
     "nonfinite": lambda environment: Chosen(NonFinite()),
     "loss_spike": lambda environment: Chosen(LossSpike()),
     "gradient_norm": lambda environment: Chosen(GradientNorm()),
+    "peers": lambda environment: Chosen(Peers()),
     "asd": functools.partial(_asd, Asd),
     "asd_activations": functools.partial(_asd, AsdActivations),
     "asd_v1": functools.partial(_thresholded, lambda said: AsdV1(said.upper, said.sigma)),

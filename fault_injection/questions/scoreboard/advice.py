@@ -57,12 +57,12 @@ def _detects(board: Board) -> BoxAnswer:
         if not ones:
             clauses.append(f"no {what[:-1] if what.endswith('s') else what} was watched")
             continue
-        best = max(rates, key=lambda name: (rates[name].share, -_slower(board, name)))
-        if not rates[best].found:
+        after = {name: board.latencies(name, ones) for name in rates if rates[name].found}
+        if not after:
             clauses.append(f"of {what} no detector stops any")
             continue
-        after = board.latencies(best, ones)
-        soon = f"after {number(float(np.median(after)))} steps (median; at most {after[-1]:,})"
+        best = max(after, key=lambda name: (rates[name].share, -float(np.median(after[name])), -_slower(board, name)))
+        soon = f"after {number(float(np.median(after[best])))} steps (median; at most {after[best][-1]:,})"
         clauses.append(f"of {what}, {best} alone stops most: {share(rates[best])}, {soon}")
     return BoxAnswer("What it detects", _sentence(clauses), known)
 

@@ -131,7 +131,8 @@ def leaderboard(records: Sequence[Mapping[str, Any]], sets: Mapping[str, str]) -
         steps = max(one["false_alarms"][1] for one in ones)
         models = f"{len(held['models'])} fault model(s) with harmful outcomes"
         parts.append(f"The boards of these records hold {counts} masked, {models}, and {steps:,} fault-free steps.")
-        parts.append(markdown([_row(one) for one in ones]).rstrip("\n"))
+        of_workers = any(one["localized"] and one["localized"]["worker"][0] for one in ones)
+        parts.append(markdown([_row(one, of_workers) for one in ones]).rstrip("\n"))
         parts.append("\n".join(_made(some) for some in _by_command(ones)))
     return "\n\n".join(parts) + "\n"
 
@@ -142,9 +143,10 @@ def _rank(one: Mapping[str, Any]) -> tuple[float, float, float, str]:
     return -harm, one["false_alarms"][0], one["cost"] if one["cost"] is not None else 1e9, one["detector"]
 
 
-def _row(one: Mapping[str, Any]) -> dict[str, str]:
+def _row(one: Mapping[str, Any], of_workers: bool) -> dict[str, str]:
     false, steps = one["false_alarms"], one["steps"]
     known = one["localized"]
+    named = ["layer", *(["worker"] if of_workers else [])]
     return {
         "detector": f"`{one['detector']}`",
         "latent": _percent(one["latent"]),
@@ -152,7 +154,7 @@ def _row(one: Mapping[str, Any]) -> dict[str, str]:
         "harmless": _percent(one["harmless"]),
         "false alarms in a million": f"{MILLION * false[0] / max(1, false[1]):,.0f} (≤ {one['bound']:,.0f})",
         "steps to the alarm": "" if steps is None else f"{steps[0]:g} ({steps[1]})",
-        "names the layer": "not known" if known is None else _percent(known["layer"]),
+        **{f"names the {what}": "not known" if known is None else _percent(known[what]) for what in named},
         "time": "not measured" if one["cost"] is None else f"{100 * one['cost']:+.2f} %",
     }
 
