@@ -47,7 +47,8 @@ def quietest(scored: Board, detector: str) -> float:
 
 def lasting() -> dict[str, Board]:
     """The scoreboards of devices that stay defective, by the names of their sets."""
-    return {path.name: board(f"boards/{path.name}") for path in sorted((RESULTS / "boards").iterdir())}
+    scored = sorted((RESULTS / "boards").glob("*/score.sqlite"))  # of others there are verdicts alone
+    return {path.parent.name: board(f"boards/{path.parent.name}") for path in scored}
 
 
 def by_latent(boards: Mapping[str, Board]) -> list[str]:
