@@ -97,7 +97,7 @@ def beside_the_step(contestant, names, rounds, each):
             claims.append(pairs.claim(f"step with {what}", added(seconds[name], base), None, unit=" %"))
         else:
             claims.append(pairs.claim(f"update of {what}", 100 * look / base, None, unit=" %"))
-            more = added(seconds[name], base) / getattr(watched[name], "every", 1)  # the other steps are plain ones
+            more = added(seconds[name], base) / watched[name].reported_every
             claims.append(pairs.claim(f"step with {what}", more, BOUNDS.get(name), unit=" %"))
     return claims, seconds
 

@@ -207,6 +207,13 @@ def test_what_was_trained_again_counts_as_it_was_the_last_time(tmp_path, capsys)
     assert again["alarms"] == detected(capsys, tmp_path / "plain.csv", "--detector", "peers")[0]["alarms"]
 
 
+def test_norms_after_the_sum_over_all_workers_are_refused(tmp_path, capsys):
+    """Every rank logs the same number then, and none could ever stand out."""
+    (tmp_path / "log.csv").write_text("step,rank0/grad_norm,rank1/grad_norm\n0,1.5,1.5\n1,1.25,1.25\n")
+    assert main(["detect", str(tmp_path / "log.csv"), "--detector", "peers"]) == 2
+    assert "expected each worker's own, before the sum" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

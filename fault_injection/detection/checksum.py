@@ -63,6 +63,10 @@ class SampledChecksum(UnconfirmedChecksum):
     remembers = True
     every: int = 256
 
+    @property
+    def reported_every(self) -> int:
+        return self.every
+
     def init(self, names: Sequence[str]) -> Memory:
         return np.zeros((), np.int32)
 

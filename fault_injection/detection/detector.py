@@ -52,6 +52,11 @@ class AnyDetector(Protocol):
     executes_again: ClassVar[bool] = False
     compares: ClassVar[bool] = False
 
+    @property
+    def reported_every(self) -> int:
+        """Of how many steps one reports what it watches; the others are plain ones."""
+        return 1
+
 
 class Detector(AnyDetector, Protocol):
     """A detector that is a pure function of what steps report."""

@@ -98,8 +98,8 @@ def material(path: pathlib.Path, columns: Columns, detector: Any) -> Material:
     log = log.rows(~excused)
     following = lineage(log)
     notes = (*whole.notes, *_chosen(whole, names), *_gaps(whole, names), *_order(log, following), skips.note())
-    if detector is not None and detector.compares and (missing := whole_steps(log, following)[1]):
-        notes = (*notes, f"{missing} step(s) have no value of some worker, and are passed over")
+    if detector is not None and detector.compares:
+        notes = (*notes, _compared(log, following, path))
     return Material(
         whole, log, following, kind, skips.steps, tuple(note for note in notes if note), _blind(whole, names)
     )
@@ -112,6 +112,20 @@ def _of_workers(names: tuple[str, ...], path: pathlib.Path) -> tuple[str, ...]:
         what = "expected values of two workers or more, called such as rank0/grad_norm and rank1/grad_norm"
         raise InputError(f"{what}; found {_some(list(names))}", path)
     return found
+
+
+def _compared(log: Log, following: Lineage, path: pathlib.Path) -> str:
+    """What is to be said of steps without a value of every worker; empty where there are none.
+
+    Raises:
+      InputError: nothing can be compared, because the workers' values are always the same.
+    """
+    rows, missing = whole_steps(log, following)
+    values = log.values[rows]
+    if len(rows) and np.array_equal(values, np.broadcast_to(values[:, :1], values.shape), equal_nan=True):
+        what = "all workers have the same value in every step, as norms after the sum over them are"
+        raise InputError(f"{what}; expected each worker's own, before the sum", path)
+    return f"{missing} step(s) have no value of some worker, and are passed over" if missing else ""
 
 
 def _chosen(whole: Log, names: tuple[str, ...]) -> list[str]:

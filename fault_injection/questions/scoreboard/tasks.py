@@ -11,7 +11,6 @@ import jax
 import numpy as np
 
 from ...campaign.task import Task, environment_of
-from ...detection.checksum import SampledChecksum
 from ...detection.detector import STOP, WARN, Alarm, AnyDetector, Memory
 from ...detection.recovery import RECOVERIES, needed, undoing
 from ...detection.registry import telling, watcher
@@ -231,13 +230,12 @@ def detector_costs(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, An
         if detector.executes_again and not detector.signals:
             continue  # it costs a step each time
         wanted = reductions_of(detector.signals)
-        seldom = detector.every if isinstance(detector, SampledChecksum) else 1  # the other steps are plain ones
         watched = plan.workload.program(frozenset(), 1, task.data_dir, wanted) if wanted else plain
         watched = telling(watched, [detector])
         memory = bench.memories[name][-1] if detector.remembers else None
         watching = watcher(watched, detector, memory)
         found[name] = {
-            "ratios": [round(1 + (x - 1) / seldom, 5) for x in _in_turns(plain, watching, pairs)],
+            "ratios": [round(1 + (x - 1) / detector.reported_every, 5) for x in _in_turns(plain, watching, pairs)],
             "bytes": _bytes(watched),
             "plain_bytes": _bytes(plain),
             "memory": sum(np.asarray(x).nbytes for x in jax.tree.leaves(memory)),
