@@ -5,7 +5,8 @@ operation; which operation, operand, position and example, is drawn uniformly.  
 prediction changes or its loss is not finite.  So each example is judged by itself, and so is each trial.
 
 The network is trained first, the profile is made of training batches, and the examples are others: training batches
-of later epochs, which are augmented anew, and for false alarms the test data as well.
+of later epochs, which are augmented anew, and for false alarms the test data as well.  `vit` is a step of one's own
+(`vit.py`): its activations are watched, and not clamped.
 
 Thresholds follow from fault-free examples alone.  The margins that multiply them are swept; the claims are about the
 detectors' own.
@@ -14,6 +15,7 @@ detectors' own.
 import argparse
 import dataclasses
 import math
+import pathlib
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -30,7 +32,10 @@ from fault_injection.models.observe.dr_dna import BEYOND_LAYER, BEYOND_PLACES, N
 from fault_injection.models.site import Site, make_fault
 from fault_injection.runs.follow import follow
 from fault_injection.runs.steps import Address, addresses
-from fault_injection.workloads.registry import make_workload
+from fault_injection.seam.leaves import Batch, State
+from fault_injection.seam.program import ForwardPasses, Program
+from fault_injection.seam.report import Inference
+from fault_injection.workloads.registry import find_workload, make_workload
 
 # Positions and new bits of each.  The first four are claimed.  RD and N16_RD are the published fault models
 # (docs/fault_models.md), here of any operand.  The highest exponent bit is what public re-implementations of Dr. DNA
@@ -58,7 +63,9 @@ EXAMPLES, PROFILED, MANY = 400, 2, 16  # examples that trials draw from; epochs 
 OPTIONS = {
     "resnet18": ({"dataset": "digits"}, 8, 10, 20),  # further options, width, epochs of training, fault-free epochs
     "transformer": ({}, 64, 6, 6),
+    "vit": ({}, None, None, 20),
 }
+VIT = pathlib.Path(__file__).parent / "vit.py"
 
 
 class Trial(NamedTuple):
@@ -70,7 +77,8 @@ class Trial(NamedTuple):
       changed: predictions of the example that changed.
       nonfinite: whether its loss is not finite.
       excess: by name of `NAMES`, its largest value of a layer in units of the layer's limit.
-      mended: whether, with mitigation, all predictions are as without the error and the loss is finite.
+      mended: whether, with mitigation, all predictions are as without the error and the loss is finite; None where
+        nothing is clamped.
     """
 
     at: int
@@ -78,7 +86,7 @@ class Trial(NamedTuple):
     changed: int
     nonfinite: bool
     excess: dict[str, float]
-    mended: bool
+    mended: bool | None
 
     @property
     def many(self) -> bool:
@@ -86,19 +94,91 @@ class Trial(NamedTuple):
         return self.nonfinite or self.changed >= MANY
 
 
-def trained(options: argparse.Namespace) -> tuple[Any, Any, int]:
-    """The workload, its state on the host, and the first epoch that it has not seen."""
+class Trained(NamedTuple):
+    """A trained network.
+
+    Attributes:
+      details: what was trained.
+      program: whose forward passes infer a batch.
+      single: whose forward passes infer one example, and strike it.
+      sites: by name, which `single` strikes.
+      state: on the host.
+      epochs: that it was trained for.
+      mitigates: whether its activations can be clamped.
+    """
+
+    details: str
+    program: Program
+    single: Program
+    sites: Mapping[str, Site]
+    state: State
+    epochs: int
+    mitigates: bool
+
+
+def trained(options: argparse.Namespace) -> Trained:
+    """The network of the options, trained."""
+    return (own if options.workload == "vit" else explicit)(options)
+
+
+def followed(workload: Any) -> State:
+    """The state after a workload's training, on the host."""
+    program = workload.program(frozenset(), devices=1)
+    last = Address(workload.epochs - 1, program.steps_per_epoch - 1)
+    steps = addresses(Address(0, 0), last, program.steps_per_epoch)
+    state = follow(program, program.place(program.init()), steps).state
+    print(f"{workload.title}: {workload.details}; {program.evaluate(state)}", flush=True)
+    return jax.device_get(state)
+
+
+def explicit(options: argparse.Namespace) -> Trained:
+    """A network of this project."""
     more, width, epochs, _ = OPTIONS[options.workload]
     width = options.width or width
     workload = make_workload(
         options.workload, **more, width=width, epochs=epochs, **({"batch_size": 128} if "dataset" in more else {})
     )
-    program = workload.program(frozenset(), devices=1)
-    last = Address(epochs - 1, program.steps_per_epoch - 1)
-    steps = addresses(Address(0, 0), last, program.steps_per_epoch)
-    state = follow(program, program.place(program.init()), steps).state
-    print(f"{workload.title}: {workload.details}; {program.evaluate(state)}", flush=True)
-    return workload, jax.device_get(state), epochs
+    state = followed(workload)
+    single = dataclasses.replace(workload, workers=1, batch_size=1)
+    sites = {name: site for name, site in single.sites().items() if site.stage == "forward"}
+    programs = workload.program(frozenset(), devices=1), single.program(frozenset(sites), devices=1)
+    return Trained(workload.details, *programs, sites, state, epochs, mitigates=True)
+
+
+def own(options: argparse.Namespace) -> Trained:
+    """The step of one's own."""
+    workload, many, one = (find_workload(f"{VIT}:{name}") for name in ("training", "inference", "inference_of_one"))
+    names = [leaf.name for leaf in workload.program(frozenset()).state.leaves]
+    parameters = dict(zip(names, jax.tree.leaves(followed(workload)), strict=True))
+    sites = {name: site for name, site in one.sites().items() if site.stage == "forward"}
+    programs = (inferring(made, parameters) for made in (many.program(frozenset()), one.program(frozenset(sites))))
+    return Trained(workload.details, *programs, sites, (), workload.epochs, mitigates=False)
+
+
+def inferring(program: Program, parameters: Mapping[str, Any]) -> Program:
+    """A program whose step infers, as one with forward passes; its state is these parameters."""
+    leaves, names = jax.tree.leaves(program.init()), [leaf.name for leaf in program.state.leaves]
+    given = [parameters.get(name, leaf) for name, leaf in zip(names, leaves, strict=True)]
+    state = jax.tree.unflatten(jax.tree.structure(program.state.abstract), given)
+
+    def infer(_: State, batch: Batch, fault: Any) -> Inference:
+        placed = program.place(state)
+        new, report = (
+            program.step(placed, batch["leaves"], 0, 0)
+            if fault is None
+            else program.faulty_step(placed, batch["leaves"], 0, 0, fault)
+        )
+        told = dict(zip(names, jax.tree.leaves(new), strict=True))
+        loss, right, predicted = (told[name][None] for name in ("loss", "right", "predicted"))
+        return Inference(loss, right, predicted, report.struck, report.tensors, report.reductions)
+
+    return dataclasses.replace(
+        program,
+        place=lambda state: state,
+        batch=lambda epoch, step: {"leaves": program.batch(epoch, step)},
+        forward=ForwardPasses(list, infer),
+        watching=lambda profile: inferring(program.watching(profile), parameters),
+    )
 
 
 def fault_free(program: Any, state: Any, profile: Profile, epochs: range) -> dict[str, np.ndarray]:
@@ -124,18 +204,16 @@ def excesses(profile: Profile, samples: np.ndarray) -> dict[str, jax.Array]:
 
 
 def trials(
-    workload: Any, state: Any, profile: Profile, epoch: int, error: str, seed: int, most: int, wanted: int
+    network: Trained, profile: Profile, epoch: int, error: str, seed: int, most: int, wanted: int
 ) -> tuple[int, list[Trial]]:
     """How many trials were drawn, and those that count: `wanted` of them at most, of `most` drawn at most."""
-    sites = {name: site for name, site in workload.sites().items() if site.stage == "forward"}
-    single = dataclasses.replace(workload, workers=1, batch_size=1)
-    program = single.program(frozenset(sites), devices=1)
-    state = program.place(state)
+    program = network.single
+    state = program.place(network.state)
     passes = program.watching(dataclasses.replace(profile, told=NAMES)).forward_passes()
-    mitigating = program.watching(dataclasses.replace(profile, mitigate=True)).forward_passes()
+    mitigating = network.mitigates and program.watching(dataclasses.replace(profile, mitigate=True)).forward_passes()
     random = np.random.default_rng([seed, list(ERRORS).index(error)])
     examples = [program.batch(epoch, int(step)) for step in random.integers(program.steps_per_epoch, size=EXAMPLES)]
-    struck = [(site, operand) for site in single.sites().values() if site.name in sites for operand in Operand]
+    struck = [(site, operand) for site in network.sites.values() for operand in Operand]
     struck = [(site, operand) for site, operand in struck if np.dtype(site.operands[operand].dtype).kind != "i"]
     sizes = [math.prod(site.operands[operand].shape) for site, operand in struck]
     size = max(len(ERRORS[error][0](random, elements)) for elements in sizes)  # one for all compiles once
@@ -156,7 +234,9 @@ def trials(
             for i, name in enumerate(NAMES):
                 values = np.array([told[f"{name}/{layer}"] for layer in profile.layers], np.float64)
                 excess[name] = float(np.max(values / limits[:, i]))
-            mended = answer(mitigating.infer(state, examples[number], fault), clean[number]) == (False, 0)
+            mended = None
+            if mitigating:
+                mended = answer(mitigating.infer(state, examples[number], fault), clean[number]) == (False, 0)
             found.append(Trial(profile.layers.index(site.name), operand, changed, nonfinite, excess, mended))
             if len(found) == wanted:
                 return drawn, found
@@ -238,9 +318,9 @@ def main() -> None:
     options = pairs.parse(__doc__, more, workloads=tuple(OPTIONS))
     machine = pairs.start(options)
     pairs.show_machine(machine)
-    workload, state, epoch = trained(options)
-    program = workload.program(frozenset(), devices=1)
-    placed = program.place(state)
+    network = trained(options)
+    program, epoch = network.program, network.epochs
+    placed = program.place(network.state)
     seen = [program.batch(epoch + e, step) for e in range(PROFILED) for step in range(program.steps_per_epoch)]
     profile = make_profile(program, placed, seen)
     later = range(epoch + PROFILED, epoch + PROFILED + OPTIONS[options.workload][3])
@@ -249,12 +329,13 @@ def main() -> None:
     parts: list[dict[str, Any]] = []
     for error in ERRORS:
         begun = time.monotonic()
-        made[error] = trials(workload, state, profile, later.stop, error, options.seed, options.trials, options.wanted)
+        made[error] = trials(network, profile, later.stop, error, options.seed, options.trials, options.wanted)
         drawn, found = made[error]
         print(f"{error}: {len(found)} of {drawn} trials count ({time.monotonic() - begun:.0f} s)", flush=True)
         for part, some in groups(found, len(profile.layers), options.workload == "transformer"):
             rates = {detector: share(some, names, own) for detector, (own, names) in DETECTORS.items()}
-            rates[MENDED] = wilson(sum(one.mended for one in some), len(some))
+            if network.mitigates:
+                rates[MENDED] = wilson(sum(bool(one.mended) for one in some), len(some))
             parts.append({"error": error, "part": part} | {d: numbers(rate) for d, rate in rates.items()})
             said = ", ".join(f"{detector} {shown(rate)}" for detector, rate in rates.items())
             print(f"  {part} ({len(some)}): {said}", flush=True)
@@ -262,7 +343,7 @@ def main() -> None:
     show(rows, list(made))
     claims = list(claimed(rows, parts, options.workload))
     what = {name: (drawn, len(found)) for name, (drawn, found) in made.items()}
-    pairs.write(options, machine, claims, workload=workload.details, trials=what, table=rows, parts=parts)
+    pairs.write(options, machine, claims, workload=network.details, trials=what, table=rows, parts=parts)
 
 
 def claimed(rows: list[dict[str, Any]], parts: list[dict[str, Any]], workload: str) -> Iterator[dict[str, Any]]:

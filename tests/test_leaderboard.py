@@ -3,12 +3,15 @@
 import hashlib
 import importlib
 import json
+import pathlib
 import shutil
+import subprocess
+import sys
 
 import pytest
 
 from fault_injection.commands.main import main
-from fault_injection.commands.score import SETS, frozen_sets
+from fault_injection.commands.score import SETS, frozen_sets, plan_file
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.outcomes.store import Store
 from fault_injection.questions.scoreboard.board import read_board
@@ -49,10 +52,14 @@ def test_frozen_sets_never_change():
     assert found == FROZEN
 
 
-@pytest.mark.parametrize("name", FROZEN)
-def test_a_set_is_scored_by_its_name(name, capsys):
-    assert main(["score", name, "--check", "--json"]) == 0
-    assert "detectors watch" in json.loads(capsys.readouterr().out)["plan"][1]
+def test_a_set_is_scored_by_its_name(tmp_path):
+    """In a process of its own: jobs have one thread, and where JAX computes already no thread can change."""
+    script = "import sys; from fault_injection.commands.main import main; "
+    script += "sys.exit(max(main(['score', name, '--check', '--json']) for name in sys.argv[1:]))"
+    done = subprocess.run([sys.executable, "-c", script, *FROZEN], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    plans = [json.loads(line)["plan"] for line in done.stdout.splitlines()]
+    assert len(plans) == len(FROZEN) and all("detectors watch" in plan[1] for plan in plans)
 
 
 @pytest.mark.parametrize(("name", "folder"), STORES.items())
@@ -65,17 +72,26 @@ def test_the_verdicts_of_a_set_are_of_its_plan(name, folder, results):
     assert {today(name, board) for name in board.detectors} - {"dr_dna_published"} <= set(settings.detectors)
 
 
-def test_a_file_of_the_name_of_a_set_comes_first(tmp_path, monkeypatch, capsys):
+def test_a_file_of_the_name_of_a_set_comes_first(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "SDC-1").write_text('workload = "resnet19"\n')
-    assert main(["score", "SDC-1", "--check"]) == 2
-    assert "resnet19" in capsys.readouterr().err
+    (tmp_path / "SDC-1").touch()
+    assert plan_file(pathlib.Path("SDC-1")) == pathlib.Path("SDC-1")
 
 
 def test_a_folder_of_the_name_of_a_set_is_where_its_board_may_be(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "SDC-1").mkdir()
-    assert main(["score", "SDC-1", "--out", "SDC-1", "--check"]) == 0
+    assert plan_file(pathlib.Path("SDC-1")) == SETS / "SDC-1.toml"
+
+
+def test_a_set_that_is_not_there_is_answered_with_those_that_are(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["score", "SDC-61", "--out", "out"]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said == [f"SDC-61: no such file, and no frozen set; expected a plan, or one of {', '.join(FROZEN)}"]
+    assert main(["score", "a/SDC-1", "--out", "out"]) == 2
+    assert capsys.readouterr().err == "a/SDC-1: No such file or directory\n"
+    assert not any(tmp_path.iterdir())
 
 
 def test_the_leaderboard_is_what_its_program_makes(program):

@@ -93,6 +93,10 @@ def test_every_shipped_plan_is_one(repository):
     assert plans["lean"].audit == share_to_audit(2400, 0.95)
     one, other = (plans[f"transformer_{precision}"] for precision in ("float32", "bfloat16"))
     assert dataclasses.replace(one, workload=other.workload) == other
+    stages = repository / "injections" / "plans" / "stages"
+    products, gradient, update = (read_plan(stages / f"{name}.toml") for name in ("products", "gradient", "update"))
+    assert dataclasses.replace(gradient, sites=update.sites) == update
+    assert products.workload == gradient.workload and products.schedule == gradient.schedule
 
 
 def test_a_shipped_plan_is_checked_as_its_jobs_compute(repository, tmp_path):

@@ -53,7 +53,7 @@ def add(sub: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     _require_consistent(options)
     known = places(options)
-    file = _plan_file(options.plan)
+    file = plan_file(options.plan)
     if options.record is not None and file.parent != SETS:
         raise InputError(f"--record is of a frozen set alone: {', '.join(frozen_sets())}")
     plan, settings = read_settings(file, options.detector)
@@ -140,7 +140,17 @@ def _require_consistent(options: argparse.Namespace) -> None:
         raise InputError("--table goes neither with --json, which has its numbers, nor with --export-logs")
 
 
-def _plan_file(given: pathlib.Path) -> pathlib.Path:
-    """The file of a plan, or of a frozen set of this name."""
+def plan_file(given: pathlib.Path) -> pathlib.Path:
+    """The file of a plan, or of a frozen set of this name.
+
+    Raises:
+      InputError: a name alone, without a suffix, that is neither.
+    """
+    if given.is_file() or given.parent != pathlib.Path() or given.suffix:
+        return given
     shipped = SETS / f"{given}.toml"
-    return shipped if not given.is_file() and given.parent == pathlib.Path() and shipped.is_file() else given
+    if not shipped.is_file():
+        raise InputError(
+            f"no such file, and no frozen set; expected a plan, or one of {', '.join(frozen_sets())}", given
+        )
+    return shipped
