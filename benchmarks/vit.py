@@ -18,8 +18,8 @@ from fault_injection import Measure, Training
 from fault_injection.data.batches import Batches, steps_per_epoch
 from fault_injection.data.digits import load_digits
 
-PATCH, WIDTH, HEADS, BLOCKS = 4, 48, 4, 4
-BATCH, EPOCHS = 128, 30
+PATCH, WIDTH, HEADS, BLOCKS = 8, 48, 4, 4
+BATCH, EPOCHS = 128, 100
 
 
 class Block(nn.Module):
@@ -46,7 +46,7 @@ class ViT(nn.Module):
 
 
 model = ViT()
-optimizer = optax.adam(1e-3)
+optimizer = optax.adam(2e-3)
 digits = load_digits()
 held_out = {"image": digits.table[digits.test_images], "label": digits.test_labels}
 measure = Measure("accuracy", "higher", chance=digits.chance, tolerance=0.02, limits=(0.0, 1.0))
