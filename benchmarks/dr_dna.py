@@ -15,6 +15,7 @@ detectors' own.
 import argparse
 import dataclasses
 import math
+import os
 import pathlib
 import time
 from collections.abc import Iterator, Mapping
@@ -65,7 +66,7 @@ OPTIONS = {
     "transformer": ({}, 64, 6, 6),
     "vit": ({}, None, None, 20),
 }
-VIT = pathlib.Path(__file__).parent / "vit.py"
+VIT = os.path.relpath(pathlib.Path(__file__).parent / "vit.py")
 
 
 class Trial(NamedTuple):
