@@ -123,13 +123,20 @@ def detection_summary(watched: Watched, detector: str, recovery: str | None) -> 
 
 
 def sentences(found: Mapping[str, Any]) -> list[str]:
-    """A summary in words."""
+    """A summary in words.
+
+    >>> alarm = {"tensor": "rms/adam_steps/norm/scale", "value": 0.00154, "threshold": 0.00169}
+    >>> sentences({"detector": "rt_jump", "detected": True, "alarms": [alarm], "steps_from_fault_to_alarm": 0})
+    ['rt_jump: detected in the faulty step: rms/adam_steps/norm/scale is 0.00154, below its threshold 0.00169']
+    """
     if not found["detected"]:
         return [f"{found['detector']}: not detected"]
     first, after = found["alarms"][0], found["steps_from_fault_to_alarm"]
     when = "in the faulty step" if after == 0 else f"{after} step(s) after the fault"
-    what = f"is {first['value']:.4g}, its threshold {first['threshold']:.4g}"
-    if math.isnan(first["threshold"]):
+    value, threshold = first["value"], first["threshold"]
+    side = "below " if value < threshold else "above " if value > threshold else ""  # a jump may be one down
+    what = f"is {value:.4g}, {side}its threshold {threshold:.4g}"
+    if math.isnan(threshold):
         what = "differs from what it is compared with"
     told = [f"{found['detector']}: detected {when}: {first['tensor']} {what}"]
     if "after_recovery" in found:
