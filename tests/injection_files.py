@@ -144,10 +144,13 @@ NOTHING, COPIED = st.just(0), st.just(ALL_ONES)
 REPEATED = st.sampled_from([{}, {"every": 1}]) | st.builds(lambda n: {"every": n}, st.integers(2, 2**31 - 1))
 CHANCE = st.builds(lambda p: {"probability": p}, st.floats(0, 1, exclude_min=True, exclude_max=True))
 SCHEDULES = st.builds(
-    lambda when, steps, attempts: Schedule(**when, steps=steps if when else None, attempts=attempts),
+    lambda when, steps, attempts, device: Schedule(**when, steps=steps if when else None, attempts=attempts).of_device(
+        device
+    ),
     REPEATED | CHANCE,
     st.none() | st.integers(2, 2**31 - 1),
     st.none() | st.booleans(),
+    st.integers(0, 2**31 - 1),
 )
 
 

@@ -21,6 +21,7 @@ from command_line import said
 
 from fault_injection import instrument
 from fault_injection.faults.injection_file import format_injection, parse_injection
+from fault_injection.faults.number_formats import format_of
 from fault_injection.faults.profiles.profile import DefectProfile, Error
 from fault_injection.faults.profiles.reader import find_profile, parse_profile, shipped
 from fault_injection.faults.scaling import scale
@@ -348,6 +349,12 @@ def test_a_shipped_profile_says_whose_it_is_and_strikes_something(name):
         (f"{GOOD}[error]\nrelative = 0", "error.relative: 0; expected"),
         (f"{GOOD}[error]\nneighbour = 0", "error.neighbour: 0 positions on"),
         (f"{GOOD}[error]\nset = 1\nbits = ['sign']", "error.bits: belongs to values"),
+        (f"{GOOD}[error]\nxor = ['mantissa 1', 'mantissa 1']", "error.xor: 'mantissa 1' stands there twice"),
+        (f"{GOOD}[error]\nvalues = 'stuck'\nbits = ['sign', 'sign']", "error.bits: 'sign' stands there twice"),
+        (f"{GOOD}[error]\nset = {10**400}", "error.set: 1000"),
+        (f"{GOOD}[error]\nset = 1\n[elements]\nleast = {10**400}", "elements.least: 1000"),
+        (f"{GOOD}[error]\nset = 1\n[operations]\nformats = ['f4']", "operations.formats: 'f4'; expected"),
+        (f"{GOOD}[error]\nset = 1\n[time]\nschedule = 'probability 0.1 as device 3'", "leave out 'as device"),
     ],
 )
 def test_a_mistake_in_a_profile_gets_one_line(text, wrong):
@@ -388,6 +395,57 @@ def test_a_mistake_in_a_file_with_a_profile_gets_one_line(change, wrong):
     with pytest.raises(InputError, match=r"x\.csv") as error:
         parse_injection(FILE.replace(*change), "x.csv")
     assert wrong in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "number, dtype, why",
+    [
+        (1e30, "float32", None),
+        (1e30, "bfloat16", None),
+        (1e30, "float16", "the profile sets 1e+30; expected a float16, at most 65504 in size"),
+        (1e30, "float8_e4m3fn", "expected a float8_e4m3fn, at most 448 in size"),
+        (1e-60, "float32", "at least 1.4e-45 in size (or 0)"),
+        (math.inf, "float8_e4m3fn", "has no infinities"),
+        (math.nan, "float8_e4m3fn", None),
+        (math.nan, "float4_e2m1fn", "a float4_e2m1fn has no NaN"),
+        (0.0, "float8_e5m2fnuz", "has its NaN in place of -0"),
+        (0.0, "float8_e8m0fnu", "has no sign"),
+    ],
+)
+def test_what_a_format_does_not_hold_is_not_set(number, dtype, why):
+    site = Site("a", "a", "forward", dict.fromkeys(Operand, TensorSpec((8,), np.dtype(dtype))))
+    found = profile_of(Error(set=number)).refuses(site, find_workload(OWN))
+    assert found is None if why is None else why in found
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e4m3fn", "float8_e5m2", "bfloat16"])
+def test_what_is_drawn_as_finite_is_finite(dtype):
+    drawn = format_of(dtype).finite(np.random.default_rng(0), (20_000,))
+    assert np.isfinite(format_of(dtype).values(drawn).astype(float)).all()
+
+
+@pytest.mark.parametrize("stage", ["state", "gradient", "update"])
+def test_a_profile_does_not_strike_leaves_and_says_so(stage):
+    text = f"workload = 'resnet18'\n[faults]\nexperiments = 8\nprofile = 'sdc_all'\nstages = ['{stage}']\n"
+    with pytest.raises(InputError, match=r"strikes none of the .* and this is none"):
+        parse_plan(text + "schedule = 'once'\n[run]\nexit = 'exact'\n")
+
+
+def test_each_experiment_of_a_plan_has_a_chance_of_its_own_and_its_file_says_so():
+    """Of one schedule for all experiments no interval would cover."""
+    rows = "experiments = 6\nprofile = 'sdc_band'\nschedule = 'probability 0.3'\n[run]\nexit = 'exact'\n"
+    plan = parse_plan(f"workload = '{OWN}'\n[faults]\n{rows}")
+    found = []
+    for number in range(6):
+        choice = choose(plan, draw_experiment(plan, number))
+        injection = choice.injection(plan)
+        assert parse_injection(format_injection(injection)) == injection
+        strike = choice.strike(plan.schedule)
+        assert strike.schedule == injection.schedule
+        found.append(tuple(strike.schedule.times(200, seed=1)))
+    assert len({*found}) == 6
+    with pytest.raises(InputError, match="each experiment is a device of its own"):
+        parse_plan(f"workload = '{OWN}'\n[faults]\n{rows.replace('0.3', '0.3 as device 2')}")
 
 
 def test_an_operation_that_a_profile_does_not_strike_is_refused():
@@ -439,6 +497,22 @@ def test_that_nothing_was_struck_is_said_with_the_verdict(place, capsys):
     assert code == 0 and "nothing was struck" not in out
     told = json.loads((place / "band" / "provenance.json").read_text())["struck"]
     assert told["elements"] > 1 and told["profile"]["below"] == 1.0
+
+
+def test_what_was_struck_stands_at_the_step_that_struck_it(place, capsys):
+    """Of a fault that lasts the first step struck may be a later one than the first that it names."""
+    rare = place / "rare.toml"
+    rare.write_text(f"{GOOD}[error]\nset = 0.5\n[elements]\nshare = 0.0003\n[time]\nschedule = 'permanent'\n")
+    (place / "rare.csv").write_text(FILE.replace("sdc_band", str(rare)))
+    out, cache = place / "rare", str(place / "cache")
+    assert said(capsys, "replay", place / "rare.csv", "--out", out, "--cache", cache)[0] == 0
+    known = json.loads((out / "provenance.json").read_text())
+    at = known["struck"]["epoch"], known["struck"]["step"]
+    assert at > (1, 2) and known["struck"]["elements"] > 0
+    assert f"nothing was struck before epoch {at[0]}, step {at[1]}; there" in known["fault"]
+    lines = (out / "replay_rare.txt").read_text().splitlines()
+    (place_of,) = [number for number, line in enumerate(lines) if line.startswith("Position is")]
+    assert lines[place_of + 1].startswith(f"Epoch: {at[0]}/3, step: {at[1]}/")
 
 
 def test_a_campaign_says_how_often_nothing_was_struck_and_its_experiments_are_files(place, capsys):

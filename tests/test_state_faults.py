@@ -141,6 +141,9 @@ def test_an_intermittent_fault_strikes_about_as_often_as_it_says():
     found = [Schedule(probability=0.2).strikes(after, seed=1) for after in range(1, 10_001)]
     assert abs(np.mean(found) - 0.2) < 4 * (0.2 * 0.8 / 10_000) ** 0.5
     assert found != [Schedule(probability=0.2).strikes(after, seed=2) for after in range(1, 10_001)]
+    other = [Schedule(probability=0.2, device=3).strikes(after, seed=1) for after in range(1, 10_001)]
+    both = np.mean(np.array(found) & other)  # each device has a chance of its own
+    assert abs(both - 0.04) < 4 * (0.04 * 0.96 / 10_000) ** 0.5
 
 
 # ---- Replays ------------------------------------------------------------------------------

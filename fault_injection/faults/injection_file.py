@@ -103,7 +103,7 @@ def _faults(rows: Rows, published: Workload) -> list[Injection]:
     if "target_layer" in rows:
         layer = rows.one("target_layer", ANY_NAME)
         site = _find_site(setup, layer, None)
-        if (why := profile.refuses(site, setup.workload.kind(site))) is not None:
+        if (why := profile.refuses(site, setup.workload)) is not None:
             raise rows.wrong("target_layer", f"the profile {name} does not strike {layer}: {why}")
         sites = {layer: site}
     else:
@@ -114,7 +114,7 @@ def _faults(rows: Rows, published: Workload) -> list[Injection]:
                 f"expected 1 to {MOST_OPERATIONS}; name one in a row 'target_layer,…', or let the profile say fewer"
             )
             raise rows.wrong("profile", f"{what}; {expected}")
-    horizon, nonfinite, schedule = _of_the_run(rows, profile.schedule)
+    horizon, nonfinite, schedule = _of_the_run(rows, profile.schedule.of_device(number))
     return [
         Injection(
             *(setup.workload, _stage_of(site), "", worker, layer, epoch, step, ()),
@@ -342,7 +342,7 @@ def format_injection(injection: Injection) -> str:
 
 def _unsaid(injection: Injection) -> Schedule:
     """The schedule of a fault whose file does not say one."""
-    return ONCE if injection.profile is None else injection.profile.schedule
+    return ONCE if injection.profile is None else injection.profile.schedule.of_device(injection.draw)
 
 
 def _rows_of(injection: Injection) -> list[list[object]]:

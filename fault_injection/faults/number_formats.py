@@ -77,6 +77,9 @@ class Format:
         below: Any = functools.partial(rng.integers, size=count, dtype=self.mask)
         if not self.exponent:
             return below(1 << self.width)
+        if self.name.endswith("fnuz"):  # what would be -0 alone is a NaN
+            drawn = below((1 << self.width) - 1)
+            return drawn + (drawn >= 1 << (self.width - 1)).astype(self.mask)
         sign = below(2) << (self.width - 1)
         if not self.infinite:  # all ones alone is a NaN
             return sign | below((1 << (self.width - 1)) - 1)

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections.abc import Iterator
+from typing import Self
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class Schedule:
       steps: how many steps it lasts, its first one included; None lasts to the end of the training.
       attempts: whether a step that is executed again is struck again; None asks whether the fault is still there: one
         that strikes at every step is.
+      device: tells faults apart that strike with the same probability: each has its own chance.
 
     >>> [after for after in range(7) if Schedule(every=3).strikes(after, seed=0)]
     [0, 3, 6]
@@ -34,6 +36,15 @@ class Schedule:
     probability: float = 0.0
     steps: int | None = None
     attempts: bool | None = None
+    device: int = 0
+
+    def of_device(self, number: int) -> Self:
+        """The schedule of one fault of many: where chance decides, the fault has its own.
+
+        >>> str(Schedule(probability=0.5).of_device(7)), str(Schedule(every=1).of_device(7))
+        ('probability 0.5 as device 7', 'permanent')
+        """
+        return dataclasses.replace(self, device=number) if self.probability else self
 
     @property
     def single(self) -> bool:
@@ -46,13 +57,14 @@ class Schedule:
         return self.every == 1 if self.attempts is None else self.attempts
 
     def strikes(self, after: int, seed: int) -> bool:
-        """Whether it strikes `after` steps after its first strike; chance is addressed by seed and step."""
+        """Whether it strikes `after` steps after its first strike; chance is addressed by seed, step and device."""
         if after == 0:
             return True
         if self.steps is not None and after >= self.steps:
             return False
         if self.probability:
-            return bool(np.random.default_rng([seed, after]).random() < self.probability)
+            address = [seed, after, *([self.device] if self.device else [])]
+            return bool(np.random.default_rng(address).random() < self.probability)
         return self.every > 0 and after % self.every == 0
 
     def times(self, steps: int, seed: int) -> Iterator[int]:
@@ -81,7 +93,8 @@ class Schedule:
         limited = self.steps is not None and not kind.startswith("steps")
         length = f" for {self.steps} steps" if limited else ""
         attempt = "" if self.attempts is None else f" at {'every' if self.attempts else 'first'} attempt"
-        return kind + length + attempt
+        device = f" as device {self.device}" if self.device else ""
+        return kind + length + attempt + device
 
     def sentence(self) -> str:
         """What it does after its first step, to end a sentence with; empty where nothing is to be said.
@@ -106,13 +119,15 @@ class Schedule:
 
 WRITTEN = re.compile(
     r"(?:(?P<word>once|permanent)|every (?P<every>\S+)|probability (?P<probability>\S+)|steps (?P<burst>\S+))"
-    r"(?: for (?P<steps>\S+) steps)?(?: at (?P<attempt>every|first) attempt)?"
+    r"(?: for (?P<steps>\S+) steps)?(?: at (?P<attempt>every|first) attempt)?(?: as device (?P<device>\S+))?"
 )
 
 
 def _parse(text: str) -> Schedule:
     found = WRITTEN.fullmatch(text)
     if found is None or (found["steps"] and (found["word"] or found["burst"])):  # `steps 5` says it in one word
+        raise ValueError
+    if found["device"] and not found["probability"]:  # nothing else is left to chance
         raise ValueError
     every = 1 if found["word"] == "permanent" or found["burst"] else whole(1).parse(found["every"] or "1")
     length = found["steps"] or found["burst"]
@@ -121,12 +136,14 @@ def _parse(text: str) -> Schedule:
         probability=number(lambda p: 0 < p < 1, "").parse(found["probability"]) if found["probability"] else 0.0,
         steps=whole(AT_LEAST).parse(length) if length else None,
         attempts=found["attempt"] == "every" if found["attempt"] else None,
+        device=whole(1).parse(found["device"]) if found["device"] else 0,
     )
 
 
 def _expected(text: str) -> str:
     kinds = "once, permanent, steps N (from 2), every N (steps), or probability P (from 0 to 1, per step)"
-    return f"{kinds}; these two may go on with 'for N steps', and all with 'at every attempt' or 'at first attempt'"
+    more = "these two may go on with 'for N steps', all with 'at every attempt' or 'at first attempt', and the last"
+    return f"{kinds}; {more} with 'as device N'"
 
 
 ONCE = Schedule()

@@ -33,7 +33,7 @@ def translate(injection: Injection, precision: str) -> Injection:
         return injection.changed(lambda one: translate(one, precision))
     moved = dataclasses.replace(injection, workload=injection.workload.changed(precision=precision))
     if injection.profile is not None:
-        if (why := injection.profile.refuses(moved.site, moved.workload.kind(moved.site))) is not None:
+        if (why := injection.profile.refuses(moved.site, moved.workload)) is not None:
             raise InputError(f"the profile {injection.profile.name} does not strike it: {why}")
         return moved
     old, new = (format_of(each.tensor.dtype) for each in (injection, moved))

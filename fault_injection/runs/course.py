@@ -38,7 +38,7 @@ class Course:
       golden_after: the golden state after a step from `at` on.
       noise: spread over the golden run's twins, see `verdict_of`.
       recorder: has recorded the steps before the first one to be taken.
-      struck: what each fault did, where steps that they name have been taken already.
+      struck, struck_at: what each fault did and when, where steps that they name have been taken already.
       masked_ends: whether it ends where its state is the golden one again.
     """
 
@@ -53,6 +53,7 @@ class Course:
         noise: Callable[[int], Noise | None],
         recorder: Recorder,
         struck: Sequence[Struck | None] = (),
+        struck_at: Sequence[Address | None] = (),
         masked_ends: bool = True,
     ):
         workload, self._program = golden.workload, golden.program
@@ -65,7 +66,7 @@ class Course:
             at: tuple(fault for fault, number in zip(self.faults[at], steps[at], strict=True) if number in again[at])
             for at in steps
         }
-        self.recorder, self.witness = recorder, Witness(strikes, steps, again, struck)
+        self.recorder, self.witness = recorder, Witness(strikes, steps, again, struck, struck_at)
         self.nonfinite = FirstNonFinite(self.since, nonfinite)
         last_strike = self.since(max(self.faults))
         self.masked = ExactlyMasked(self.since, record, golden_after, masked_ends, last_strike)

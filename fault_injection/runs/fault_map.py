@@ -14,6 +14,7 @@ import numpy as np
 
 from ..faults.injection import Injection
 from ..machine.errors import Untrustworthy
+from ..models.fault import each_of
 from ..models.observe.reductions import WHOLE, WHOLE_RESULTS
 from ..models.site import Site
 from ..seam.leaves import Role, State
@@ -31,7 +32,7 @@ from .noise import noise_floor
 from .progress import Progress
 from .records import Recorder, Run, rows_of
 from .replay_run import complete_golden, recorded_beside
-from .steps import Address, addresses, horizon_or_end, numbered
+from .steps import Address, Observer, addresses, horizon_or_end, numbered
 from .strikes import Strike, strikes_of, struck_steps
 
 FORWARD, LOSS, BACKWARD, GRADIENT = "forward", "loss", "backward", "gradient"  # kinds of rows before the state's
@@ -181,8 +182,8 @@ def mapped(injection: Injection, golden: Golden, telling: Program, steps: int, t
                 recorder=Recorder(Run(at.epoch, (), 0), rows_of(record(at.epoch), at.step)),
             )
 
-        alone, again = course(golden), functools.partial(jax.tree.map, jnp.copy)
-        ended = alone.take(again(before), at, last, before=[progress]).ended
+        alone, again, hits = course(golden), functools.partial(jax.tree.map, jnp.copy), _Hits()
+        ended = alone.take(again(before), at, last, before=[progress, hits]).ended
         progress.compiling("the step that tells what a map shows")
         inactive = next((one.inactive() for one in strikes if one.site.stage not in BESIDE), None)
         repeats = Repeats(golden)
@@ -202,11 +203,11 @@ def mapped(injection: Injection, golden: Golden, telling: Program, steps: int, t
             floor = beside()
             taken = [one.at for one in lockstep.compared]
             follow(floor.program, program.place(nudge(program, fetched(before))), taken, observers=[progress])
-    found = _made(injection, lockstep.compared, telling, strikes)
+    found = _made(injection, lockstep.compared, telling, strikes, hits)
     return dataclasses.replace(
         found,
         ended="" if ended is None else ENDS[ended],
-        twin=None if floor is None else _made(injection, floor.compared, telling, strikes).rms,
+        twin=None if floor is None else _made(injection, floor.compared, telling, strikes, hits).rms,
     )
 
 
@@ -229,8 +230,22 @@ def _check_same(alone: Course, together: Course) -> None:
         )
 
 
+class _Hits(Observer):
+    """Which faults of each step struck something: not one in a branch not taken, nor a rule that nothing fits."""
+
+    def __init__(self) -> None:
+        self.of: dict[Address, tuple[bool, ...]] = {}
+
+    def after_step(self, at: Address, state: State, report: StepReport) -> None:
+        self.of[at] = tuple(int(one.hits) > 0 for one in each_of(report.struck))
+
+
 def _made(
-    injection: Injection, compared: list[StepDifferences], program: Program, strikes: tuple[Strike, ...]
+    injection: Injection,
+    compared: list[StepDifferences],
+    program: Program,
+    strikes: tuple[Strike, ...],
+    hits: _Hits,
 ) -> FaultMap:
     """The map of what was compared."""
     w, steps = injection.workload, tuple(one.at for one in compared)
@@ -242,9 +257,10 @@ def _made(
 
     struck: dict[str, tuple[int, ...]] = {}
     for at, numbers in struck_steps(strikes, w.epochs, program.steps_per_epoch, w.seed).items():
-        for number in numbers if at in steps else ():
-            name = strikes[number].site.name
-            struck[name] = (*struck.get(name, ()), steps.index(at))
+        for number, hit in zip(numbers, hits.of[at], strict=True) if at in steps else ():
+            if hit:
+                name = strikes[number].site.name
+                struck[name] = (*struck.get(name, ()), steps.index(at))
     unread = sorted(set(program_sites(injection)) - compared[0].differences.keys())
     left_out = [*told_by(program)[1], *_kept(program)]
     if unread:

@@ -70,7 +70,8 @@ class Lockstep:
 
     def _both(self, state: State, batch: Batch, at: Address, fault: Faults) -> tuple[State, StepReport]:
         """The faulty step and its report, without what was only told to be compared."""
-        calm = as_one(tuple(inactive_fault(len(one.index), mask=one.keep.dtype) for one in each_of(fault)))
+        kinds = ((len(one.index), None, one.keep.dtype, one.rule is not None) for one in each_of(fault))
+        calm = as_one(tuple(inactive_fault(*kind) for kind in kinds))  # which the same executable takes
         self._state, clean = self._telling(self._state, batch, *at, calm)
         new, told = self._telling(state, batch, *at, fault)
         ours, theirs = self._tensors(self._state, clean), self._tensors(new, told)

@@ -19,6 +19,7 @@ from ..models.bits import width_of
 from ..models.fault import Struck
 from .records import run_columns
 from .replay_run import Replay
+from .steps import Address
 from .witness import left_out
 
 WATCHED_STEPS = 2  # a latent bad outcome shows within two steps of the fault (docs/science.md, Outcomes)
@@ -86,7 +87,7 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
     """Where the results of a replay come from: the fault, what it did, the machine, the command."""
     injection, golden = replay.injection, replay.source
     known = golden.determined_by["arithmetic"]
-    struck = [*map(_struck, injection.every, replay.struck_each)]
+    struck = [*map(_struck, injection.every, replay.struck_each, replay.struck_at)]
     return {
         "fault": " ".join(describe_faults(replay)),
         "command": shlex.join(command) if command else None,
@@ -103,13 +104,15 @@ def provenance(replay: Replay, command: Sequence[str] | None = None) -> dict[str
     }
 
 
-def _struck(injection: Injection, struck: Struck | None) -> dict[str, Any] | None:
-    """What one fault did; None where its run had ended before."""
-    if struck is None:
+def _struck(injection: Injection, struck: Struck | None, at: Address | None) -> dict[str, Any] | None:
+    """What one fault did, and when; None where its run had ended before."""
+    if struck is None or at is None:
         return None
     old, new = (struck_values(injection, bits) for bits in (struck.old, struck.new))
     digits = digits_of(old.dtype)
     return {
+        "epoch": at.epoch,
+        "step": at.step,
         "elements": _struck_elements(injection, struck),
         **({} if injection.profile is None else {"profile": injection.profile.as_json()}),
         "elements_changed": int(struck.operand_changed),
@@ -141,11 +144,15 @@ def struck_positions(injection: Injection, struck: Struck) -> list[Position]:
 
 def describe_faults(replay: Replay) -> list[str]:
     """Each fault in one English sentence, and what it did."""
-    return [*map(describe_fault, replay.injection.every, replay.struck_each)]
+    return [*map(describe_fault, replay.injection.every, replay.struck_each, replay.struck_at)]
 
 
-def describe_fault(injection: Injection, struck: Struck | None) -> str:
-    """A fault in one English sentence, with the first element's old and new value and the bits that differ."""
+def describe_fault(injection: Injection, struck: Struck | None, at: Address | None = None) -> str:
+    """A fault in one English sentence, with the first element's old and new value and the bits that differ.
+
+    Args:
+      at: the step that tells of it, where it may be another than the one from which the fault strikes.
+    """
     if struck is None:
         return f"{injection.sentence().removesuffix('.')}: the run had ended before, so nothing was struck."
     if left_out(injection.site, struck):
@@ -162,6 +169,8 @@ def describe_fault(injection: Injection, struck: Struck | None) -> str:
         first = f"{count} element(s) struck, {changed} of them changed; the first, {format_position(where)}, "
     result = f"; {int(struck.output_changed)} element(s) of the operation's result changed"
     result = "" if injection.of_leaf else result
+    if at not in (None, (injection.epoch, injection.step)):
+        first = f"nothing was struck before epoch {at.epoch}, step {at.step}; there {first}"
     return f"{injection.sentence().removesuffix('.')}: {first}{values}{result}."
 
 
@@ -176,16 +185,16 @@ def published_log(replay: Replay) -> str:
     injection, run, golden = replay.injection, replay.faulty, replay.source
     epochs, metric = injection.workload.epochs, golden.program.measure().name
     checkpoint = golden.store.checkpoint_path(injection.epoch).relative_to(golden.folder.parent)
-    each = [*zip(injection.every, replay.struck_each, strict=True)]
+    each = [*zip(injection.every, replay.struck_each, replay.struck_at, strict=True)]
     lines = [
-        *(f"Inject to {place}: {at}" for one, _ in each for place, at in (("epoch", one.epoch), ("step", one.step))),
+        *(f"Inject to {place}: {at}" for one, *_ in each for place, at in (("epoch", one.epoch), ("step", one.step))),
         f"Load weights from {checkpoint}",
     ]
     for i, record in enumerate(run.epochs):
         epoch = run.first + i
         for step, loss, value in zip(record["step"], record["loss"], record["metric"], strict=True):
-            for one, struck in each:
-                if (epoch, step) == (one.epoch, one.step) and struck is not None:
+            for one, struck, at in each:
+                if (epoch, step) == at and struck is not None:
                     lines += _struck_lines(one, struck)
             place = f"Epoch: {epoch}/{epochs}, step: {step}/{injection.steps_per_epoch}"
             lines.append(", ".join([place, *_figures({"loss": loss, metric: value})]))

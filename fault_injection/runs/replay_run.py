@@ -33,6 +33,7 @@ from .run_store import RunStore
 from .steps import Address, Observer, addresses, horizon_or_end, numbered
 from .strikes import controls, strikes_of, struck_steps
 from .unfinished import Keeper, Unfinished, read_unfinished
+from .witness import Witness
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +49,7 @@ class Replay:
       faulty: the run with the fault, from the start of the fault's epoch.
       struck_each: what each fault did, as the first step that it struck reported it; None of one that the run had
         ended before.
+      struck_at: that step of each.
       seconds: that it took, the golden run included where it had to be made.
     """
 
@@ -57,6 +59,7 @@ class Replay:
     golden: Run
     faulty: Run
     struck_each: tuple[Struck | None, ...]
+    struck_at: tuple[Address | None, ...]
     seconds: float
 
     @property
@@ -108,9 +111,10 @@ def replay(
     store = dataclasses.replace(golden.store, folder=golden.folder.parent.parent / "replays" / key)
     _made(golden, last)  # a damaged record is named before anything is computed
     with store.alone():
-        outcome, faulty, struck = _faulty_run(injection, golden, store, watching, keep, undo)
+        outcome, faulty, witness = _faulty_run(injection, golden, store, watching, keep, undo)
+        struck, at = tuple(witness.struck), tuple(witness.at)
         seconds = time.monotonic() - begun
-        result = Replay(injection, golden, outcome, _made(golden, last), faulty, struck, seconds)
+        result = Replay(injection, golden, outcome, _made(golden, last), faulty, struck, at, seconds)
         finish(result)
         from_leader(lambda: shutil.rmtree(store.folder, ignore_errors=True))
     return result
@@ -123,8 +127,8 @@ def _faulty_run(
     watching: Sequence[Observer],
     keep: int,
     undo: Callable[[State, StepReport], State] | None,
-) -> tuple[Outcome, Run, tuple[Struck | None, ...]]:
-    """The run with the fault: its verdict, its record, and what each fault did."""
+) -> tuple[Outcome, Run, Witness]:
+    """The run with the fault: its verdict, its record, and who saw what each fault did."""
     program, struck_at, last = golden.program, Address(injection.epoch, injection.step), last_step(injection)
     steps_per_epoch = program.steps_per_epoch
     steps = numbered(last, steps_per_epoch) - numbered(Address(injection.epoch, 0), steps_per_epoch) + 1
@@ -148,6 +152,7 @@ def _faulty_run(
             noise=lambda window: noise_floor(golden, injection.workload.epochs, window),
             recorder=start.recorder,
             struck=kept.struck if kept else (),
+            struck_at=kept.at if kept else (),
         )
         keeper = [] if watching else [Keeper(store, course.recorder, course.witness)]
         course.take(start.state, start.at, last, watching, before=[progress], after=keeper, keep=keep, undo=undo)
@@ -156,7 +161,7 @@ def _faulty_run(
         faulty = _continued(faulty, _made(golden, last), last, steps_per_epoch)
 
     # 3. The verdict.
-    return course.verdict(finished=last == course.end, run=faulty), faulty, tuple(course.witness.struck)
+    return course.verdict(finished=last == course.end, run=faulty), faulty, course.witness
 
 
 class _From(NamedTuple):

@@ -24,18 +24,27 @@ class Witness(Observer):
     Attributes:
       struck: what each fault did at the first step that ran its operation; as long as none has, at the first that it
         names; None before that one.
+      at: that step of each fault.
 
     Args:
       strikes: the faults of the run.
       steps: the numbers of those that strike at each step.
       again: the same of a step that is taken again.
-      struck: what they did, where steps that they name have been taken already.
+      struck, at: what they did and when, where steps that they name have been taken already.
     """
 
-    def __init__(self, strikes: Sequence[Strike], steps: Numbers, again: Numbers, struck: Sequence[Struck | None] = ()):
+    def __init__(
+        self,
+        strikes: Sequence[Strike],
+        steps: Numbers,
+        again: Numbers,
+        struck: Sequence[Struck | None] = (),
+        at: Sequence[Address | None] = (),
+    ):
         self._strikes, self._steps, self._again = strikes, steps, again
         self._taken: set[Address] = set()
         self.struck = list(struck) or [None] * len(strikes)
+        self.at = list(at) or [None] * len(strikes)
 
     @property
     def nothing(self) -> bool:
@@ -47,7 +56,8 @@ class Witness(Observer):
         """Why nothing was struck, where nothing was."""
         if all(strike.fault.rule is None for strike in self._strikes):
             return "the operation was left out of every step taken that the fault names"
-        return "no element fitted the profile in any step taken that the fault names"
+        left = " or it was left out" if any(strike.site.conditional for strike in self._strikes) else ""
+        return f"no element fitted the profile in any step taken that the fault names{left}"
 
     def _nothing_of(self, number: int) -> bool:
         struck = self.struck[number]
@@ -64,8 +74,8 @@ class Witness(Observer):
             self._taken.add(at)
             strike = self._strikes[number]
             struck = check_struck(strike.site.name, strike.fault, found, left_out(strike.site, found))
-            if self._nothing_of(number):
-                self.struck[number] = struck
+            if self.struck[number] is None or (self._nothing_of(number) and not left_out(strike.site, struck)):
+                self.struck[number], self.at[number] = struck, at
 
 
 def left_out(site: Site, struck: Struck | None) -> bool:

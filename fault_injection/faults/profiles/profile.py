@@ -7,6 +7,7 @@ in the step, by the values of the operand.  The words of its rule are `models.ru
 import dataclasses
 import fnmatch
 import math
+import pathlib
 import zlib
 from collections.abc import Mapping
 
@@ -107,18 +108,18 @@ class DefectProfile:
     growing: int = 1
     worker: int | None = None
 
-    def refuses(self, site: Site, kind: str) -> str | None:
-        """Why the device does not err in an operation; None where it does.
-
-        Args:
-          kind: of the site, see `Workload.kind`.
-        """
+    def refuses(self, site: Site, workload: Workload) -> str | None:
+        """Why the device does not err in an operation of a workload; None where it does."""
         if site.stage not in PASSES:
             return "a profile strikes operations, and this is none"
-        if any(not format_of(one.dtype).exponent for one in site.operands.values()):
-            return "it reads whole numbers, and a profile strikes products of floating-point numbers"
+        for one in site.operands.values():
+            if not format_of(one.dtype).exponent:
+                return "it reads whole numbers, and a profile strikes products of floating-point numbers"
+            if (why := _without_order(format_of(one.dtype))) is not None:
+                return why
         if site.stage not in self.passes:
             return f"it is of the {site.stage} pass, and the profile of the {' and '.join(self.passes)} pass"
+        kind = workload.kind(site)
         if not any(fnmatch.fnmatchcase(kind, pattern) for pattern in self.kinds):
             return f"its kind is {kind!r}, and the profile's are {', '.join(self.kinds)}"
         dtype = np.dtype(site.operands[self.operand].dtype)
@@ -132,13 +133,24 @@ class DefectProfile:
                 return f"a {format.name} has no bit {role!r}, which the profile names"
         if self.error.mask >> format.width:
             return f"the profile's mask {self.error.mask:x} has more than the {format.width} bits of a {format.name}"
-        if math.isinf(self.error.set or 0.0) and not format.infinite:
-            return f"a {format.name} has no infinities, and the profile sets one"
-        return None
+        return self._beyond(format)
+
+    def _beyond(self, format: Format) -> str | None:
+        """Why an element of a format cannot become what the profile sets; None where it can."""
+        number = self.error.set
+        if number is None:
+            return None
+        if math.isinf(number):
+            return None if format.infinite else f"a {format.name} has no infinities, and the profile sets one"
+        if math.isnan(number):
+            known = math.isnan(format.values(format.bits([number]))[0])
+            return None if known else f"a {format.name} has no NaN, and the profile sets one"
+        expected = format.beyond(number, number == 0)
+        return None if expected is None else f"the profile sets {number:g}; expected {expected}"
 
     def matching(self, workload: Workload) -> dict[str, Site]:
         """The operations of a workload in which the device errs."""
-        return {name: site for name, site in workload.sites().items() if not self.refuses(site, workload.kind(site))}
+        return {name: site for name, site in workload.sites().items() if not self.refuses(site, workload)}
 
     def chosen(self, workload: Workload, draw: int) -> dict[str, Site]:
         """The share `operations` of the matching ones, at least one if any matches; all of them for 1."""
@@ -152,7 +164,8 @@ class DefectProfile:
         return {name: sites[name] for name in kept}
 
     def _address(self, draw: int) -> tuple[int, int]:
-        return zlib.crc32(self.name.encode()), draw
+        """Of what is drawn: a file draws alike from wherever it is read."""
+        return zlib.crc32(pathlib.PurePath(self.name).name.removesuffix(".toml").encode()), draw
 
     def rule(self, site: Site, draw: int) -> np.ndarray:
         """The words of its rule at an operation.
@@ -203,7 +216,9 @@ class DefectProfile:
         if error.relative:
             wide = np.float64 if format.width > 32 else np.float32
             factor = int(host_words(np.array(1 + error.relative, wide)))
-        mask = error.mask | sum(1 << (format.bit(role) or 0) for role in error.xor)
+        mask = error.mask
+        for role in error.xor:
+            mask |= 1 << (format.bit(role) or 0)
         return NewBits.inverted(first, format.mask(mask)), factor
 
     def _band(self, format: Format) -> tuple[int, int]:
@@ -233,6 +248,19 @@ class DefectProfile:
         number = self.error.set
         known["error"]["set"] = None if number is None else repr(number)  # JSON has no infinity
         return known | {"operand": self.operand.name.lower(), "schedule": str(self.schedule)}
+
+
+def _without_order(format: Format) -> str | None:
+    """Why the magnitudes of a format are no order in which a NaN is the largest; None where they are.
+
+    >>> _without_order(format_of("bfloat16")), _without_order(format_of("float8_e4m3fnuz"))
+    (None, 'a float8_e4m3fnuz has its NaN in place of -0, and no band holds it')
+    """
+    if float(ml_dtypes.finfo(format.name).min) >= 0:
+        return f"a {format.name} has no sign, and a profile strikes numbers that have one"
+    if math.isnan(format.values([1 << (format.width - 1)])[0]):
+        return f"a {format.name} has its NaN in place of -0, and no band holds it"
+    return None
 
 
 def _at_least(number: float, format: Format) -> int:

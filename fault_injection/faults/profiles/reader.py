@@ -148,6 +148,8 @@ class _Reader:
         roles = {key: self._names("error", key, ()) for key in ("xor", "bits")}
         for key, names in roles.items():
             for role in names:
+                if names.count(role) > 1:
+                    raise self.wrong(f"error.{key}", f"{role[:SHOWN]!r} stands there twice")
                 if format_of("float64").bit(role) is None:
                     what = "expected roles of bits: sign, exponent 1 (the highest), exponent 2, …, mantissa 1, …"
                     raise self.wrong(f"error.{key}", f"{role[:SHOWN]!r}; {what}")
@@ -182,9 +184,12 @@ class _Reader:
     def _schedule(self) -> Any:
         text = self.tables["time"].get("schedule", str(ONCE))
         try:
-            return SCHEDULE.parse(text)
+            found = SCHEDULE.parse(text)
         except (ValueError, TypeError):
             raise self.wrong("time.schedule", SCHEDULE.wrong(str(text))) from None
+        if found.device:
+            raise self.wrong("time.schedule", f"{found}; a file says which device it is: leave out 'as device …'")
+        return found
 
     def _share(self, table: str, of: Mapping[str, Any]) -> float:
         found = self._number(table, "share", 1.0, 0, 1)
@@ -195,9 +200,13 @@ class _Reader:
     def _number(self, table: str, key: str, default: Any, low: float, high: float, nan: bool = False) -> float:
         value = self.tables[table].get(key, default)
         inside = type(value) in (int, float) and (low <= value <= high or (nan and value != value))
+        try:
+            found = float(value) if inside else math.nan
+        except OverflowError:  # a whole number that no float64 holds
+            inside = False
         if not inside:
             raise self.wrong(f"{table}.{key}", f"{value!r:.60}; expected a number from {low:g} to {high:g}")
-        return float(value)
+        return found
 
     def _whole(self, table: str, key: str, default: int, low: int, high: int) -> int:
         value = self.tables[table].get(key, default)
@@ -232,7 +241,7 @@ class _Reader:
 
     def _format(self, name: str) -> None:
         try:
-            floating = bool(format_of(name).exponent)
+            floating = bool(format_of(name).exponent) and format_of(name).name == name
         except (TypeError, ValueError):
             floating = False
         if not floating:

@@ -22,7 +22,6 @@ from ...runs.noise import noise_floor
 from ...runs.outcome import MASKED, UNDECIDED, Outcome
 from ...runs.records import Recorder, Run, rows_of
 from ...runs.steps import Address, Observer, addresses, numbered
-from ...runs.strikes import Strike
 from ...runs.twin_distance import limits_of, twin_distances
 from ...seam.checkpoint_faults import elements_of
 from ...seam.leaves import State
@@ -122,7 +121,7 @@ class Laboratory:
         at, before = choice.at, rows_of(self.record(begin.epoch), begin.step)  # those of the golden run
         return Course(
             self.golden,
-            [Strike(one.site, one.fault, one.at, self.plan.schedule) for one in (choice, *others)],
+            [one.strike(self.plan.schedule) for one in (choice, *others)],
             self.plan.nonfinite,
             record=self.record,
             golden_after=functools.partial(self.golden_after, at),

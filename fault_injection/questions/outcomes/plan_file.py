@@ -197,7 +197,7 @@ def _profiles(
             profile = find_profile(name)
         except InputError as error:
             raise read.wrong("faults.profile", str(error)) from None
-        refused = {at: profile.refuses(site, workload.kind(site)) for at, site in sites.items()}
+        refused = {at: profile.refuses(site, workload) for at, site in sites.items()}
         if all(refused.values()):
             at, why = next(iter(refused.items()))
             raise read.wrong("faults.profile", f"{name} strikes none of the {len(sites)} sites: of {at}, {why}")
@@ -236,6 +236,8 @@ def _schedule(faults: Mapping[str, Any], exit: str, unsaid: Schedule, read: Read
         found = SCHEDULE.parse(as_text(text))
     except ValueError:
         raise read.wrong("faults.schedule", SCHEDULE.wrong(as_text(text))) from None
+    if found.device:
+        raise read.wrong("faults.schedule", f"{found}; each experiment is a device of its own: leave out 'as device …'")
     if not found.single and exit == "conditions":
         what = "early verdicts hold for faults that strike once; expected run.exit = 'exact' or 'full'"
         raise read.wrong("faults.schedule", f"{found} does not go with the exit mode 'conditions': {what}")

@@ -11,11 +11,13 @@ import numpy as np
 
 from ...faults.injection import ALL, Injection
 from ...faults.number_formats import format_of
+from ...faults.schedule import Schedule
 from ...machine.errors import InputError
 from ...models.bits import NewBits
 from ...models.fault import Fault, Operand
 from ...models.site import Site, make_fault, ruled_fault
 from ...runs.steps import Address
+from ...runs.strikes import Strike
 from ...seam.stages import CHECKPOINT
 from .plan import Model, Plan
 from .strata import divided
@@ -149,6 +151,10 @@ class Choice:
             return ruled_fault(self.site, e.operand, e.worker, profile.rule(self.site, e.number))
         return make_fault(self.site, e.operand, e.worker, **vars(self.bits))
 
+    def strike(self, schedule: Schedule) -> Strike:
+        """The fault as a run takes it, by the plan's schedule."""
+        return Strike(self.site, self.fault, self.at, schedule.of_device(self.experiment.number))
+
     @property
     def one_bit(self) -> int | None:
         """The bit that is inverted in one element, or stuck in all; 0 is the lowest."""
@@ -175,7 +181,7 @@ class Choice:
             draw=0 if self.bits is not None else e.number,
             horizon=plan.horizon,
             nonfinite=plan.nonfinite,
-            schedule=plan.schedule,
+            schedule=plan.schedule.of_device(e.number),
         )
 
 

@@ -54,6 +54,8 @@ def answers(found: FaultMap) -> Box:
 
 def _entered(found: FaultMap) -> list[str]:
     told, later = [], len(found.steps) - 1
+    if not found.struck:
+        told.append(f"The fault struck nothing in {later + 1} steps.")
     for name, places in found.struck.items():
         at = found.steps[places[0]]
         often = (
