@@ -9,9 +9,12 @@ SETTLED = "(SELECT ended FROM comparisons WHERE experiment = number AND settled_
 IN_GROUP = "(SELECT audit_groups.outcome FROM grouped JOIN audit_groups USING (name) WHERE experiment = number)"
 
 # Of an experiment whose run, or audit, ended with such a guess, 1 where nobody followed it any further, 0 where
-# somebody did; else null.
+# somebody did; else null.  Null is also an audit that was not drawn to be followed alone and has been all the same,
+# because an earlier group of it did not end masked: its end is known, and stands for nobody else.
 NESTED = (
-    f"CASE {IN_GROUP} WHEN 'Masked' THEN (SELECT 1 - alone FROM grouped WHERE experiment = number) ELSE {SETTLED} END"
+    f"CASE {IN_GROUP} WHEN 'Masked' THEN (SELECT CASE WHEN alone THEN 0 "
+    "WHEN nullif(audit_outcome, 'Undecided') IS NULL THEN 1 END FROM grouped WHERE experiment = number) "
+    f"ELSE {SETTLED} END"
 )
 
 # What an audit came to.  Who was in a group that did not end masked has no end yet before it was followed by itself.
@@ -102,7 +105,7 @@ QUERIES = {
     "GROUP BY 1, 2, 3",
     "hidden": "SELECT CAST(number AS TEXT) AS experiment, site, model AS 'fault model', audit_outcome AS "
     "'at the end, by itself', audit_rule AS rule FROM experiments JOIN grouped ON experiment = number "
-    f"WHERE {IN_GROUP} = 'Masked' AND alone = 1 AND audit_outcome NOT IN ('Masked', 'Undecided') ORDER BY number",
+    f"WHERE {IN_GROUP} = 'Masked' AND audit_outcome NOT IN ('Masked', 'Undecided') ORDER BY number",
     "support": "SELECT early_rule AS rule, count(*) AS audits, sum(audit_outcome <> outcome) AS changed "
     "FROM experiments WHERE audit_outcome <> 'Undecided' GROUP BY early_rule",
     "disagreeing": "SELECT CAST(number AS TEXT) AS experiment, site, model AS 'fault model', "
