@@ -18,7 +18,7 @@ from fault_injection.questions.scoreboard.comparison import (
     standings,
     table,
 )
-from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW
+from fault_injection.runs.outcome import IMMEDIATE, MASKED, SLOW, UNDECIDED
 
 SITE = Target("conv2_grad_in", "conv2", 3)
 
@@ -43,20 +43,24 @@ def board(experiments, false, costs, steps=1000):
 
 
 def test_a_standing_counts_what_its_columns_say():
-    acted = {"rewind": {"b": {"outcome": MASKED, "undone": 2, "golden_after": 1}}}
+    def acted(outcome, actions=1):
+        return {"rewind": {"b": {"outcome": outcome, "actions": actions, "undone": 2, "golden_after": 1}}}
+
     ones = [
-        experiment(0, SLOW, {"a": 0, "b": 2}, "RD"),
-        experiment(1, SLOW, {"a": None, "b": 4}, "WT", acted),
-        experiment(2, IMMEDIATE, {"a": 0, "b": 0}, "WT"),
+        experiment(0, SLOW, {"a": 0, "b": 2}, "RD", acted(UNDECIDED)),
+        experiment(1, SLOW, {"a": None, "b": 4}, "WT", acted(MASKED)),
+        experiment(2, IMMEDIATE, {"a": 0, "b": 0}, "WT", acted(IMMEDIATE, actions=0)),
         experiment(3, MASKED, {"a": 1, "b": None}, "WT"),
     ]
-    a, b = standings(board(ones, {"a": 0, "b": 3}, {"a": 0.25}))
+    scored = board(ones, {"a": 0, "b": 3}, {"a": 0.25})
+    a, b = standings(scored)
     assert (a.latent[:2], a.nonfinite[:2], a.harmless[:2]) == ((1, 2), (1, 1), (1, 1))
     assert {model: rate[:2] for model, rate in a.models.items()} == {"RD": (1, 1), "WT": (1, 2)}
     assert a.steps == (0, 0) and b.steps == (2, 4)
     assert a.bound == pytest.approx(1e6 * (1 - 0.05 ** (1 / 1000))) and b.bound > 3000  # the rule of three, exactly
     assert (a.layer[:2], b.layer[:2], b.site[:2], b.worker[:2]) == ((0, 2), (3, 3), (0, 3), (0, 3))
     assert a.recovered == {} and b.recovered["rewind"][:2] == (1, 1)
+    assert scored.not_recovered("rewind", "b") == 2  # its end is open; it ended before the recovery could act
     assert a.cost == pytest.approx(0.25) and a.memory == pytest.approx(0.1) and b.cost is None and b.memory is None
 
 

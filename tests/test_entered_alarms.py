@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import dataclasses
 import json
 import shutil
 
@@ -163,6 +164,10 @@ def test_an_export_goes_on_and_refuses_a_folder_of_something_else(scored):
     assert one.read_text() == text and kept.stat().st_mtime_ns == when
     with pytest.raises(InputError, match=r"holds '.*', which is no log of this campaign; choose an empty folder"):
         export_logs(task, task.settings, folder / "out", folder, inline())
+    longer = dataclasses.replace(task.settings, window=task.settings.window + 1)
+    with pytest.raises(InputError, match="holds logs of another window"):  # which would stay as they are
+        export_logs(task, longer, folder / "out", logs, inline())
+    assert kept.stat().st_mtime_ns == when
 
 
 def test_alarms_that_look_ahead_are_refused(scored, entered):
@@ -205,6 +210,11 @@ RUNS = {"run_a": 5, "run_b": 3}
         ("run,step,level,tensor\nrun_a,,1,\n", ":2: step '' of run_a; expected"),
         ("run,step,level,tensor\nrun_a,,,x\n", ":2: a tensor without a step"),
         ("run,step,level,tensor\nrun_a,1,1,x\nrun_a,1,1,x\n", ":3: this alarm of run_a stands here twice"),
+        ("run,step,level,tensor\nrun_a,1,1,x\nrun_a,01,1,x\n", ":3: this alarm of run_a stands here twice"),
+        ("run,step,level,tensor\nrun_a,1,1,x\nrun_a,,,\n", ":3: run_a has a row without an alarm, and another row"),
+        ("run,step,level,tensor\nrun_a,,,\nrun_a,1,1,x\n", ":3: run_a has a row without an alarm, and another row"),
+        (f"run,step,level,tensor\nrun_a,{'1' * 5000},1,x\n", ":2: step '1111"),
+        (f'run,step,level,tensor\nrun_a,1,1,"{"x" * 140_000}\n', ": no CSV: field larger than field limit"),
         ("run,step,level,tensor\nrun_a,1,1,x\n", ": 1 of 2 runs are missing, such as run_b; a run without an alarm"),
     ],
 )

@@ -5,6 +5,7 @@ import pytest
 
 from fault_injection.commands.main import main
 from fault_injection.detection.own_detector import own_detector
+from fault_injection.detection.peers import Peers
 from fault_injection.detection.spike import LossSpike
 from fault_injection.machine.errors import InputError
 from fault_injection.questions.scoreboard.settings import read_settings
@@ -88,6 +89,18 @@ def test_a_detector_of_this_project_with_other_settings_is_one_too(tmp_path):
         stopped += int(one.level[0])
         assert all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True))
     assert own.signals == ("loss",) and stopped
+
+
+def test_a_detector_that_compares_workers_or_looks_now_and_then_is_tried_out_as_it_will_watch(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(
+        "from fault_injection.detection.checksum import SampledChecksum\n"
+        "from fault_injection.detection.peers import Peers\n"
+        "def compares():\n    return Peers(steps=1e6)\n"
+        "def seldom():\n    return SampledChecksum(every=32)\n"
+    )
+    assert own_detector(f"{file}:compares").signals == Peers.signals
+    assert own_detector(f"{file}:seldom").reported_every == 32 and own_detector(f"{file}:compares").reported_every == 1
 
 
 REMEMBERS = (

@@ -4,6 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import momentum_training
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from fault_injection.detection.checksum import SampledChecksum, UnconfirmedCheck
 from fault_injection.machine.errors import InputError, Untrustworthy
 from fault_injection.questions.scoreboard import driver, tasks
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment, require_same
-from fault_injection.questions.scoreboard.settings import read_settings
+from fault_injection.questions.scoreboard.settings import chosen_detectors, read_settings
 from fault_injection.questions.scoreboard.store import NAMES, ScoreStore
 from fault_injection.questions.scoreboard.tasks import SWEPT
 from fault_injection.runs.outcome import MASKED
@@ -20,6 +21,7 @@ from fault_injection.workloads.registry import make_workload
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
+OWN = f"{momentum_training.__file__}:training"
 PLAN = """
 workload = "resnet18"
 [options]
@@ -185,6 +187,7 @@ def test_a_watched_run_that_is_not_the_judged_one_is_not_scored():
         ("windows = 1", "score.windows: unknown key; did you mean 'window'?"),
         ("recovered = 3", "score.recovered: expected a table of recoveries and numbers, such as { rewind = 50 }"),
         ("recovered = { rewnd = 3 }", "score.recovered.rewnd: unknown key; did you mean 'rewind'?"),
+        ('detectors = ["asd"]\nrecovering = ["history_bound"]', "score.recovering: 'history_bound' does not watch"),
         ("recovered = { rewind = -1 }", "score.recovered.rewind: -1; expected a whole number from 0"),
     ],
 )
@@ -203,6 +206,35 @@ def test_by_default_all_detectors_watch_that_can(tmp_path):
     _, settings = read_settings(path)
     assert {"history_bound", "asd", "checksum", "dr_dna", "dr_dna_published", "replay"} <= set(settings.detectors)
     assert "replicas" not in settings.detectors
+
+
+def test_a_recovery_that_the_training_has_not_is_refused_before_the_campaign(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(f'workload = "{OWN}"\n[faults]\nexperiments = 8\n[score]\nrecovered = {{ inverse = 5 }}\n')
+    with pytest.raises(InputError, match=r"score.recovered: recovery inverse needs an optimizer"):
+        read_settings(path)
+    path.write_text(path.read_text().replace("inverse = 5", "inverse = 0"))
+    read_settings(path)
+
+
+def test_what_the_environment_says_of_detectors_is_part_of_a_scoreboard(tmp_path, monkeypatch):
+    """Wherever its jobs run; and what it switches off does not watch."""
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN)
+    plain = read_settings(path)[1]
+    monkeypatch.setenv("NPU_ASD_CONFIG", "enable:true,upper_thresh1:3,upper_thresh2:3")
+    plan, settings = read_settings(path)
+    assert settings.determining() != plain.determining()
+    monkeypatch.delenv("NPU_ASD_CONFIG")  # as in the shell of another machine
+    program = plan.workload.program(frozenset(), devices=1)
+    assert chosen_detectors(settings, program)["asd"] != chosen_detectors(plain, program)["asd"]
+    monkeypatch.setenv("NPU_ASD_CONFIG", "enable:false")
+    off = "nothing: a variable of the environment switches it off"
+    left_out = read_settings(path)[1]
+    assert dict(left_out.cannot_watch)["asd"] == off and "asd" not in left_out.detectors
+    path.write_text(PLAN + 'detectors = ["asd"]\n')
+    with pytest.raises(InputError, match=f"score.detectors: asd watches {off}"):
+        read_settings(path)
 
 
 @pytest.mark.slow

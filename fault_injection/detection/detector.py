@@ -89,6 +89,7 @@ class Alarm(NamedTuple):
       tensor: its name.
       value, threshold: in the value's unit; NaN where two arrays that should be the same differ.
       level: `STOP` or `WARN`.
+      excess: see `Alarms`; infinite where arrays differ.
     """
 
     step: int
@@ -96,6 +97,12 @@ class Alarm(NamedTuple):
     value: float
     level: int
     threshold: float
+    excess: float = math.inf
+
+    @property
+    def rank(self) -> tuple[float, bool]:
+        """How far it is beyond its threshold; of equal ones, one that names more than the run as a whole."""
+        return self.excess, "/" in self.tensor
 
 
 def namespace(values: Array) -> ModuleType:
@@ -125,4 +132,6 @@ def differing(step: int, tensors: Sequence[str]) -> list[Alarm]:
 def told(step: int, names: Sequence[str], values: Array, alarms: Alarms) -> list[Alarm]:
     """The alarms of one step as records, in the order of the tensors."""
     at = np.flatnonzero(alarms.level).tolist()
-    return [Alarm(step, names[i], float(values[i]), int(alarms.level[i]), float(alarms.threshold[i])) for i in at]
+    columns = values, alarms.level, alarms.threshold, alarms.excess
+    rows = ([column[i].item() for column in columns] for i in at)
+    return [Alarm(step, names[i], *row) for i, row in zip(at, rows, strict=True)]

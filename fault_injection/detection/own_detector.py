@@ -68,6 +68,11 @@ class OwnDetector(Detector):
     def executes_again(self) -> bool:  # type: ignore[override]  # where others have an attribute of their class
         return bool(getattr(self.given, "executes_again", False))
 
+    @property
+    def reported_every(self) -> int:
+        every = getattr(self.given, "reported_every", 1)
+        return every if isinstance(every, int) and every > 0 else 1
+
     def init(self, names: Sequence[str]) -> Memory:
         """The user's memory before the first step; raises InputError where their code fails."""
         try:
@@ -172,8 +177,7 @@ def _check_signals(signals: Any, name: str, path: pathlib.Path) -> None:
 
 def _try_out(detector: OwnDetector) -> None:
     """See that it is pure, on made-up values: those of a training, and zeros, huge ones, infinities and NaN."""
-    names = [f"{kind}/{part}" if "/" in kind else kind for kind in detector.signals for part in ("first", "second")]
-    names = list(dict.fromkeys(names))
+    names = list(dict.fromkeys(name for kind in detector.signals for name in _names(kind)))
     rng = np.random.default_rng(0)
     values = np.exp(rng.normal(-np.arange(TRIED) / TRIED, 0.05, (len(names), TRIED)).T)
     values[TRIED // 3, 0], values[TRIED // 2, -1], values[TRIED // 2 + 1, 0] = 1e30, np.nan, np.inf
@@ -183,6 +187,18 @@ def _try_out(detector: OwnDetector) -> None:
         if not all(np.array_equal(a, b, equal_nan=True) for a, b in zip(one, other, strict=True)):
             what = f"said something else of the same values a second time, from step {step} on"
             raise detector._wrong("update", f"{what}; expected all that it remembers in the memory that it returns")
+
+
+def _names(kind: str) -> list[str]:
+    """Made-up names of values of a kind, in the form of a run's.
+
+    >>> _names("loss"), _names("norm/local_gradients")[:2]
+    (['loss'], ['norm/local_gradients/worker_0/fc1/kernel', 'norm/local_gradients/worker_0/fc2/kernel'])
+    """
+    if "/" not in kind:
+        return [kind]
+    places = ("worker_0/", "worker_1/") if kind.endswith("/local_gradients") else ("",)
+    return [f"{kind}/{place}{part}/kernel" for place in places for part in ("fc1", "fc2")]
 
 
 def _said(detector: OwnDetector, names: Sequence[str], values: np.ndarray) -> list[Alarms]:

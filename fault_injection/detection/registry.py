@@ -97,10 +97,10 @@ def of_one_device(program: Program, environment: Mapping[str, str]) -> dict[str,
 
 def _cannot_watch(name: str, program: Program, environment: Mapping[str, str]) -> str:
     try:
-        beside_a_run(name, program, environment)
+        chosen = beside_a_run(name, program, environment)
     except InputError as error:
         return str(error).removeprefix(f"{name} watches ")
-    return ""
+    return "" if chosen.detector is not None else "nothing: a variable of the environment switches it off"
 
 
 def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:

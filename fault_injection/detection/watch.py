@@ -128,9 +128,10 @@ class Watch(Watcher):
         memory = self.detector.init(names) if self.memory is None else self.memory
         with np.errstate(all="ignore"):
             self.memory, alarms = self.detector.update(memory, values)
-        found, peak = told(self.number(at), names, values, alarms), float(np.max(alarms.excess, initial=0.0))
+        found, excess = told(self.number(at), names, values, alarms), np.asarray(alarms.excess)
         if found and self.detector.executes_again:
             second = self._reader.named(self._again(at, self._kept))
             found = [alarm for alarm in found if confirmed(alarm.value, second[alarm.tensor])]
-            peak = peak if found else 0.0
-        return found, peak
+            kept = {alarm.tensor for alarm in found}
+            excess = np.where([one <= 1 or name in kept for one, name in zip(excess, names, strict=True)], excess, 0.0)
+        return found, float(np.max(excess, initial=0.0))

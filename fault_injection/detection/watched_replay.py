@@ -100,9 +100,11 @@ def detection_summary(watched: Watched, detector: str, recovery: str | None) -> 
     struck = injection.epoch * steps_per_epoch + injection.step
     alarms = [alarm for alarm in watched.watch.alarms if alarm.step >= struck]
     stops = [alarm for alarm in alarms if alarm.level == STOP]
+    first = max((alarm for alarm in stops if alarm.step == stops[0].step), key=lambda alarm: alarm.rank, default=None)
     found: dict[str, Any] = {
         "detector": detector,
         "detected": bool(stops),
+        "first_that_stops": None if first is None else first._asdict(),
         "steps_from_fault_to_alarm": stops[0].step - struck if stops else None,
         "alarms": [alarm._asdict() for alarm in alarms[:MOST]],
         "alarms_in_all": len(alarms),
@@ -126,12 +128,12 @@ def sentences(found: Mapping[str, Any]) -> list[str]:
     """A summary in words.
 
     >>> alarm = {"tensor": "rms/adam_steps/norm/scale", "value": 0.00154, "threshold": 0.00169}
-    >>> sentences({"detector": "rt_jump", "detected": True, "alarms": [alarm], "steps_from_fault_to_alarm": 0})
+    >>> sentences({"detector": "rt_jump", "detected": True, "first_that_stops": alarm, "steps_from_fault_to_alarm": 0})
     ['rt_jump: detected in the faulty step: rms/adam_steps/norm/scale is 0.00154, below its threshold 0.00169']
     """
     if not found["detected"]:
         return [f"{found['detector']}: not detected"]
-    first, after = found["alarms"][0], found["steps_from_fault_to_alarm"]
+    first, after = found["first_that_stops"], found["steps_from_fault_to_alarm"]
     when = "in the faulty step" if after == 0 else f"{after} step(s) after the fault"
     value, threshold = first["value"], first["threshold"]
     side = "below " if value < threshold else "above " if value > threshold else ""  # a jump may be one down

@@ -21,6 +21,7 @@ JUDGING = tuple(f"fault_injection/{room}" for room in ("faults", "seam", "runs")
 REPLAY = "fault_injection/runs/replay_run.py"
 EXPERIMENT = "fault_injection/questions/outcomes/experiment.py"
 GROUP = "fault_injection/questions/outcomes/group_run.py"
+WATCHING = "fault_injection/questions/scoreboard/tasks.py"
 TRIALS = "fault_injection/questions/vulnerability/tasks.py"
 
 
@@ -34,6 +35,13 @@ def source_of_bits(workload: Workload) -> str:
 def source_of_verdicts(root: str) -> str:
     """Hash of the code that strikes and judges, from a file of this project on: in its own room, and in `JUDGING`."""
     return source_hash(closure([root], (*JUDGING, pathlib.PurePosixPath(root).parent.as_posix())))
+
+
+@functools.cache
+def source_of_alarms(root: str) -> str:
+    """Hash of the code of detectors and of what runs them, from a file of this project on."""
+    rooms = ("fault_injection/detection", pathlib.PurePosixPath(root).parent.as_posix())
+    return source_hash(closure([root], rooms))
 
 
 def content_hash(value: Any) -> str:

@@ -19,6 +19,7 @@ from .tasks import SWEPT
 
 COLUMNS = ["run", "step", "level", "tensor"]
 PEAK = 1.0001  # an alarm's excess, which nobody has told: more than 1, and less than the next number of `SWEPT`
+DIGITS = 18  # of a step's number
 FIRST = 3  # alarms of a fault-free run that are kept
 
 
@@ -42,12 +43,15 @@ def read_alarms(path: pathlib.Path, steps: Mapping[str, int]) -> dict[str, list[
       InputError: one line: a run is missing or unknown, a step is outside of its run, a row stands there twice, or the
         file is none of this form.
     """
-    rows = list(csv.reader(read_text(path).splitlines()))
+    try:
+        rows = list(csv.reader(read_text(path).splitlines()))
+    except csv.Error as error:
+        raise InputError(f"no CSV: {error}; expected the columns {','.join(COLUMNS)}", path) from None
     if not rows or rows[0] != COLUMNS:
         begins = ",".join(rows[0])[:SHOWN] if rows else "nothing"
         raise InputError(f"begins with {begins!r}; expected the columns {','.join(COLUMNS)}", path, 1)
     found: dict[str, list[Read]] = {}
-    seen: set[tuple[str, ...]] = set()
+    seen: set[tuple[Any, ...]] = set()
     for line, row in enumerate(rows[1:], 2):
         if not row:
             continue
@@ -56,19 +60,21 @@ def read_alarms(path: pathlib.Path, steps: Mapping[str, int]) -> dict[str, list[
         name, step, level, tensor = (cell.strip() for cell in row)
         if name not in steps:
             raise InputError(f"run {name[:SHOWN]!r} is none of the {len(steps)} exported runs", path, line)
-        if (same := (name, step, level, tensor)) in seen:
-            raise InputError(f"this alarm of {name} stands here twice", path, line)
-        seen.add(same)
+        if name in found and (not found[name] or step == ""):
+            raise InputError(f"{name} has a row without an alarm, and another row", path, line)
         alarms = found.setdefault(name, [])
         if step == level == "":
             if tensor:
                 raise InputError("a tensor without a step; a run without an alarm has an empty step", path, line)
             continue
-        if not (step.isascii() and step.isdecimal() and int(step) < steps[name]):
+        if not (step.isascii() and step.isdecimal() and len(step) <= DIGITS and int(step) < steps[name]):
             expected = f"expected a whole number from 0 to {steps[name] - 1}, as the run has {steps[name]} rows"
             raise InputError(f"step {step[:SHOWN]!r} of {name}; {expected}", path, line)
         if level not in (str(STOP), str(WARN)):
             raise InputError(f"level {level[:SHOWN]!r}; expected {STOP} (stops) or {WARN} (warns)", path, line)
+        if (same := (name, int(step), level, tensor)) in seen:
+            raise InputError(f"this alarm of {name} stands here twice", path, line)
+        seen.add(same)
         alarms.append(Read(line, int(step), int(level), tensor))
     if missing := [name for name in steps if name not in found]:
         what = "a run without an alarm has one row, with an empty step and level"

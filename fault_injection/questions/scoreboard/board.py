@@ -66,7 +66,7 @@ class Board:
       details: how large it is.
       detectors: their names.
       seen: experiments that are not undecided.
-      undecided: how many are.
+      undecided: how many of the campaign's are, which nobody watches.
       fault_free: what detectors said of fault-free runs, by run.
       cost: what they cost, see `tasks.detector_costs`; empty where that was not measured.
       window: steps that were watched after the fault, at most.
@@ -139,12 +139,14 @@ class Board:
         return float((known["bytes"] + known["memory"] - known["plain_bytes"]) / known["plain_bytes"])
 
     def recovered(self, recovery: str, detector: str) -> list[tuple[ScoredExperiment, Mapping[str, Any]]]:
-        """The runs in which the recovery acted on the detector's alarms."""
-        return [
-            (one, run)
-            for one in self.seen
-            if (run := one.found["recovered"].get(recovery, {}).get(detector)) is not None
-        ]
+        """The runs with a known end in which the recovery acted on the detector's alarms."""
+        each = [(one, one.found["recovered"].get(recovery, {}).get(detector)) for one in self.seen]
+        return [(one, run) for one, run in each if run and run["actions"] and run["outcome"] != UNDECIDED]
+
+    def not_recovered(self, recovery: str, detector: str) -> int:
+        """How many runs with a recovery say nothing of it: it did not act before they ended, or their end is open."""
+        runs = [one.found["recovered"].get(recovery, {}).get(detector) for one in self.seen]
+        return sum(run is not None for run in runs) - len(self.recovered(recovery, detector))
 
     @property
     def recoveries(self) -> list[str]:
@@ -207,7 +209,7 @@ def read_board(folder: pathlib.Path) -> Board:
         plan.workload.details,
         detectors,
         decided,
-        len(seen) - len(decided),
+        sum(row["outcome"] == UNDECIDED for row in verdicts.values()),
         fault_free,
         cost,
         window,

@@ -19,6 +19,7 @@ from ..outcomes.store import Store
 from ..outcomes.walks import work_by_epochs
 from . import tasks
 from .board import VERDICTS, require_same
+from .settings import remarks
 from .store import EXPERIMENT, ScoreStore
 
 PAIRS = 30  # rounds of the measurement of costs
@@ -90,6 +91,7 @@ def plan_lines(task: tasks.ScoreTask) -> list[str]:
         plan.sentence(),
         f"{len(s.detectors)} detectors watch {watched}, for at most {s.window} steps: {', '.join(s.detectors)}.",
         *(f"{name} does not watch {why}." for name, why in s.cannot_watch),
+        *remarks(s, plan.workload.program(frozenset(), devices=1, data_dir=task.data_dir)),
         f"False alarms are counted in the golden run, {plan.twins} twins and the runs of {s.fault_free_seeds} other "
         f"seeds: {steps} steps.",
     ]

@@ -10,6 +10,7 @@ import csv
 import dataclasses
 import functools
 import io
+import json
 import pathlib
 from typing import Any
 
@@ -21,9 +22,9 @@ from ...campaign.task import Ready, Task
 from ...detection.registry import kinds_of
 from ...detection.signals import PROFILED, SignalReader, reductions_of
 from ...machine.errors import InputError
-from ...machine.files import only_writer, write_json, write_text
+from ...machine.files import only_writer, read_text, write_json, write_text
 from ...models.bits import signed
-from ...runs.dependencies import content_hash
+from ...runs.dependencies import WATCHING, content_hash, source_of_alarms
 from ...runs.follow import follow
 from ...runs.golden_run import Repeats, nudged
 from ...runs.steps import Address, Observer, addresses, numbered
@@ -161,10 +162,15 @@ def export_logs(
             key = campaign.about()["plan_key"]
         runs = [("experiment", number) for number in settings.watched(judged)] + settings.fault_free(plan)
         names = {run_name(key, *run): run for run in runs}
-        _require_ours(folder, names)
+        made_of = content_hash([key, settings.window, kinds, source_of_alarms(WATCHING)])
+        _require_ours(folder, names, made_of)
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / MANIFEST).exists():
+            write_json(folder / MANIFEST, {"key": made_of})  # what the logs are made of, before there is one
         _write_missing(task, folder, key, runs, judged, Dispatcher(task, slots, lambda what: None))
     rows = {name: len((folder / f"{name}.csv").read_text(encoding="utf-8").splitlines()) - 1 for name in sorted(names)}
     manifest = {
+        "key": made_of,
         "workload": plan.workload.title,
         "details": plan.workload.details,
         "rules": RULES,
@@ -176,12 +182,27 @@ def export_logs(
     return len(names)
 
 
-def _require_ours(folder: pathlib.Path, names: dict[str, Any]) -> None:
-    """Refuse a folder with files that are not of this export: nobody could tell what they are."""
+def _require_ours(folder: pathlib.Path, names: dict[str, Any], key: str) -> None:
+    """Refuse a folder with files that are not of this export: nobody could tell what they are.
+
+    Args:
+      key: of what the logs are made of; logs of another window or code would stay as they are.
+    """
     here = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
     others = [name for name in here if name != MANIFEST and not name.startswith(".") and name[:-4] not in names]
     if others:
         raise InputError(f"holds {others[0][:60]!r}, which is no log of this campaign; choose an empty folder", folder)
+    if here and _key(folder / MANIFEST) != key:
+        raise InputError("holds logs of another window, or by other code; choose an empty folder", folder)
+
+
+def _key(manifest: pathlib.Path) -> Any:
+    """What the logs beside a manifest are made of; None where it does not say."""
+    try:
+        found = json.loads(read_text(manifest))
+    except (OSError, ValueError):
+        return None
+    return found.get("key") if isinstance(found, dict) else None
 
 
 def _write_missing(

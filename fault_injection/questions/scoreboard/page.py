@@ -108,7 +108,8 @@ def _sweep(board: Board) -> Section:
         "The threshold of each detector is multiplied by numbers from 0.0001 to 100,000,000. A column has the largest "
         f"share of {what} detected with a threshold that raises alarms in no more than so large a share of fault-free "
         "steps; the first column is the detector as it is. Its memory is kept as it is with its own threshold, which "
-        "makes numbers approximate far from it, and the best threshold was chosen on these very experiments.",
+        "makes numbers approximate far from it, and the best threshold was chosen on these very experiments. A "
+        "detector that confirms its alarms by executing a step again confirms none below its own threshold.",
         f"The sample cannot tell shares of fault-free steps below {percent(1 / board.fault_free_steps)} % apart.",
     ]
     caption = f"Share of {what} detected, in percent, by the share of fault-free steps with an alarm."
@@ -206,6 +207,7 @@ def _recoveries(board: Board) -> Section:
                     "outcomes": _counted([run["outcome"] for _, run in runs]),
                     "outcomes without recovery": _counted([one.outcome for one, _ in runs]),
                     "steps executed again": f"{np.mean([run['undone'] for _, run in runs]):.1f}",
+                    "left out": board.not_recovered(recovery, name),
                 }
             )
         if rows:
@@ -214,7 +216,8 @@ def _recoveries(board: Board) -> Section:
         return Section("recovery", "Recovery", [], without="no recovery has acted")
     text = [
         "Each run is one experiment with one detector, to its own verdict. A step that is executed again is struck "
-        "again by a permanent fault alone. Golden again means that the state is bit-identical to the golden run's."
+        "again by a fault that lasts. Golden again means that the state is bit-identical to the golden run's. Left out "
+        "are runs that ended before the recovery could act, and those whose end is open."
     ]
     return Section("recovery", "Recovery", text, parts)
 

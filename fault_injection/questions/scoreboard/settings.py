@@ -9,16 +9,19 @@ from typing import Any, NamedTuple
 from ...campaign.plan_reader import read_document
 from ...detection.detector import AnyDetector
 from ...detection.own_detector import is_own, shown_name
-from ...detection.recovery import RECOVERIES
+from ...detection.recovery import RECOVERIES, undoing
 from ...detection.registry import beside_a_run, of_one_device
+from ...detection.value_based import Chosen
 from ...machine.errors import InputError, did_you_mean
 from ...machine.files import read_text
 from ...machine.sources import source_hash, with_own_folder
+from ...runs.dependencies import WATCHING, source_of_alarms
 from ...runs.outcome import MASKED, UNDECIDED
 from ...seam.program import Program
 from ..outcomes.plan import LARGEST, Plan
 from ..outcomes.plan_file import read_plan
 
+VENDORS = ("NPU_ASD_", "MS_NPU_ASD_")  # how the variables begin that the vendors' detectors read
 GROWING = ("fault_free_seeds", "masked", "cannot_watch")  # settings that add rows or sentences, and change none
 KEYS = ("detectors", "window", "masked", "fault_free_seeds", "recovered", "recovering", "replay_every")
 
@@ -46,6 +49,7 @@ class Settings:
       replay_every: n of the detector `replay`.
       cannot_watch: why, by the name of a detector that would watch, if the plan does not name detectors.
       own: the users' detectors among them.
+      environment: the variables that the vendors' detectors read, wherever the jobs run.
     """
 
     detectors: tuple[str, ...]
@@ -57,6 +61,7 @@ class Settings:
     replay_every: int = 10
     cannot_watch: tuple[tuple[str, str], ...] = ()
     own: tuple[OwnFile, ...] = ()
+    environment: tuple[tuple[str, str], ...] = ()
 
     def watched(self, judged: Mapping[int, Mapping[str, Any]]) -> list[int]:
         """Numbers of the experiments that are watched: the first that were masked, and all that were not.
@@ -74,8 +79,9 @@ class Settings:
         return [("golden", 0), *(("twin", n) for n in range(1, plan.twins + 1)), *(("seed", seed) for seed in seeds)]
 
     def determining(self) -> dict[str, object]:
-        """What determines the rows of a scoreboard that are there: of a user's file its code, wherever it lies."""
+        """What determines the rows of a scoreboard that are there: of detectors their code, wherever it lies."""
         known = {name: value for name, value in dataclasses.asdict(self).items() if name not in (*GROWING, "own")}
+        known["code"] = source_of_alarms(WATCHING)
         return known | ({"own": [(each.name, each.digest) for each in self.own]} if self.own else {})
 
 
@@ -96,7 +102,8 @@ def read_settings(path: pathlib.Path, more: Sequence[str] = ()) -> tuple[Plan, S
     table = read.table(document, "score")
     read.keys(table, KEYS, "score.")
     program = plan.workload.program(frozenset(), devices=1)
-    reasons = of_one_device(program, os.environ)
+    environment = {name: value for name, value in os.environ.items() if name.startswith(VENDORS)}
+    reasons = of_one_device(program, environment)
     known = tuple(name for name, why in reasons.items() if not why)
     default = Settings(known)
 
@@ -119,17 +126,29 @@ def read_settings(path: pathlib.Path, more: Sequence[str] = ()) -> tuple[Plan, S
         if not is_own(name) and reasons.get(name, "nothing of this kind"):
             near = f"watches {reasons[name]}" if name in reasons else f"is unknown{did_you_mean(name, reasons)}"
             raise InputError(f"--detector {name[:60]!r} {near}")
+    for name, most in recovered:
+        try:
+            undoing(name if most else None, program)
+        except InputError as error:
+            raise read.wrong("score.recovered", str(error)) from None
     added = [shown_name(name) if is_own(name) else name for name in more]
+    detectors = tuple(dict.fromkeys((*names("detectors", known), *added)))
+    usual = [name for name in default.recovering if name in detectors]
+    recovering = read.list_of(table, "score.recovering", usual, str, "detectors")
+    for name in recovering:
+        if name not in detectors:
+            raise read.wrong("score.recovering", f"{name!r:.60} does not watch; expected of {', '.join(detectors)}")
     return plan, Settings(
-        detectors=tuple(dict.fromkeys((*names("detectors", known), *added))),
+        detectors=detectors,
         masked=read.whole(table, "score.masked", default.masked, 0, LARGEST),
-        recovering=names("recovering", default.recovering),
+        recovering=tuple(dict.fromkeys(recovering)),
         window=read.whole(table, "score.window", default.window, 1, 10_000),
         fault_free_seeds=read.whole(table, "score.fault_free_seeds", default.fault_free_seeds, 0, 10_000),
         recovered=tuple(recovered),
         replay_every=read.whole(table, "score.replay_every", default.replay_every, 1, 10**9),
         cannot_watch=tuple((name, why) for name, why in reasons.items() if why and "detectors" not in table),
         own=own,
+        environment=tuple(sorted(environment.items())),
     )
 
 
@@ -148,11 +167,19 @@ def _own_files(names: Sequence[str], program: Program) -> tuple[OwnFile, ...]:
 
 
 def chosen_detectors(settings: Settings, program: Program) -> dict[str, AnyDetector]:
-    """The detectors by name, but for those that the environment switches off."""
+    """The detectors by name."""
+    # None is None: `read_settings` refuses what the environment switches off.
+    return {name: one.detector for name, one in _chosen(settings, program).items() if one.detector is not None}
+
+
+def remarks(settings: Settings, program: Program) -> list[str]:
+    """What is to be known of the detectors, a sentence each."""
+    return list(dict.fromkeys(note for one in _chosen(settings, program).values() for note in one.notes))
+
+
+def _chosen(settings: Settings, program: Program) -> dict[str, Chosen]:
     found, places = {}, {each.name: each.place for each in settings.own}
     for name in settings.detectors:
         changed = {"every": str(settings.replay_every)} if name == "replay" else {}
-        detector = beside_a_run(places.get(name, name), program, os.environ, changed).detector
-        if detector is not None:
-            found[name] = detector
+        found[name] = beside_a_run(places.get(name, name), program, dict(settings.environment), changed)
     return found

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ import jax
 import numpy as np
 
 from ...campaign.task import Task, environment_of
-from ...detection.detector import STOP, WARN, Alarm, AnyDetector, Memory
+from ...detection.detector import STOP, WARN, AnyDetector, Memory
 from ...detection.recovery import RECOVERIES, needed, undoing
 from ...detection.registry import telling, watcher
 from ...detection.signals import reductions_of
@@ -187,15 +186,21 @@ def _seen(watching: Watcher, struck: int) -> dict[str, Any]:
     return {
         "stop": None if stop is None else stop.step - struck,
         "warn": None if warn is None else warn.step - struck,
-        "tensor": max(first, key=_beyond).tensor if first else None,
-        "peaks": [float(f"{x:.4g}") for x in watching.peak],
+        "tensor": max(first, key=lambda alarm: alarm.rank).tensor if first else None,
+        "peaks": [_short(x) for x in watching.peak],
     }
 
 
-def _beyond(alarm: Alarm) -> float:
-    """How far a value is beyond its threshold: one that is not finite is farthest; so is one that only has to agree."""
-    ratio = abs(alarm.value) / alarm.threshold if alarm.threshold else math.inf
-    return ratio if math.isfinite(ratio) and math.isfinite(alarm.value) else math.inf
+def _short(peak: float) -> float:
+    """Four digits of a peak, on the side of 1 where it is.
+
+    >>> _short(1.00003), _short(0.99996), _short(1.0), _short(12.34567)
+    (1.0001, 0.9999, 1.0, 12.35)
+    """
+    found = float(f"{peak:.4g}")
+    if found == 1 and peak != 1:
+        return 1.0001 if peak > 1 else 0.9999
+    return found
 
 
 def _recover(bench: Bench, choice: Choice, name: str, recovery: str) -> dict[str, Any]:
@@ -232,13 +237,14 @@ def detector_costs(task: ScoreTask, golden_key: str, pairs: int) -> dict[str, An
         wanted = reductions_of(detector.signals)
         watched = plan.workload.program(frozenset(), 1, task.data_dir, wanted) if wanted else plain
         watched = telling(watched, [detector])
-        memory = bench.memories[name][-1] if detector.remembers else None
+        memories = bench.memories[name] if detector.remembers else [None]
+        memory = memories[-1]
         watching = watcher(watched, detector, memory)
         found[name] = {
             "ratios": [round(1 + (x - 1) / detector.reported_every, 5) for x in _in_turns(plain, watching, pairs)],
             "bytes": _bytes(watched),
             "plain_bytes": _bytes(plain),
-            "memory": sum(np.asarray(x).nbytes for x in jax.tree.leaves(memory)),
+            "memory": max(map(_bytes_of, memories[-plain.steps_per_epoch :])),  # it may grow within an epoch
         }
     return found
 
@@ -252,7 +258,7 @@ def _in_turns(plain: Program, watching: Watcher, pairs: int, each: int = 5) -> S
         program = (plain, watched)[which]
         begun = time.perf_counter()
         for number in range(each):
-            at = Address(0, number % program.steps_per_epoch)
+            at = Address(*divmod(number, program.steps_per_epoch))
             states[which], report = program.step(states[which], program.batch(*at), *at)
             report = jax.device_get(report)
             if which:
@@ -266,6 +272,10 @@ def _in_turns(plain: Program, watching: Watcher, pairs: int, each: int = 5) -> S
         times = {which: run(which) for which in ((0, 1) if i % 2 else (1, 0))}
         ratios.append(times[1] / times[0])
     return ratios
+
+
+def _bytes_of(memory: Memory) -> int:
+    return sum(np.asarray(x).nbytes for x in jax.tree.leaves(memory))
 
 
 def _bytes(program: Program) -> int | None:
