@@ -535,6 +535,19 @@ def test_a_campaign_says_how_often_nothing_was_struck_and_its_experiments_are_fi
         np.testing.assert_array_equal(words_of(again.fault()), words_of(choice.fault))
 
 
+def test_a_file_is_exported_only_while_it_names_what_struck(place, tmp_path, capsys):
+    own, plan, cache = tmp_path / "own.toml", tmp_path / "plan.toml", str(place / "cache")
+    own.write_text(f"{GOOD}[error]\nset = 0.5\n")
+    plan.write_text(f"workload = '{OWN}'\n[faults]\nexperiments = 2\nprofile = '{own}'\n[run]\nexit = 'exact'\n")
+    assert said(capsys, "campaign", plan, "--out", tmp_path / "c", "--cache", cache, "--jobs", "1")[0] == 0
+    assert said(capsys, "export", tmp_path / "c", "--id", "0", "1")[0] == 0
+    text = (tmp_path / "c" / "export" / "experiment_1.csv").read_text()
+    own.write_text(f"{GOOD}[error]\nset = 0.25\n")
+    code, _, err = said(capsys, "export", tmp_path / "c", "--id", "0", "1", "--out", tmp_path / "again")
+    assert code == 2 and "own.toml: is not, or no more, the defect profile" in err and err.count("\n") == 1
+    assert not (tmp_path / "again").exists() and str(own) in text
+
+
 @pytest.mark.parametrize(
     "change, wrong",
     [

@@ -4,6 +4,8 @@ import argparse
 import pathlib
 
 from ..faults.injection_file import write_injection
+from ..faults.profiles.profile import DefectProfile
+from ..faults.profiles.reader import find_profile
 from ..machine.errors import InputError
 from ..questions.outcomes.answer import injections_of
 from ..questions.outcomes.report.queries import VERDICT
@@ -31,7 +33,10 @@ def run(options: argparse.Namespace) -> None:
         raise InputError("--id and --outcome write injection files, --format writes tables; give one of them")
     if options.id or options.outcome:
         numbers = options.id or _of_outcome(options.campaign, options.outcome)
-        for number, injection in zip(numbers, injections_of(options.campaign, numbers), strict=True):
+        injections = injections_of(options.campaign, numbers)
+        for profile in dict.fromkeys(each.profile for one in injections for each in one.every):
+            _require_same(profile, options.campaign)
+        for number, injection in zip(numbers, injections, strict=True):
             path = out / f"experiment_{number}.csv"
             write_injection(path, injection)
             tell(str(path))
@@ -39,6 +44,21 @@ def run(options: argparse.Namespace) -> None:
     with Store(options.campaign) as store:
         for path in write_tables(store, out, options.format or "csv"):
             tell(str(path))
+
+
+def _require_same(profile: DefectProfile | None, campaign: pathlib.Path) -> None:
+    """See that the name by which a file names a defect profile is that of the campaign's: a user's may have changed."""
+    if profile is None:
+        return
+    try:
+        same = find_profile(profile.name) == profile
+    except InputError:
+        same = False
+    if not same:
+        what = "is not, or no more, the defect profile that this campaign struck with, and an injection file names it"
+        raise InputError(
+            f"{what}; expected the old text there, or replay {campaign} --id …, which has it", profile.name
+        )
 
 
 def _of_outcome(folder: pathlib.Path, outcome: str) -> list[int]:

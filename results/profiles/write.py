@@ -17,7 +17,7 @@ from fault_injection.campaign.rates import Rate, wilson  # noqa: E402
 from fault_injection.questions.outcomes.report.queries import GUESSED, UNSTRUCK  # noqa: E402
 from fault_injection.runs.outcome import DIVERGED, LATENT, MASKED  # noqa: E402
 
-FORMATS = ("float32", "bfloat16", "float16", "float8")
+FORMATS = ("float32", "bfloat16", "float16")
 QUERY = "SELECT outcome, elements, first_nonfinite FROM experiments"
 
 
@@ -40,31 +40,6 @@ def row(name: str, format: str) -> list[str]:
     middle = f"{struck[len(struck) // 2]:,}" if struck else "none"
     each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "none"
     return [f"{len(found)}", f"{unstruck}", middle, percent(wilson(harmed, len(found), 0.95)), each]
-
-
-def classes(name: str, column: str = "NULL") -> dict[str | None, collections.Counter[str]]:
-    """How many trainings of a store became not finite, stayed finite and ended worse, and were masked.
-
-    Args:
-      column: of the experiments, by whose values they are told apart.
-    """
-    found: dict[str | None, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    with contextlib.closing(sqlite3.connect(f"{(FOLDER / f'{name}.sqlite').as_uri()}?mode=ro", uri=True)) as store:
-        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]  # all were followed
-        for value, outcome, count in store.execute(
-            f"SELECT {column}, outcome, count(*) FROM experiments GROUP BY {column}, outcome"
-        ):
-            kind = NOT_FINITE if outcome in DIVERGED else WORSE if outcome in LATENT else MASKED
-            assert kind != MASKED or outcome == MASKED  # none is undecided
-            found[value][kind] += count
-    return found
-
-
-def of_classes(told: str, counts: collections.Counter[str]) -> list[str]:
-    """A row of what came of one kind of fault."""
-    total = counts.total()
-    shares = [f"{counts[kind]}: {percent(wilson(counts[kind], total, 0.95))}" for kind in (NOT_FINITE, WORSE)]
-    return [told, f"{total}", *shares]
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -99,14 +74,6 @@ ATTENTION = {
     "q_proj": "queries", "k_proj": "keys", "v_proj": "values", "scores": "scores", "mix": "mix of the values",
     "o_proj": "output",
 }  # fmt: skip
-STAGES = {
-    ("products", "forward"): "products of the forward pass",
-    ("products", "backward"): "products of the backward pass",
-    ("gradient", "gradient"): "the gradient, before it is clipped",
-    ("update", "update"): "the update, after the optimizer",
-}
-NOT_FINITE, WORSE = "not finite", "finite, and worse at the end"
-CLASSES = ["experiments", NOT_FINITE, WORSE]
 HEAD = ["experiments", "nothing struck", "elements struck at first, median", "not masked", "outcomes"]
 
 
@@ -116,11 +83,7 @@ def tables() -> dict[str, str]:
     return {
         "outcomes": table(["profile", *HEAD], [[f"`{name}`", *row(name, "float32")] for name in names]),
         "attention": attention(),
-        "formats": table(["format", *CLASSES], [of_classes(one, classes(f"formats-{one}")[None]) for one in FORMATS]),
-        "stages": table(
-            ["struck", *CLASSES],
-            [of_classes(told, classes(name, "stage")[stage]) for (name, stage), told in STAGES.items()],
-        ),
+        "formats": table(["format", *HEAD], [[one, *row("llm_prism", one)] for one in FORMATS]),
     }
 
 

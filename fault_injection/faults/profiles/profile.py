@@ -238,6 +238,8 @@ class DefectProfile:
         band += "" if self.below is None else f" < {self.below:g}"
         every = "" if self.periods == (1,) else f", one in {' or '.join(map(str, self.periods))} by position"
         share = "" if self.elements == 1 else f", a share of {self.elements:g} of these"
+        if self.growing > 1:
+            share = f", a share of these that grows to {self.elements:g} in {self.growing} strikes,"
         return f"elements{band}{every}{share} {self.error.sentence()}"
 
     def as_json(self) -> Mapping[str, object]:
