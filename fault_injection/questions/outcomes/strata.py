@@ -95,10 +95,13 @@ def divided(plan: Plan) -> Division:
     """The strata of a plan that asks for a width: by what it asks for, and as fine as leaves them few.
 
     Raises:
-      InputError: what it asks for makes too many.
+      InputError: what it asks for makes too many, or tells no faults apart: a profile has not one bit.
     """
     assert plan.wanted is not None
     kinds, chosen = list(_kinds(plan)), [d for d in DIMENSIONS if d in plan.wanted.by]
+    for dimension in chosen:
+        if not any(kind.labels[DIMENSIONS.index(dimension)] for kind in kinds):
+            raise InputError(f"wanted.by: no fault of this plan has a {dimension} of its own; leave it out")
     if (many := _count(kinds, chosen)) > MOST:
         what = f"by {', '.join(chosen)} makes {many:,} strata; expected {MOST:,} at most"
         raise InputError(f"wanted.by: {what}: ask for fewer of them, or for fewer sites or fault models")
