@@ -171,6 +171,8 @@ def _watched(board: Board) -> BoxAnswer:
         f"{plural(len(board.fault_free), 'fault-free run')} of {plural(board.fault_free_steps, 'step')}",
         *(f"{name} does not watch {why}" for name, why in board.cannot_watch),
     ]
+    if board.undecided:
+        clauses.append(f"{plural(board.undecided, 'experiment')} with an end that nobody knows, and nobody watches")
     if board.guesses:
         early = plural(board.guesses, "experiment")
         clauses.append(
