@@ -139,7 +139,7 @@ def test_a_question_that_makes_too_many_strata_is_refused(monkeypatch):
 
 def test_a_question_that_tells_no_faults_apart_is_refused():
     by_bit = SOUND.replace('by = ["model"]', 'by = ["bit"]').replace("[wanted]", "[faults.models]\nRD = 1\n[wanted]")
-    with pytest.raises(InputError, match="wanted.by: no fault of this plan has a bit of its own; leave it out"):
+    with pytest.raises(InputError, match=r"wanted.by: no fault of this plan has a bit of its own; leave it out"):
         divided(parse_plan(by_bit))
 
 

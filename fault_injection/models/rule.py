@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-ALL = 0xFFFFFFFF  # a threshold that each element is below, or at
+EVERY_ELEMENT = 0xFFFFFFFF  # a threshold that each element is below, or at
 GOLDEN = 0x9E3779B9  # 2³² divided by the golden ratio: consecutive positions are far apart after it
 
 
@@ -61,7 +61,7 @@ WORDS = len(NO_RULE)
 def at_strike(words: np.ndarray, number: int) -> np.ndarray:
     """The words of a rule at strike `number`, from 0: chance is drawn anew, and what grows has grown.
 
-    >>> rule = NO_RULE._replace(threshold=ALL, growing=4).words(np.uint32)
+    >>> rule = NO_RULE._replace(threshold=EVERY_ELEMENT, growing=4).words(np.uint32)
     >>> [hex(StrikeRule(*at_strike(rule, number)).threshold) for number in (0, 1, 3, 9)]
     ['0x3fffffff', '0x7fffffff', '0xffffffff', '0xffffffff']
     """

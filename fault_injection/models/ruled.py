@@ -28,9 +28,10 @@ def struck_by(words: jax.Array, size: jax.Array, dtype: Any, rule: jax.Array) ->
     Returns:
       Booleans [n], and bits [n].
 
-    >>> from fault_injection.models.rule import ALL, NO_RULE
+    >>> from fault_injection.models.rule import EVERY_ELEMENT, NO_RULE
     >>> words = lax.bitcast_convert_type(jnp.float32([0.5, 1.0, 4.0]), jnp.uint32)
-    >>> band = NO_RULE._replace(least=0x3F000000, most=0x3FFFFFFF, threshold=ALL, flip=0x80000000, keep=ALL)
+    >>> band = NO_RULE._replace(least=0x3F000000, most=0x3FFFFFFF, threshold=EVERY_ELEMENT)
+    >>> band = band._replace(flip=0x80000000, keep=0xFFFFFFFF)
     >>> struck, new = struck_by(words, jnp.int32(3), jnp.float32, jnp.asarray(band.words(np.uint32)))
     >>> struck.tolist(), lax.bitcast_convert_type(new, jnp.float32).tolist()
     ([True, True, False], [-0.5, -1.0, -4.0])

@@ -16,7 +16,7 @@ import numpy as np
 
 from ...models.bits import ALL_ONES, NewBits, host_words, mask_type
 from ...models.fault import Operand
-from ...models.rule import ALL, StrikeRule
+from ...models.rule import EVERY_ELEMENT, StrikeRule
 from ...models.site import Site
 from ...seam.workload import Workload
 from ..fault_models import VALUES
@@ -187,7 +187,7 @@ class DefectProfile:
         phase = int(rng.integers(period)) if self.phase is None else self.phase
         masks, factor = self._masks(rng, format)
         least, most = self._band(format)
-        threshold = min(max(round(self.elements * 2**32) - 1, 0), ALL)
+        threshold = min(max(round(self.elements * 2**32) - 1, 0), EVERY_ELEMENT)
         size = math.prod(site.operands[self.operand].shape)
         words = StrikeRule(
             least=least,
