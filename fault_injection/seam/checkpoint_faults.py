@@ -4,6 +4,7 @@ What becomes of it is decided by the strategy: a worker's own copy may be overwr
 only a share of what was loaded may count (docs/strategies.md).
 """
 
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -79,7 +80,7 @@ def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Stru
     Where an element is saved in a narrower format, it alone is rounded to it.  So a run without a fault is the
     golden one.  Several processes call this together.
     """
-    target = next((found for name, found in _targets(program.state).items() if site_id(name) == int(fault.site)), None)
+    target = _by_id(program.state).get(int(fault.site))
     if target is None:
         return None
     saved, first = fetched(state), max(int(fault.worker), 0)
@@ -93,6 +94,7 @@ def restarted(program: Program, state: State, fault: Fault) -> tuple[State, Stru
     return program.start(load), _altered(program.state.single(saved, first), target, fault)[1]
 
 
+@functools.lru_cache(maxsize=8)  # every step that is struck asks for it
 def _targets(state: StateSpec) -> Mapping[str, _Target]:
     found = {}
     for part in PARTS:
@@ -105,6 +107,11 @@ def _targets(state: StateSpec) -> Mapping[str, _Target]:
             for loaders in _counts(state.loaders):
                 found[f"{CHECKPOINT}/{part}/{dtype.name}/{loaders}"] = _Target(leaves, dtype, loaders)
     return found
+
+
+@functools.lru_cache(maxsize=8)
+def _by_id(state: StateSpec) -> Mapping[int, _Target]:
+    return {site_id(name): target for name, target in _targets(state).items()}
 
 
 def _counts(loaders: int) -> Iterable[int]:

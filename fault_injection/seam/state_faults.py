@@ -1,9 +1,10 @@
 """Faults in the state: what a step reads differs from what the step before has written."""
 
 import dataclasses
+import functools
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -50,7 +51,7 @@ def struck_state(program: Program, state: State, fault: Fault) -> tuple[State, S
     Raises:
       InputError: one worker's copy is to be struck, and there are several processes.
     """
-    leaves_struck = next((of for name, of in _targets(program.state).items() if site_id(name) == int(fault.site)), None)
+    leaves_struck = _by_id(program.state).get(int(fault.site))
     if leaves_struck is None:
         return None
     leaves, tree = jax.tree.flatten(jax.tree.map(jnp.copy, state))
@@ -102,7 +103,8 @@ def left_out_of_targets(state: StateSpec) -> list[str]:
     return [f"{one.leaf.name} {why}" for one in placed_leaves(state) if (why := cannot_be_struck(one))]
 
 
-def _targets(state: StateSpec) -> dict[str, list[Placed]]:
+@functools.lru_cache(maxsize=8)  # every step that is struck asks for it
+def _targets(state: StateSpec) -> Mapping[str, list[Placed]]:
     """What a fault can strike of the state, by name, as the leaves that it consists of."""
     leaves = placed_leaves(state)
     leaves = [one for one in leaves if not cannot_be_struck(one)]
@@ -114,6 +116,11 @@ def _targets(state: StateSpec) -> dict[str, list[Placed]]:
         if part not in found and alike and sum(one.size for one in of_part) <= LARGEST_OPERAND:
             found[part] = of_part
     return found
+
+
+@functools.lru_cache(maxsize=8)
+def _by_id(state: StateSpec) -> Mapping[int, list[Placed]]:
+    return {site_id(name): leaves for name, leaves in _targets(state).items()}
 
 
 def _strike(leaves: list[jax.Array], struck: list[Placed], fault: Fault) -> Struck:

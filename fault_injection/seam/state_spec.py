@@ -10,9 +10,9 @@ from .leaves import Leaf, Role
 from .strategies import REPLICATED, Strategy
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class StateSpec:
-    """Names, roles and shapes of the arrays of a training's state, and who has a copy of it.
+    """Names, roles and shapes of the arrays of a training's state, and who has a copy of it; equal to itself alone.
 
     Attributes:
       abstract: the state's tree with shapes and dtypes, as `jax.ShapeDtypeStruct`; of all copies.
