@@ -229,7 +229,7 @@ def test_what_the_environment_says_of_detectors_is_part_of_a_scoreboard(tmp_path
     program = plan.workload.program(frozenset(), devices=1)
     assert chosen_detectors(settings, program)["asd"] != chosen_detectors(plain, program)["asd"]
     monkeypatch.setenv("NPU_ASD_CONFIG", "enable:false")
-    off = "nothing: a variable of the environment switches it off"
+    off = "what a variable of the environment switches off"
     left_out = read_settings(path)[1]
     assert dict(left_out.cannot_watch)["asd"] == off and "asd" not in left_out.detectors
     path.write_text(PLAN + 'detectors = ["asd"]\n')

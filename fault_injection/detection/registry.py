@@ -100,7 +100,7 @@ def _cannot_watch(name: str, program: Program, environment: Mapping[str, str]) -
         chosen = beside_a_run(name, program, environment)
     except InputError as error:
         return str(error).removeprefix(f"{name} watches ")
-    return "" if chosen.detector is not None else "nothing: a variable of the environment switches it off"
+    return "" if chosen.detector is not None else "what a variable of the environment switches off"
 
 
 def telling(program: Program, detectors: Iterable[AnyDetector]) -> Program:
