@@ -39,7 +39,8 @@ def test_alarms_are_listed_in_order_and_raised_at_the_third_strike(capsys, tmp_p
     assert [(a["step"], a["tensor"]) for a in found["alarms"]] == [(s, t) for s, t in sorted(special)]
     assert found["raised"] == 90
     assert found["alarms"][0] == {
-        "step": 50, "tensor": "b", "value": 1e5, "level": 1, "threshold": found["alarms"][0]["threshold"]
+        "step": 50, "tensor": "b", "value": 1e5, "level": 1, "threshold": found["alarms"][0]["threshold"],
+        "excess": pytest.approx(1e5 / found["alarms"][0]["threshold"]),
     }  # fmt: skip
     assert 900 < found["alarms"][0]["threshold"] < 1500
     # The same in two logs of one tensor each, put together.

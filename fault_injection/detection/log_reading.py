@@ -99,6 +99,7 @@ def alarms_of(seen: Reading, log: Log, counting: np.ndarray) -> list[tuple[int, 
                 float(log.values[row]),
                 int(seen.level[row]),
                 float(seen.threshold[row]),
+                float(seen.excess[row]),
             ),
         )
         for row in rows.tolist()
