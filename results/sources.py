@@ -14,6 +14,7 @@ import numpy as np
 from fault_injection.campaign.rates import Rate, wilson
 from fault_injection.campaign.wording import MINUS, interval, percent
 from fault_injection.machine.errors import InputError
+from fault_injection.questions.outcomes.store import Store
 from fault_injection.questions.scoreboard.board import Board, ScoredExperiment, read_board
 from fault_injection.questions.scoreboard.comparison import standings
 from fault_injection.questions.scoreboard.store import ScoreStore
@@ -65,6 +66,29 @@ def by_latent(boards: Mapping[str, Board]) -> list[str]:
 def by_either(scored: Board, detectors: Sequence[str], experiments: Sequence[ScoredExperiment]) -> Rate:
     """The share of experiments in which one of several detectors raised an alarm that stops."""
     stopped = [any(one.stop(name) is not None for name in detectors) for one in experiments]
+    return wilson(sum(stopped), len(stopped), scored.confidence)
+
+
+def epoch_ends(name: str, outcomes: Sequence[str], beside: str = "") -> Rate:
+    """What `epoch_checksum` detects on a board of lasting faults, from what `unconfirmed_checksum` saw of every step.
+
+    Both look at the same sums, without memory; the one looks in the last step of an epoch alone.
+
+    Args:
+      name: of the set.
+      beside: another detector that may stop the run, too.
+    """
+    scored = board(f"boards/{name}")
+    with Store(RESULTS / "boards" / name) as store:
+        plan = store.plan()
+        rows = store.query("SELECT number, epoch, step FROM experiments")
+    assert plan is not None
+    steps, stopped = plan.steps_per_epoch, []
+    first = {row["number"]: row["epoch"] * steps + row["step"] for row in rows}
+    for one in scored.of(outcomes):
+        peaks = enumerate(map(float, one.found["seen"]["unconfirmed_checksum"]["peaks"]), first[one.number] + 1)
+        stopped.append(any(peak > 1 and after % steps == 0 for after, peak in peaks))
+        stopped[-1] |= bool(beside) and one.stop(beside) is not None
     return wilson(sum(stopped), len(stopped), scored.confidence)
 
 

@@ -31,6 +31,7 @@ STORES = {
     "SDC-1": "latent",
     "SDC-2": "transformer/float32",
     "SDC-3": "transformer/bfloat16",
+    "SDC-4": "boards/SDC-4",
     "SDC-5": "boards/SDC-5",
 }
 

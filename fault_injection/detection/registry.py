@@ -35,6 +35,7 @@ OF_A_PROGRAM: dict[str, Callable[[Program], AnyDetector]] = {
     "checksum": lambda program: Checksum(),
     "unconfirmed_checksum": lambda program: UnconfirmedChecksum(),
     "sampled_checksum": lambda program: SampledChecksum(),
+    "epoch_checksum": lambda program: SampledChecksum(every=program.steps_per_epoch),
     "variance_checksum": lambda program: VarianceChecksum(),
     "dr_dna": lambda program: DrDnaSettings(),
     "dr_dna_published": lambda program: DrDnaPublishedSettings(),
