@@ -50,7 +50,7 @@ class SampledChecksum(UnconfirmedChecksum):
     """As `UnconfirmedChecksum`, in every n-th step only: what lasts is found at an n-th of the cost.
 
     A training has two compiled steps, and takes the one with checksums now and then: both compute the same bits.
-    `epoch_checksum` is this with n the steps of an epoch: the last step of each is checked, before a checkpoint is kept.
+    `epoch_checksum` is this with n the steps of an epoch: the last one of each is checked, before a checkpoint is kept.
 
     Attributes:
       every: n; steps are counted over all epochs, and number n − 1 is the first that is checked.
