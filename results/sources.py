@@ -69,13 +69,14 @@ def by_either(scored: Board, detectors: Sequence[str], experiments: Sequence[Sco
     return wilson(sum(stopped), len(stopped), scored.confidence)
 
 
-def epoch_ends(name: str, outcomes: Sequence[str], beside: str = "") -> Rate:
-    """What `epoch_checksum` detects on a board of lasting faults, from what `unconfirmed_checksum` saw of every step.
+def looks_every(name: str, outcomes: Sequence[str], every: int = 0, beside: str = "") -> Rate:
+    """What `unconfirmed_checksum` saw on a board of lasting faults in every n-th step alone.
 
-    Both look at the same sums, without memory; the one looks in the last step of an epoch alone.
+    That is what `epoch_checksum` and `sampled_checksum` detect: all look at the same sums, without memory.
 
     Args:
       name: of the set.
+      every: n; 0 for the steps of an epoch.
       beside: another detector that may stop the run, too.
     """
     scored = board(f"boards/{name}")
@@ -84,10 +85,11 @@ def epoch_ends(name: str, outcomes: Sequence[str], beside: str = "") -> Rate:
         rows = store.query("SELECT number, epoch, step FROM experiments")
     assert plan is not None
     steps, stopped = plan.steps_per_epoch, []
+    every = every or steps
     first = {row["number"]: row["epoch"] * steps + row["step"] for row in rows}
     for one in scored.of(outcomes):
         peaks = enumerate(map(float, one.found["seen"]["unconfirmed_checksum"]["peaks"]), first[one.number] + 1)
-        stopped.append(any(peak > 1 and after % steps == 0 for after, peak in peaks))
+        stopped.append(any(peak > 1 and after % every == 0 for after, peak in peaks))
         stopped[-1] |= bool(beside) and one.stop(beside) is not None
     return wilson(sum(stopped), len(stopped), scored.confidence)
 

@@ -208,6 +208,19 @@ def test_by_default_all_detectors_watch_that_can(tmp_path):
     assert "replicas" not in settings.detectors
 
 
+def test_epoch_checksum_looks_at_the_last_step_of_each_epoch(tmp_path):
+    path = tmp_path / "plan.toml"
+    path.write_text(PLAN + 'detectors = ["epoch_checksum"]\n')
+    plan, settings = read_settings(path)
+    program, steps = plan.workload.program(frozenset(), devices=1), plan.steps_per_epoch
+    detector = chosen_detectors(settings, program)["epoch_checksum"]
+    memory, due = detector.init(["a"]), []
+    for number in range(3 * steps):
+        memory, alarms = detector.update(memory, np.array([2.0]))
+        due += [number] * int(alarms.level[0])
+    assert due == [steps - 1, 2 * steps - 1, 3 * steps - 1] and detector.reported_every == steps
+
+
 def test_a_recovery_that_the_training_has_not_is_refused_before_the_campaign(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(f'workload = "{OWN}"\n[faults]\nexperiments = 8\n[score]\nrecovered = {{ inverse = 5 }}\n')
