@@ -131,10 +131,11 @@ def agree(bench, number):
 )
 def test_replay_campaign_and_scoreboard_say_the_same(benches, schedule, text, numbers):
     """And a step that is executed again differs where the fault struck, but for one that is still there: it recurs."""
-    bench, when = benches(text, schedule), SCHEDULE.parse(schedule)
+    bench = benches(text, schedule)
     for number in numbers:
         result, row, said = agree(bench, number)
-        transient = [after for after in range(result.steps) if when.strikes(after, bench.lab.plan.workload.seed)]
+        when, seed = injection_of(bench.lab.plan, number).schedule, bench.lab.plan.workload.seed
+        transient = [after for after in range(result.steps) if when.strikes(after, seed)]
         if when.lasting:
             assert said["replay"] == said["checksum"] == []
             assert said["loss_spike"]  # so that recoveries act, in vain
