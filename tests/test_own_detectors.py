@@ -142,6 +142,12 @@ MISTAKES = [
     ),
     ("detector = 3\n", "is no object with signals, init and update, and calling it fails: TypeError"),
     ("class detector:\n    def update(self):\n        pass\n", "has no init; expected signals, init and update"),
+    (
+        "class detector:\n    @property\n    def signals(self):\n        raise ValueError('none')\n"
+        "    def init(self, names): ...\n    def update(self, memory, values): ...\n",
+        "reading signals, init and update raised ValueError: none",
+    ),
+    (class_of("raise SystemExit(3)"), ":8: update of detector raised SystemExit: 3"),
     ("import nothing_of_this_name\n", "ModuleNotFoundError on import: No module named 'nothing_of_this_name'"),
     ("other = 1\n", "no 'detector' here"),
 ]

@@ -3,7 +3,9 @@
 With n values that were compared, of which j exceed the threshold that the (j + 1)-th largest sets, the probability that
 another value exceeds it has the distribution Beta(j + 1, n − j), whatever that of the values is.  The threshold is the
 lowest whose bound at the confidence wanted is at most the rate.  Where the logs are too short for any, it is the
-largest value, and the rate that they support is said.  Reference: Wilks, *Annals of Mathematical Statistics* 12 (1941).
+largest value, and the rate that they support is said.  A detector that does not remember what it stops may stop more
+with a lower threshold than its old memory says: so j is what it stops itself, and the threshold rises until its own
+bound holds.  Reference: Wilks, *Annals of Mathematical Statistics* 12 (1941).
 """
 
 import dataclasses
@@ -27,11 +29,12 @@ ABOVE = 1 + 1e-9  # a threshold's share that keeps the value which set it below,
 HIGHER: dict[type, Callable[[Any, float], dict[str, Any]]] = {
     Spike: lambda detector, factor: {"deviations": detector.deviations * factor},
     Asd: lambda detector, factor: {"upper": detector.upper * factor**2},
+    # The second threshold warns below the first: what is calibrated warns of nothing.
     AsdV1: lambda detector, factor: {
-        "upper": tuple(each * factor for each in detector.upper),
-        "sigma": tuple(each * factor for each in detector.sigma),
+        "upper": (detector.upper[0] * factor,) * 2,
+        "sigma": (detector.sigma[0] * factor,) * 2,
     },
-    AsdV3: lambda detector, factor: {"upper": tuple(each * factor**2 for each in detector.upper)},
+    AsdV3: lambda detector, factor: {"upper": (detector.upper[0] * factor**2,) * 2},
 }
 
 
@@ -92,26 +95,46 @@ def calibrate(detector: Any, logs: Sequence[Material], wanted: float) -> Calibra
     higher = next((HIGHER[kind] for kind in type(detector).__mro__ if kind in HIGHER), None)
     if higher is None:
         raise InputError(f"{type(detector).__name__} has no threshold that could be calibrated")
-    parts = []
     for given in logs:
-        seen = look(detector, given.log, given.following)
         wrong = np.flatnonzero(~np.isfinite(given.log.values))
         if len(wrong):
             step = int(given.log.steps[wrong[0]])
             raise InputError(f"--calibrate: {given.log.values[wrong[0]]} at step {step}; expected fault-free logs")
+    excess = np.sort(_excess(detector, logs))[::-1]
+    if not len(excess) or not excess[0] > 0:
+        raise InputError("--calibrate: no value is above what a threshold is counted from: the logs are too short")
+
+    def tried(above: int) -> Calibration:
+        """With the threshold that so many values exceed, as the old detector's memory has it."""
+        settings = higher(detector, float(excess[above]) * ABOVE)
+        changed = dataclasses.replace(detector, **settings)
+        own = _excess(changed, logs)
+        stopped = int(np.sum(own > 1))
+        return Calibration(changed, settings, len(own), stopped, bound(stopped, len(own)), wanted)
+
+    positive = int(np.sum(excess > 0))  # a threshold of nothing would be none
+    most = _most(lambda above: bound(above, len(excess)) <= wanted, positive)
+    found = tried(most)
+    if found.rate > wanted and most:
+        found = tried(_most(lambda above: tried(above).rate <= wanted, most))
+    return found
+
+
+def _most(holds: Callable[[int], bool], end: int) -> int:
+    """The largest number below an end for which something holds that holds of all smaller ones; 0 where it is none."""
+    low, high = 0, end
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
+
+def _excess(detector: Any, logs: Sequence[Material]) -> np.ndarray:
+    """The values of logs that are compared with a threshold, in its units."""
+    parts = []
+    for given in logs:
+        seen = look(detector, given.log, given.following)
         # Thresholds of the warm-up are no part of what is set.
         compared = np.isfinite(seen.threshold) & (given.following.depth >= getattr(detector, "warm_up", 0))
         parts.append(seen.excess[compared])
-    excess = np.sort(np.concatenate(parts))[::-1]
-    if not len(excess) or not excess[0] > 0:
-        raise InputError("--calibrate: no value is above what a threshold is counted from: the logs are too short")
-    low, high = 0, len(excess)  # the most values above: `bound` rises with them
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if bound(middle, len(excess)) <= wanted else (low, middle)
-    while not excess[low] > 0:  # a threshold of nothing would be none
-        low -= 1
-    settings = higher(detector, float(excess[low]) * ABOVE)
-    above = int(np.sum(excess > excess[low] * ABOVE))
-    changed = dataclasses.replace(detector, **settings)
-    return Calibration(changed, settings, len(excess), above, bound(low, len(excess)), wanted)
+    return np.concatenate(parts)

@@ -1,5 +1,6 @@
 """A log, looked at by a detector: what is read, what counts, which alarms there are, and what is to be said."""
 
+import collections
 import math
 import pathlib
 from typing import Any, NamedTuple
@@ -106,12 +107,22 @@ def material(path: pathlib.Path, columns: Columns, detector: Any) -> Material:
 
 
 def _of_workers(names: tuple[str, ...], path: pathlib.Path) -> tuple[str, ...]:
-    """Those of the tensors that say whose they are."""
-    found = tuple(name for name in names if whose(name))
-    if len({whose(name) for name in found}) < 2:
+    """Those of the tensors that all workers have; the others are named as not looked at."""
+    workers = {whose(name) for name in names} - {""}
+    if len(workers) < 2:
         what = "expected values of two workers or more, called such as rank0/grad_norm and rank1/grad_norm"
         raise InputError(f"{what}; found {_some(list(names))}", path)
+    having: dict[str, set[str]] = collections.defaultdict(set)  # workers, by what their names have in common
+    for name in names:
+        having[_common(name)].add(whose(name))
+    found = tuple(name for name in names if having[_common(name)] == workers)
+    if not found:
+        raise InputError(f"expected values that all workers have; found {_some(list(names))}", path)
     return found
+
+
+def _common(name: str) -> str:
+    return name.replace(whose(name) or "/", "/", 1)
 
 
 def _compared(log: Log, following: Lineage, path: pathlib.Path) -> str:

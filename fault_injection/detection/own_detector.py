@@ -24,6 +24,7 @@ from ..machine.user_files import user_object
 from .detector import STOP, WARN, Alarms, Array, Detector, Memory
 from .signals import KINDS, PROFILED
 
+FAILURES = (Exception, SystemExit)  # of a user's code, which may end itself
 TRIED = 300  # steps of made-up values, more than the warm-ups of this project's detectors
 
 
@@ -77,7 +78,7 @@ class OwnDetector(Detector):
         """The user's memory before the first step; raises InputError where their code fails."""
         try:
             return self.given.init(list(names))
-        except Exception as error:
+        except FAILURES as error:
             raise self._failed("init", error) from None
 
     def update(self, memory: Memory, values: Array) -> tuple[Memory, Alarms]:
@@ -90,7 +91,7 @@ class OwnDetector(Detector):
         values.flags.writeable = False
         try:
             returned = self.given.update(memory, values)
-        except Exception as error:
+        except FAILURES as error:
             raise self._failed("update", error) from None
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise self._wrong("update", f"returned {_described(returned)}; expected (memory, excess)")
@@ -122,7 +123,7 @@ class OwnDetector(Detector):
             raise self._wrong("update", f"returned {what} as {_described(given)}; {expected}")
         return found.astype(np.float64 if kind == "f" else np.int32)
 
-    def _failed(self, method: str, error: Exception) -> InputError:
+    def _failed(self, method: str, error: BaseException) -> InputError:
         """What an exception of the user's code was, with the last line of that file on the way to it."""
         file = str(self.path.resolve())
         frames = traceback.extract_tb(error.__traceback__)
@@ -147,16 +148,21 @@ def own_detector(name: str) -> OwnDetector:
       InputError: one line; there is none, it lacks something, watches what no step reports, or is not pure.
     """
     found, path = user_object(name, "detector")
-    if isinstance(found, type) or not hasattr(found, "update"):
-        try:
-            found = found()
-        except Exception as error:
-            what = f"detector {name[:SHOWN]!r} is no object with signals, init and update, and calling it fails"
-            raise InputError(f"{what}: {type(error).__name__}: {error}", path) from None
-    for method in ("init", "update"):
-        if not callable(getattr(found, method, None)):
-            raise InputError(f"detector {name[:SHOWN]!r} has no {method}; expected signals, init and update", path)
-    _check_signals(getattr(found, "signals", None), name, path)
+    try:
+        made = isinstance(found, type) or not hasattr(found, "update")
+        found = found() if made else found
+    except FAILURES as error:
+        what = f"detector {name[:SHOWN]!r} is no object with signals, init and update, and calling it fails"
+        raise InputError(f"{what}: {type(error).__name__}: {error}", path) from None
+    try:
+        lacking = [method for method in ("init", "update") if not callable(getattr(found, method, None))]
+        signals = getattr(found, "signals", None)
+    except FAILURES as error:
+        what = f"detector {name[:SHOWN]!r}: reading signals, init and update raised {type(error).__name__}: {error}"
+        raise InputError(what, path) from None
+    if lacking:
+        raise InputError(f"detector {name[:SHOWN]!r} has no {lacking[0]}; expected signals, init and update", path)
+    _check_signals(signals, name, path)
     detector = OwnDetector(found, name, path)
     _try_out(detector)
     return detector

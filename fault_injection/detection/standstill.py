@@ -51,6 +51,7 @@ def symptoms(log: Log, watched: Collection[str], kind: str, skipped: Collection[
       skipped: steps whose values need not be finite.
     """
     log = log.rows(~lineage(log).superseded)
+    last = int(log.steps.max(initial=0 if log.column else log.last))
     found: list[Symptom] = []
     for name in log.tensors:
         loss = is_loss(name) or (kind == "loss" and name in watched and not is_norm(name))
@@ -64,7 +65,7 @@ def symptoms(log: Log, watched: Collection[str], kind: str, skipped: Collection[
             found += _still(name, steps, values)
         if loss or norm:
             found += _zero(name, steps, values)
-        found += _missing(name, steps, log.last)
+        found += _missing(name, steps, last)
     found += _hidden(log, watched, set(skipped))
     return sorted(found, key=lambda each: each.step)
 
@@ -98,9 +99,10 @@ def _still(name: str, steps: np.ndarray, values: np.ndarray) -> list[Symptom]:
 
 
 def _zero(name: str, steps: np.ndarray, values: np.ndarray) -> list[Symptom]:
-    """The first time that it falls to zero from a distance."""
-    at = next(iter(np.flatnonzero(values == 0).tolist()), 0)
-    before = values[:at][np.isfinite(values[:at])]
+    """The first time that it falls to zero from a distance; before its first step a trainer may write zeros, too."""
+    first = next(iter(np.flatnonzero(values != 0).tolist()), 0)
+    at = next(iter(np.flatnonzero(values[first:] == 0).tolist()), 0) + first
+    before = values[first:at][np.isfinite(values[first:at])]
     if len(before) < SEEN or before[-1] <= UNITS * _unit(before):
         return []
     return [Symptom(int(steps[at]), name, 0.0, f"falls from {before[-1]:.6g} to exactly zero")]

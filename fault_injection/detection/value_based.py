@@ -79,6 +79,7 @@ def value_based(name: str, environment: Mapping[str, str], settings: Mapping[str
 
 
 DERIVED = ("bounds", "of", "variances")  # fields that a program decides
+MOST = 10**6  # steps, or values in a memory
 
 
 def changed(name: str, detector: Any, settings: Mapping[str, str]) -> Any:
@@ -100,13 +101,13 @@ def changed(name: str, detector: Any, settings: Mapping[str, str]) -> Any:
 
 
 def _read(text: str, like: object) -> object:
-    """A positive number, or several separated by commas, of the kind of another value."""
+    """A positive number, or several separated by commas, of the kind of another value; whole ones up to `MOST`."""
     if isinstance(like, tuple):
         parts = text.split(",")
         if len(parts) != len(like):
             raise ValueError
         return tuple(_read(part, one) for part, one in zip(parts, like, strict=True))
     number = int(text) if isinstance(like, int) else float(text)
-    if not 0 < number < float("inf"):
+    if not 0 < number < float("inf") or (isinstance(number, int) and number > MOST):
         raise ValueError
     return number

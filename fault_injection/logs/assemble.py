@@ -39,12 +39,12 @@ def log_of(table: LogTable, columns: Columns, path: pathlib.Path) -> Log:
         values,
         None if times is None else times[rows],
         np.array([table.rows[i][0] for i in kept], np.int64)[rows],
-        int(steps.max()),
+        int(steps.max() if long else steps[-1]),
         table.as_given,
         table.value or "",
         {name: (len(at), int(steps[at[0]])) for name, at in empty.items()},
         wrong,
-        (*table.notes, *notes, *said),
+        (*table.notes, *notes, *said, *(_beside(table) if long else ())),
     )
     return _clock(_in_order(log), path)
 
@@ -55,6 +55,12 @@ def _without(table: LogTable, wrong: dict[str, tuple[int, str]]) -> str:
     for name, (line, cell) in wrong.items():
         return f": {name[:SHOWN]} has {cell!r} in line {line}, which is no number"
     return ""
+
+
+def _beside(table: LogTable) -> list[str]:
+    """What is to be said of the columns beside those of a table with one value per row."""
+    others = [name for name in table.names if name not in (table.step, table.time, table.tensor, table.value)]
+    return [f"columns that are not looked at: {', '.join(map(repr, others))[:SHOWN]}"] if others else []
 
 
 def _named(table: LogTable, columns: Columns, path: pathlib.Path) -> LogTable:
@@ -85,6 +91,7 @@ def _steps(table: LogTable, path: pathlib.Path) -> tuple[np.ndarray, list[int], 
     epoch_at = table.names.index(epoch_name) if epoch_name and epoch_name != table.step and not table.tensor else None
     steps, kept, notes = [], [], []
     offset, last, epoch, begun = 0, -1, -1.0, 0
+    offsets: dict[float, int] = {}  # of each epoch, once it has begun
     for row, (line, cells) in enumerate(table.rows):
         if is_empty(cells[at]) and table.tensor is None:
             continue
@@ -97,8 +104,11 @@ def _steps(table: LogTable, path: pathlib.Path) -> tuple[np.ndarray, list[int], 
         # Steps that begin anew with each epoch are no restarts: they are counted on.
         if epoch_at is not None:
             now = _epoch(cells[epoch_at], epoch)
-            if step + offset <= last and step < last - offset and now > epoch >= 0:
-                offset, begun = last + 1, begun + 1
+            if now < epoch:  # a restart
+                offset = offsets.get(now, offset)
+            elif step + offset <= last and step < last - offset and now > epoch >= 0:
+                offset, begun = offsets.get(now, last + 1), begun + (now not in offsets)
+            offsets.setdefault(now, offset)
             epoch = now
         last = step + offset
         steps.append(last)

@@ -38,7 +38,7 @@ def number(cell: Cell, decimal_comma: bool = False) -> float:
         try:
             return float(cell)
         except OverflowError:  # a whole number of JSON beyond float64
-            return math.copysign(math.inf, cell)
+            return math.inf if cell > 0 else -math.inf
     text = (cell or "").strip()
     if NUMBER.fullmatch(text) or NOT_FINITE.fullmatch(text):
         return float(text)

@@ -14,7 +14,8 @@ NORMS = (
     *("grad norm step", "norm grad", "total norm", "norm"),
 )
 PREFIXES = {"train", "training", "trainer", "metrics"}  # words before a name, which add nothing to it
-OTHERS = {"val", "valid", "validation", "eval", "evaluation", "test", "dev", "scale", "aux", "balancing", "balance"}
+OTHERS = {"val", "valid", "validation", "eval", "evaluation", "test", "dev", "aux", "balancing", "balance"}
+OTHERS |= {"scale", "scaler", "scaling", "lossscale"}  # of mixed precision
 LARGEST = {"max", "largest", "absmax", "maximum", "amax"}
 LISTED = 8  # names in a message
 

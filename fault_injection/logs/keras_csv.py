@@ -2,14 +2,15 @@
 
 from . import wide_csv
 from .source import Source
-from .table import LogTable
+from .table import STEPS, LogTable
 
 NAME = "Keras CSVLogger"
 
 
 def fits(source: Source) -> bool:
     """Whether the first column counts epochs and no column counts steps."""
-    return len(source.header) > 1 and source.header[0] == "epoch" and "step" not in source.header
+    counted = set(source.header) & set(STEPS)
+    return len(source.header) > 1 and source.header[0] == "epoch" and counted == {"epoch"}
 
 
 def read(source: Source) -> LogTable:

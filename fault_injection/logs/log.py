@@ -1,5 +1,7 @@
 """The result of reading: a log, one element per row, and how its rows follow one another."""
 
+import bisect
+import itertools
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
@@ -17,7 +19,7 @@ class Log(NamedTuple):
       values: float64 [rows].
       times: float64 [rows], in seconds; None where the log has none.
       lines: int64 [rows], counted from 1; 0 where the format has no lines.
-      last: the last step at which anything was written.
+      last: the step of the last row, perhaps one without values; of a log with one value per row, the largest.
       as_given: whether the file was made for a detector, so that all its tensors are meant.
       column: the column of values of a log with one value per row; empty elsewhere.
       empty: of tensors with empty cells among their values, how many and the first such step.
@@ -58,7 +60,7 @@ class Lineage(NamedTuple):
     """How the rows of a log follow one another.
 
     A step that falls begins a segment: the training went on from before it.  Its first row follows the last row of a
-    smaller step, and the rows in between are superseded.
+    smaller step, and the rows in between are superseded, also those of tensors that are not in every row.
 
     Attributes:
       parent: int64 [rows], the row before of the same tensor; -1 where there is none.
@@ -88,18 +90,27 @@ def lineage(log: Log) -> Lineage:
     parent, depth = np.full(count, -1), np.zeros(count, np.int64)
     superseded, doubled = np.zeros(count, bool), np.zeros(count, bool)
     restarts: dict[tuple[int, int], None] = {}
-    steps = log.steps.tolist()
+    steps, tensor = log.steps.tolist(), log.tensor.tolist()
     paths: list[list[int]] = [[] for _ in log.tensors]
-    for row, (step, tensor) in enumerate(zip(steps, log.tensor.tolist(), strict=True)):
-        path = paths[tensor]
-        if path and step < steps[path[-1]]:
-            restarts.setdefault((steps[path[-1]], step))
-            while path and steps[path[-1]] >= step:
-                superseded[path.pop()] = True
-        if path:
-            parent[row], depth[row] = path[-1], depth[path[-1]] + 1
-            doubled[row] = steps[path[-1]] == step
-        path.append(row)
+    starts = np.flatnonzero(np.diff(log.steps, prepend=-1)).tolist()
+    for start, end in itertools.pairwise([*starts, count]):
+        step = steps[start]
+        for path in (paths[tensor[row]] for row in range(start, end)):
+            if path and steps[path[-1]] > step:
+                restarts.setdefault((steps[path[-1]], step))
+                first = path[bisect.bisect_left(path, step, key=steps.__getitem__)]
+                while first and steps[first - 1] == steps[first]:  # other tensors of that step
+                    first -= 1
+                # Of a log with one value per row, tensors may follow one another: each has restarts of its own.
+                for abandoned in [path] if log.column else paths:
+                    while abandoned and abandoned[-1] >= first and steps[abandoned[-1]] >= step:
+                        superseded[abandoned.pop()] = True
+        for row in range(start, end):
+            path = paths[tensor[row]]
+            if path:
+                parent[row], depth[row] = path[-1], depth[path[-1]] + 1
+                doubled[row] = steps[path[-1]] == step
+            path.append(row)
     return Lineage(parent, depth, superseded, tuple(restarts), np.flatnonzero(doubled))
 
 

@@ -4,7 +4,7 @@ Other names of the columns are `tag`, `metric`, `name`, `key` or `variable` for 
 """
 
 from .source import Source
-from .table import STEPS, TENSORS, TIMES, LogTable, first
+from .table import STEPS, TENSORS, TIMES, LogTable, first, long_columns
 
 NAME = "CSV with one value per row"
 
@@ -12,7 +12,7 @@ NAME = "CSV with one value per row"
 def fits(source: Source) -> bool:
     """Whether the header has a tensor's name, its value and a step."""
     header = source.header
-    return "value" in header and first(header, TENSORS) is not None and first(header, STEPS) is not None
+    return first(header, STEPS) is not None and None not in long_columns(header)
 
 
 def read(source: Source) -> LogTable:

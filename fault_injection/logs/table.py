@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from .cells import Cell
+from .choice import is_loss, is_norm
 
 
 class Columns(NamedTuple):
@@ -73,20 +74,32 @@ def first(names: tuple[str, ...], known: tuple[str, ...]) -> str | None:
     return next((by_name[name] for name in known if name in by_name), None)
 
 
+def long_columns(names: tuple[str, ...]) -> tuple[str | None, str | None]:
+    """The columns of tensors' names and of values, of a table with one value per row; None, None of another.
+
+    Where a column beside them is called as a loss or as a gradient's norm, `value` is one tensor of several.
+
+    >>> long_columns(("step", "tag", "value")), long_columns(("step", "name", "loss", "value"))
+    (('tag', 'value'), (None, None))
+    """
+    tensor, value = first(names, TENSORS), first(names, ("value",))
+    several = any(is_loss(name) or is_norm(name) for name in names)
+    return (None, None) if tensor is None or value is None or several else (tensor, value)
+
+
 def records(family: str, found: list[tuple[int, dict[str, Cell]]], notes: tuple[str, ...] = ()) -> LogTable:
     """A table of records that need not have the same keys; a long one where they hold `value` and a tensor's name."""
     names = tuple(dict.fromkeys(key for _, record in found for key in record))
     rows = [(line, [record.get(name) for name in names]) for line, record in found]
-    value, tensor = first(names, ("value",)), first(names, TENSORS)
-    long = value is not None and tensor is not None
+    tensor, value = long_columns(names)
     return LogTable(
         family,
         names,
         rows,
         first(names, STEPS),
         first(names, TIMES),
-        tensor if long else None,
-        value if long else None,
-        as_given=long,
+        tensor,
+        value,
+        as_given=tensor is not None,
         notes=notes,
     )
