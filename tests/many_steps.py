@@ -326,6 +326,41 @@ def fused():
     return step, {"base": normal(8, 4), "p": params(q=(5, 4), k=(5, 4), delta=(8, 4))}, normal(6, 5)
 
 
+def private(examples=16):
+    """DP-SGD: a gradient of each example, whose products sum nothing; and then their mean."""
+
+    def of_one(p, x):
+        h = jax.nn.relu(jax.lax.conv(x[None], p["kernel"], (1, 1), "SAME"))
+        return jnp.mean((h.mean((0, 2, 3)) @ p["head"] - 1) ** 2)
+
+    def step(p, x):
+        loss, grads = jax.vmap(jax.value_and_grad(of_one), (None, 0))(p, x)
+        return sgd(p, jax.tree.map(lambda each: each.mean(0), grads)), {"loss": loss.mean()}
+
+    return step, params(kernel=(4, 2, 3, 3), head=(4, 3)), normal(examples, 2, 6, 6)
+
+
+def stacked():
+    """One product of three parameters that are stacked."""
+
+    def loss(p, x):
+        q, k, v = jnp.einsum("bd,ndf->nbf", x, jnp.stack([p["q"], p["k"], p["v"]]))
+        return jnp.mean((jnp.tanh(q) * k + v - 1) ** 2)
+
+    return descends(loss), params(q=(5, 4), k=(5, 4), v=(5, 4)), normal(6, 5)
+
+
+def stacked_blocks():
+    """A list of blocks, whose parameters are stacked and scanned over."""
+
+    def loss(p, x):
+        stack = jax.tree.map(lambda *each: jnp.stack(each), *p["blocks"])
+        x, _ = jax.lax.scan(lambda x, w: (x + jnp.tanh(x @ w["up"]) @ w["down"], None), x, stack)
+        return jnp.mean((x - 1) ** 2)
+
+    return descends(loss), {"blocks": [params(up=(5, 6), down=(6, 5)) for _ in range(4)]}, normal(6, 5)
+
+
 STEPS = {
     "lstm": lstm,
     "gru": gru,
@@ -351,4 +386,6 @@ STEPS = {
     "output first": output_first,
     "clipped and decayed": clipped_and_decayed,
     "fused": fused,
+    "stacked": stacked,
+    "stacked blocks": stacked_blocks,
 }

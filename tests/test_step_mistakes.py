@@ -51,6 +51,7 @@ def in_a_mesh(w, x):
             (W, W),
             ("2 parts of what the step returns are like its state", "(lambda a, b, c: ((a, b), c))(*step"),
         ),
+        (lambda w, x: (w, {"loss": x.sum()}), {"a/b": X, "a": {"b": X}}, ("two leaves of the state are called 'a/b'",)),
         (branching, {"w": W, "n": 0}, ("test_step_mistakes.py:", "jnp.where")),
         (in_a_mesh, W, ("test_step_mistakes.py:", "set the mesh around instrument")),
         (inner.lower(W, X).compile(), W, ("give the function itself",)),

@@ -1,7 +1,6 @@
 """Strike a step of one's own, in a loop of one's own."""
 
 import dataclasses
-import fnmatch
 import functools
 import math
 import warnings
@@ -14,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..machine.errors import InputError, did_you_mean
+from ..machine.reading import matches
 from ..models.bits import ALL_ONES, host_words, mask_type, unstruck
 from ..models.fault import LARGEST_OPERAND, AllStruck, Fault, Faults, Operand, as_one, each_of, is_fixed, site_id
 from ..models.isolation import on_cpus
@@ -372,7 +372,7 @@ def supporting_patterns(program: Instrumented, sites: str | Sequence[str]) -> In
         return program
     found: set[str] = set()
     for pattern in [sites] if isinstance(sites, str) else sites:
-        fitting = fnmatch.filter(program.all_sites, pattern)
+        fitting = [name for name in program.all_sites if matches(name, [pattern])]
         if not fitting:
             raise InputError(f"no site of the step fits {pattern!r}{did_you_mean(pattern, program.all_sites)}")
         found |= set(fitting)

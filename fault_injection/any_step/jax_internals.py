@@ -71,7 +71,8 @@ PARTS = frozenset({"slice", "dynamic_slice", "all_gather", "all_gather_invariant
 # Each result is computed of one operand, and of all devices'.
 COLLECTIVES = frozenset({"psum", "psum2", "psum_invariant", "pmax", "pmin", "ppermute", "reduce_scatter", "all_to_all"})
 # They put small operands into a large result.
-PLACED = frozenset({"concatenate", "pad", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
+PUT_TOGETHER = frozenset({"concatenate", "stack"})
+PLACED = frozenset({*PUT_TOGETHER, "pad", "dynamic_update_slice", "scatter", "scatter-add", "scatter_add"})
 
 # Inside `shard_map`, types say along which mesh axes a value differs.  A struck worker differs from the others, which
 # breaks them, so the rewritten body has no such types.  These equations are all that is left of them.

@@ -15,6 +15,7 @@ from .jax_internals import (
     DRAWN,
     PARTS,
     PLACED,
+    PUT_TOGETHER,
     RECOMPUTED,
     RELAID,
     TRANSPOSED,
@@ -240,7 +241,7 @@ class Follower:
             alike = [least <= _elements(one) for one in equation.invars]
             one = self._joined(values, around, id_, alike)
             parts = [part for part in values if part.known]
-            if equation.primitive.name == "concatenate" and len(parts) > 1:
+            if equation.primitive.name in PUT_TOGETHER and len(parts) > 1:
                 whole = all(part.whole for part in parts)
                 label = together([part.label for part in parts]) if whole else one.label
                 size = _elements(atom) if whole else one.size

@@ -59,9 +59,9 @@ class Form:
       equation: the site's.
       operands: how each of them is kept.
       dimension_numbers: of the product of what is kept; None where the equation is evaluated as it stands.
-      apart: whether it is compiled as a function of its own.  XLA on CPUs writes a product whose result is one number
-        as a loop of multiplications and additions, and fuses the loop with what is around it, in which the choice of
-        the multiplication that is fused with an addition depends on the whole program.
+      apart: whether it is compiled as a function of its own.  XLA on CPUs writes a product whose result is one number,
+        or that sums nothing, as multiplications and additions, and fuses these with what is around them, in which the
+        choice of the multiplication that is fused with an addition depends on the whole program.
     """
 
     equation: Any
@@ -122,7 +122,8 @@ def form_of(equation: Any, as_written: bool) -> Form:
         matrices.append(one)
         summed.append((len(shape) - 1 if sums_last else len(shape) - 2,))
     several = (0,) if batches[0] else ()
-    apart = math.prod(equation.outvars[0].aval.shape) == 1
+    sums = math.prod(was[0].shape[axis] for axis in along[0])
+    apart = math.prod(equation.outvars[0].aval.shape) == 1 or sums == 1
     return Form(equation, tuple(matrices), (tuple(summed), (several, several)) if wide else None, apart)
 
 

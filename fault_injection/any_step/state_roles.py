@@ -1,6 +1,5 @@
 """What each leaf of a user's state is to the training: by what sites read, names, shapes, and what the step does."""
 
-import fnmatch
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any
@@ -11,6 +10,7 @@ import numpy as np
 import optax.tree_utils as otu
 
 from ..machine.errors import InputError, did_you_mean
+from ..machine.reading import matches
 from ..seam.leaves import SUMS, Leaf, Role
 
 # Fields of Optax's states whose meaning is known.  (A leaf `m` or `v` of a user's may be any moment.)
@@ -84,7 +84,7 @@ def state_leaves(
         parameter, subtree = owners.get(name, ("", ""))
         if leaf.role == Role.HISTORY:
             leaves[name] = leaf._replace(parameter=parameter)
-        elif leaf.role == Role.OTHER and name in inexact and not _fits(name, given):
+        elif leaf.role == Role.OTHER and name in inexact and not matches(name, given):
             if subtree:
                 leaves[name] = Leaf(name, Role.HISTORY, f"{subtree}/*", parameter)
             elif flat and inexact[name]:
@@ -223,13 +223,8 @@ def _said(names: Sequence[str], given: Mapping[str, str]) -> dict[str, Leaf]:
         role, _, moment = text.partition(":")
         if role not in GIVEN:
             raise InputError(f"roles: {text!r} for {pattern!r}{did_you_mean(role, [each.value for each in GIVEN])}")
-        fitting = [name for name in names if _fits(name, [pattern])]
+        fitting = [name for name in names if matches(name, [pattern])]
         if not fitting:
             raise InputError(f"roles: no leaf of the state fits {pattern!r}{did_you_mean(pattern, names)}")
         found |= {name: Leaf(name, Role(role), moment) for name in fitting}
     return found
-
-
-def _fits(name: str, patterns: Collection[str]) -> bool:
-    """Whether a name is one of these, or fits one of them; a name may have characters of patterns in it."""
-    return name in patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

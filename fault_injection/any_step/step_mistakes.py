@@ -1,5 +1,6 @@
 """What is said of a step that cannot be traced: the place in the user's file, and the remedy."""
 
+import collections
 import gc
 import pathlib
 import re
@@ -28,6 +29,14 @@ REMEDIES = (
         "the step is compiled ahead of time; give the function itself, before .lower().compile()",
     ),
 )
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise InputError where two leaves of a state have one name, as `{"a/b": 1, "a": {"b": 2}}` has."""
+    called = collections.Counter(names)
+    if len(called) < len(names):
+        twice = called.most_common(1)[0][0]
+        raise InputError(f"two leaves of the state are called {twice!r}; rename one: names tell leaves apart")
 
 
 def check_results(results: Any, state: Any) -> None:

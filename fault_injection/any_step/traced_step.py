@@ -16,7 +16,7 @@ from ..machine.errors import InputError
 from ..seam.trees import leaf_names
 from .jax_internals import Body, bodies, is_literal, line, opened, trace_of
 from .step_forms import Step
-from .step_mistakes import cannot_be_traced, check_results, keeper
+from .step_mistakes import cannot_be_traced, check_names, check_results, keeper
 
 WORDS = "OSUMm"  # kinds of NumPy's types that are no numbers: objects, text, dates
 REGISTER = "make it a pytree, as with jax.tree_util.register_dataclass, or keep its arrays in a dict"
@@ -247,6 +247,7 @@ def trace(step: Step, state: Any, batch: Any) -> Traced:
     leaves = [*jax.tree.leaves(of_state), *jax.tree.leaves(of_batch)]
     count = len(jax.tree.leaves(of_state))
     names = _names(of_state)
+    check_names(names)
     told: list[Any] = []
 
     def flat(*given: Any) -> list[Any]:

@@ -1,7 +1,6 @@
 """Which elements of a checkpoint are altered, and what they become."""
 
 import dataclasses
-import fnmatch
 import pathlib
 from collections.abc import Sequence
 
@@ -9,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
+from ..machine.reading import matches
 from .checkpoint import Altered, Checkpoint, Described, of_optimizer
 
 PARTS = ("model", "optimizer")
@@ -83,13 +83,13 @@ def chosen(arrays: dict[str, Described], wanted: Selection, path: pathlib.Path |
     floating = {name: array for name, array in arrays.items() if kind_of(array) in wanted.kinds and array.size}
     what = numbers(wanted.kinds)
     for pattern in wanted.names:
-        if not any(_fits(name, pattern) for name in floating):
-            only = f" of {what}" if any(_fits(name, pattern) for name in arrays) else ""
+        if not any(matches(name, [pattern]) for name in floating):
+            only = f" of {what}" if any(matches(name, [pattern]) for name in arrays) else ""
             raise InputError(f"--names {pattern!r} matches no array{only}{did_you_mean(pattern, floating)}")
     found = {
         name: array
         for name, array in floating.items()
-        if (not wanted.names or any(_fits(name, pattern) for pattern in wanted.names))
+        if (not wanted.names or matches(name, wanted.names))
         and (wanted.part is None or of_optimizer(name) == (wanted.part == "optimizer"))
     }
     if not found:
@@ -128,11 +128,6 @@ def left_out(checkpoint: Checkpoint, kinds: Sequence[str] = KINDS[:1]) -> dict[s
     """What is not altered: by name, of what type and shape it is."""
     others = {name: array.text for name, array in checkpoint.arrays.items() if kind_of(array) not in kinds}
     return {**others, **{name: raw.text for name, raw in checkpoint.raw.items()}}
-
-
-def _fits(name: str, pattern: str) -> bool:
-    """Whether a pattern names an array; a name with brackets names itself."""
-    return name == pattern or fnmatch.fnmatchcase(name, pattern)
 
 
 def _check_bits(name: str, array: Described, wanted: Selection) -> None:

@@ -2,13 +2,13 @@
 
 import argparse
 import dataclasses
-import fnmatch
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..machine.environment import MATRIX_PRECISIONS, prepare
 from ..machine.errors import InputError
+from ..machine.reading import matches
 from ..runs.lowered import Compiled, compile_all
 from ..seam.workload import Workload
 from .arguments import aligned, json_option, tell, tell_json
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     prepare(None, options.matrix_precision)
     with described(options.topology, options.effort) as devices:
         workload = chosen_workload(options)
-        sites = [name for name in workload.sites() if fnmatch.fnmatchcase(name, options.sites)]
+        sites = [name for name in workload.sites() if matches(name, [options.sites])]
         if not sites:
             raise InputError(f"--sites {options.sites[:60]!r} names no site of {workload.label} (list them: sites)")
         found: dict[str, Compiled] = {}

@@ -1,6 +1,7 @@
 """Reading values that a person typed: one `Kind` per kind of value, with the words that say what it expects."""
 
 import dataclasses
+import fnmatch
 import re
 import types
 import typing
@@ -65,6 +66,15 @@ def fits(value: object, hint: Any) -> bool:
     if type(value) is hint and dataclasses.is_dataclass(hint):
         return all(fits(getattr(value, field.name), field.type) for field in dataclasses.fields(hint))
     return isinstance(value, hint)
+
+
+def matches(name: str, patterns: Collection[str]) -> bool:
+    """Whether a name is one of these, or fits one of them: a name may have characters of patterns in it.
+
+    >>> matches("fc1", ["fc*"]), matches("fc [1]", ["fc [1]"]), matches("fc1", ["fc [1]"])
+    (True, True, False)
+    """
+    return name in patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def whole(low: int, high: int = 2**31 - 1) -> Kind[int]:

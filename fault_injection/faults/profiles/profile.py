@@ -5,7 +5,6 @@ in the step, by the values of the operand.  The words of its rule are `models.ru
 """
 
 import dataclasses
-import fnmatch
 import math
 import pathlib
 import zlib
@@ -14,6 +13,7 @@ from collections.abc import Mapping
 import ml_dtypes
 import numpy as np
 
+from ...machine.reading import matches
 from ...models.bits import ALL_ONES, NewBits, host_words, mask_type
 from ...models.fault import Operand
 from ...models.rule import EVERY_ELEMENT, StrikeRule
@@ -120,7 +120,7 @@ class DefectProfile:
         if site.stage not in self.passes:
             return f"it is of the {site.stage} pass, and the profile of the {' and '.join(self.passes)} pass"
         kind = workload.kind(site)
-        if not any(fnmatch.fnmatchcase(kind, pattern) for pattern in self.kinds):
+        if not matches(kind, self.kinds):
             return f"its kind is {kind!r}, and the profile's are {', '.join(self.kinds)}"
         dtype = np.dtype(site.operands[self.operand].dtype)
         if self.formats and dtype.name not in self.formats:

@@ -1,6 +1,5 @@
 """The sites that a plan draws from: by pass, name, kind, layer and depth, each of which leaves some out."""
 
-import fnmatch
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 from ...campaign.plan_reader import LONGEST, Reader, shown_value
 from ...faults.injection import STAGES, too_large
 from ...machine.errors import did_you_mean
+from ...machine.reading import matches
 from ...models.site import Site
 from ...seam.stages import BESIDE, EXCHANGED
 from ...seam.workload import Workload
@@ -66,7 +66,7 @@ def _fitting(faults: Mapping[str, Any], workload: str, sites: Mapping[str, Site]
     chosen = {name for name in sites if sites[name].layer} if patterns[0].startswith("!") else set()
     for pattern in patterns:
         name = pattern.removeprefix("!")
-        fitting = fnmatch.filter(sites, name) if len(pattern) <= LONGEST else []
+        fitting = [one for one in sites if matches(one, [name])] if len(pattern) <= LONGEST else []
         # A part of the state is chosen by its name alone: its leaves are there as well.
         fitting = [found for found in fitting if sites[found].layer or found == name]
         if not fitting:
@@ -81,7 +81,7 @@ def _named(asked: Sequence[str], of: Mapping[str, str], key: str, what: str, rea
     there: Collection[str] = sorted(set(of.values()))
     fitting: set[str] = set()
     for pattern in asked:
-        some = fnmatch.filter(there, pattern) if len(pattern) <= LONGEST else []
+        some = [one for one in there if matches(one, [pattern])] if len(pattern) <= LONGEST else []
         if not some:
             hint = did_you_mean(pattern, there) or f"; there are {', '.join(there)}"[:300]
             raise read.wrong(key, f"no site of the {what} {pattern[:60]!r} is left{hint}")
