@@ -6,7 +6,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,13 +52,19 @@ def lasting() -> dict[str, Board]:
     return {path.parent.name: board(f"boards/{path.parent.name}") for path in scored}
 
 
+def watching(boards: Iterable[Board], detector: str) -> list[Board]:
+    """Those of several boards on which a detector watched."""
+    return [one for one in boards if detector in one.detectors]
+
+
 def by_latent(boards: Mapping[str, Board]) -> list[str]:
-    """Detectors, those first that detect the most latent outcomes; of equal ones the sooner."""
+    """Detectors, those first that detect the most latent outcomes of a board; of equal ones the sooner."""
     names = {name: None for one in boards.values() for name in one.detectors}
 
-    def order(name: str) -> tuple[int, float]:
-        after = [steps for one in boards.values() for steps in one.latencies(name, one.of(LATENT))]
-        return -len(after), float(np.mean(after)) if after else 0.0
+    def order(name: str) -> tuple[float, float]:
+        after = [one.latencies(name, one.of(LATENT)) for one in watching(boards.values(), name)]
+        every = [steps for each in after for steps in each]
+        return -len(every) / len(after), float(np.mean(every)) if every else 0.0
 
     return sorted(names, key=order)
 
@@ -95,13 +101,13 @@ def looks_every(name: str, outcomes: Sequence[str], every: int = 0, beside: str 
 
 
 def seen_late(boards: Sequence[Board], detector: str) -> int:
-    """How many latent outcomes it stopped, on all boards."""
-    return sum(one.detected(detector, one.of(LATENT)).found for one in boards)
+    """How many latent outcomes it stopped, on all boards on which it watched."""
+    return sum(one.detected(detector, one.of(LATENT)).found for one in watching(boards, detector))
 
 
 def counts_of_false(boards: Sequence[Board], detector: str) -> int:
-    """How many fault-free steps it stopped, on all boards."""
-    return sum(one.false_alarms(detector).found for one in boards)
+    """How many fault-free steps it stopped, on all boards on which it watched."""
+    return sum(one.false_alarms(detector).found for one in watching(boards, detector))
 
 
 def naming(scored: Board, detector: str) -> str:
