@@ -57,6 +57,11 @@ def watching(boards: Iterable[Board], detector: str) -> list[Board]:
     return [one for one in boards if detector in one.detectors]
 
 
+def without(boards: Mapping[str, Board], detector: str) -> list[str]:
+    """Names of boards on which a detector did not watch."""
+    return [name for name, one in boards.items() if detector not in one.detectors]
+
+
 def by_latent(boards: Mapping[str, Board]) -> list[str]:
     """Detectors, those first that detect the most latent outcomes of a board; of equal ones the sooner."""
     names = {name: None for one in boards.values() for name in one.detectors}
