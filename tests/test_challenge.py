@@ -14,7 +14,7 @@ import pytest
 from checkpoints import WRITERS, written
 
 from fault_injection.checkpoints.alteration import Selection, draw_alteration
-from fault_injection.checkpoints.challenge import STORE
+from fault_injection.checkpoints.challenge import COPY, OUTPUT, STORE
 from fault_injection.checkpoints.formats import open_checkpoint
 from fault_injection.checkpoints.log_numbers import LogNumbers
 from fault_injection.commands.main import main
@@ -70,7 +70,7 @@ def test_what_is_noticed_is_what_the_safeguard_says_of_each_altered_file(path, t
 def test_it_goes_on_where_it_stopped_and_repeats_nothing(path, tmp_path, capsys):
     counting = "import sys\nopen(sys.argv[1] + '.runs', 'a').write('x')\n"
     command = python(tmp_path, counting)
-    runs = tmp_path / "out" / "c.npz.runs"
+    runs = tmp_path / "out" / COPY / "c.npz.runs"
     assert challenge(path, command, "--count", 3) == 0 and len(runs.read_text()) == 4  # one of them is not altered
     store = tmp_path / "out" / STORE
     content = store.read_bytes()
@@ -110,7 +110,8 @@ def test_a_command_that_is_not_content_with_what_is_sound_is_refused(path, tmp_p
     assert challenge(path, python(tmp_path, source), "--count", 3, *arguments) == 2
     out, err = capsys.readouterr()
     assert said in err and len(err.splitlines()) == 1 and out == ""
-    assert (tmp_path / "out" / STORE).read_bytes() == b""
+    assert (tmp_path / "out" / STORE).read_bytes().count(b"\n") == 1  # what it was about, and no attempt
+    assert challenge(path, python(tmp_path, SAFEGUARD, "another.py"), "--count", 1) == 0
 
 
 def test_a_run_that_takes_too_long_is_ended_with_what_it_started(path, tmp_path, capsys):
@@ -150,17 +151,43 @@ def test_every_format_is_altered_and_never_the_original(tmp_path, capsys, kind):
         (["--command", "true {}", "--noticed", "("], "is no regular expression"),
         (["--command", "true {}", "--limit", "0"], "expected seconds above 0"),
         (["--command", "true {}", "--bits", "40"], "has 32 bits"),
-        (["--command", "true {}", "--out", "FOLDER"], "choose another folder"),
         (["--command", "true {}", "--out", "FILE"], "--out is a file"),
     ],
 )
 def test_what_cannot_be_asked_is_refused_in_one_line(path, tmp_path, capsys, arguments, said):
-    places = {"FOLDER": str(tmp_path), "FILE": str(path)}
+    places = {"FILE": str(path)}
     out = [] if "--out" in arguments else ["--out", str(tmp_path / "out")]
     before = path.read_bytes()
     assert main(["challenge", str(path), *[places.get(one, one) for one in arguments], *out]) == 2
     out, err = capsys.readouterr()
     assert said in err and len(err.splitlines()) == 1 and out == "" and path.read_bytes() == before
+
+
+@pytest.mark.parametrize("there", [COPY, OUTPUT, STORE, f"{COPY}/c.npz"])
+def test_what_is_there_and_of_no_challenge_is_left_alone(path, tmp_path, capsys, there):
+    precious = tmp_path / "out" / there
+    precious.parent.mkdir(parents=True)
+    precious.write_text('{"precious": 1}\n')
+    assert challenge(path, "true {}", "--count", 2) == 2
+    err = capsys.readouterr().err
+    assert precious.read_text() == '{"precious": 1}\n' and "choose another --out" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("where", "given"), [("", "c"), ("c", "."), ("c/inner", ".."), ("", "link")])
+def test_only_the_copy_is_removed_however_the_checkpoint_is_called(tmp_path, monkeypatch, where, given):
+    """A folder called `.` or `..` has another name; files of the person's in --out stay, and those of the command."""
+    folder, out = written(tmp_path, "Orbax plain").rename(tmp_path / "c"), tmp_path / "deep" / "out"
+    (folder / "inner").mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    out.mkdir(parents=True)
+    for precious in (out / "precious", out.parent / "precious"):
+        precious.write_text("mine")
+    command = python(tmp_path, "import sys, pathlib; pathlib.Path(sys.argv[1]).with_name('left').touch()")
+    monkeypatch.chdir(tmp_path / where)
+    assert main(["challenge", given, "--command", command, "--out", str(out), "--count", "2"]) == 0
+    left = sorted(str(one.relative_to(out.parent)) for one in out.parent.rglob("*") if one.is_file())
+    assert left == ["out/attempts.jsonl", "out/copy/left", "out/output.txt", "out/precious", "precious"]
+    assert open_checkpoint(folder).arrays
 
 
 def test_a_damaged_store_is_refused_or_read_as_it_was(path, tmp_path, capsys):

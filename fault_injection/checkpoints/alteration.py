@@ -1,7 +1,10 @@
 """Which elements of a checkpoint are altered, and what they become."""
 
 import dataclasses
+import fractions
+import math
 import pathlib
+import sys
 from collections.abc import Sequence
 
 import ml_dtypes
@@ -9,7 +12,7 @@ import numpy as np
 
 from ..machine.errors import InputError, did_you_mean
 from ..machine.reading import matches
-from .checkpoint import Altered, Checkpoint, Described, of_optimizer
+from .checkpoint import Altered, Checkpoint, Described, is_scale, of_optimizer
 
 PARTS = ("model", "optimizer")
 # Kinds of numbers: those with a sign, an exponent and a mantissa in whole bytes; whole numbers; those that are narrower
@@ -110,7 +113,7 @@ def kind_of(array: Described) -> str:
         return "float"
     if array.width < 8:
         return "narrow"
-    return "scale" if "e8m0" in array.dtype.name else "int" if array.dtype.kind in "iu" else "bool"
+    return "scale" if is_scale(array.dtype) else "int" if array.dtype.kind in "iu" else "bool"
 
 
 def numbers(kinds: Sequence[str]) -> str:
@@ -146,7 +149,8 @@ def _check_bits(name: str, array: Described, wanted: Selection) -> None:
 def population(checkpoint: Checkpoint, wanted: Selection) -> tuple[dict[str, Described], np.ndarray]:
     """What is drawn from: arrays, and which of all their elements, one array after the other, count already.
 
-    An element that several arrays share counts once.
+    An element that several arrays share counts once.  Arrays are in the order of their names, whatever that of the
+    file: so equal seeds draw equal elements in every format.
 
     Returns:
       The arrays, without those that are all of others' elements; and int64 [n] in ascending order.
@@ -154,7 +158,7 @@ def population(checkpoint: Checkpoint, wanted: Selection) -> tuple[dict[str, Des
     Raises:
       InputError: see `chosen`.
     """
-    arrays = chosen(dict(checkpoint.arrays), wanted, checkpoint.path)
+    arrays = chosen(dict(sorted(checkpoint.arrays.items())), wanted, checkpoint.path)
     again = checkpoint.repeated(arrays)
     arrays = {name: array for name, array in arrays.items() if again.get(name, ()) is not None}
     begin, places = 0, [np.empty(0, np.int64)]
@@ -250,11 +254,14 @@ def _of_tensors(
     free = ends - begins - (last - first)
     (open_,) = np.nonzero(free)
     wanted = np.minimum(np.bincount(rng.choice(open_, size=need), minlength=len(free)), free)
-    parts = [
-        begins[a] + _free(rng, int(ends[a] - begins[a]), taken[first[a] : last[a]] - begins[a], int(wanted[a]))
-        for a in np.flatnonzero(wanted)
-    ]
-    return np.concatenate(parts)
+    parts: list[np.ndarray] = []
+    for a in np.flatnonzero(wanted):
+        found, size = taken[first[a] : last[a]] - begins[a], int(ends[a] - begins[a])
+        full = len(found) + int(wanted[a])
+        while len(found) < full:  # a place that is drawn twice is drawn anew in its array
+            new = _free(rng, size, found, full - len(found))
+            found, parts = np.sort(np.concatenate([found, new])), [*parts, begins[a] + new]
+    return np.sort(np.concatenate(parts))
 
 
 def _together(parts: Sequence[Altered]) -> Altered:
@@ -271,12 +278,14 @@ def has_exponent(array: Described) -> bool:
 
 def signed(array: Described) -> bool:
     """Whether the highest bit of an array's numbers is their sign."""
-    return array.dtype.kind != "u" and "uint" not in array.dtype.name and "e8m0" not in array.dtype.name
+    return array.dtype.kind != "u" and "uint" not in array.dtype.name and not is_scale(array.dtype)
 
 
 def _altered(before: np.ndarray, array: Described, wanted: Selection, rng: np.random.Generator) -> np.ndarray:
     """What words become, unsigned [n]."""
     width = array.width
+    if (wanted.value is not None or wanted.factor is not None) and width == 64 and not has_exponent(array):
+        return _exactly(before.view(array.dtype), wanted).view(array.word)
     if wanted.value is not None or wanted.factor is not None:
         with np.errstate(all="ignore"):
             values = before.view(array.dtype).astype(np.float64)
@@ -297,11 +306,25 @@ def _altered(before: np.ndarray, array: Described, wanted: Selection, rng: np.ra
 
 
 def _whole(values: np.ndarray, array: Described) -> np.ndarray:
-    """Values rounded to whole numbers, the nearest that the array's type has."""
+    """Values rounded to whole numbers, the nearest that the array's type has, of less than 64 bits."""
     info = ml_dtypes.iinfo(array.dtype)
-    # The largest of 64 bits is no float64: its nearest one is beyond.
-    highest = float(info.max) if array.width < 64 else np.nextafter(float(info.max), 0)
-    return np.clip(np.rint(np.nan_to_num(values)), float(info.min), highest)
+    return np.clip(np.rint(np.nan_to_num(values)), float(info.min), float(info.max))
+
+
+def _exactly(values: np.ndarray, wanted: Selection) -> np.ndarray:
+    """Whole numbers of 64 bits, set or multiplied as `_whole` has it; a float64 does not hold them all.
+
+    >>> _exactly(np.array([2**53 + 1]), Selection(factor=1.0)).tolist(), _exactly(np.array([1]), Selection(value=1e300))
+    ([9007199254740993], array([9223372036854775807]))
+    """
+    info = np.iinfo(values.dtype)
+    by = wanted.value if wanted.factor is None else wanted.factor
+    assert by is not None
+    if not math.isfinite(by):  # as `nan_to_num` has it: NaN is zero, and zero times infinity NaN
+        by = 0.0 if math.isnan(by) else math.copysign(sys.float_info.max, by)
+    exact = fractions.Fraction(by)
+    new = (round(exact if wanted.factor is None else int(one) * exact) for one in values)
+    return np.array([min(max(one, int(info.min)), int(info.max)) for one in new], values.dtype)
 
 
 def _bits(rng: np.random.Generator, count: int, between: tuple[int, int], burst: int) -> np.ndarray:

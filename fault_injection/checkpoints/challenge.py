@@ -27,7 +27,7 @@ from .alteration import Selection, draw_alteration
 from .checkpoint import Altered, Changes, Checkpoint
 from .manifest import digests
 
-STORE, OUTPUT, PLACE = "attempts.jsonl", "output.txt", "{}"
+STORE, OUTPUT, COPY, PLACE = "attempts.jsonl", "output.txt", "copy", "{}"
 LARGEST_OUTPUT = 1 << 24  # bytes of a command's output, the last ones, in which a pattern is looked for
 VERDICTS = NOTICED, UNNOTICED, TIMED_OUT = "noticed", "unnoticed", "timed out"
 
@@ -106,25 +106,31 @@ def attempts(checkpoint: Checkpoint, asked: Challenge, out: pathlib.Path, count:
     First the command runs on a copy that is not altered.
 
     Args:
-      out: a folder: the attempts, the altered copy and the command's last output.
+      out: a folder: the attempts, the command's last output, and a folder of its own for the altered copy.  Nothing
+        else in it is touched.
 
     Raises:
       InputError: the command cannot be run, or notices the copy that is not altered; the folder has another
-        challenge's attempts; or another process is at work there.
+        challenge's attempts, or something else where these would be; or another process is at work there.
       OSError: something cannot be written.
     """
-    path = (out / checkpoint.path.name).resolve()
-    if out.resolve().is_relative_to(checkpoint.path.resolve()) or path == checkpoint.path.resolve():
+    given, store, copies = checkpoint.path.resolve(), out / STORE, out.resolve() / COPY
+    if out.resolve().is_relative_to(given) or given.is_relative_to(copies):
         raise InputError("--out is where the checkpoint is; choose another folder", out)
+    begun = store.is_file() and store.stat().st_size
+    for there in (copies, out / OUTPUT):
+        if not begun and os.path.lexists(there):
+            raise InputError("is there, and not of a challenge; choose another --out", there)
+    path = copies / given.name
     words = asked.words(path)
-    with only_writer(out / STORE, refuse="another challenge is at work there") as file:
+    with only_writer(store, refuse="another challenge is at work there") as file:
         about = _about(checkpoint, asked)
-        done = _read(file, about, out / STORE)
+        done = _read(file, about, store)
         if len(done) < count and not done:
-            _check(checkpoint, asked, words, path)
             file.seek(0)
             file.truncate()
-            _append(file, about)
+            _append(file, about)  # first: what it says is what the copy belongs to
+            _check(checkpoint, asked, words, path)
         yield from done[:count]
         for number in range(len(done), count):
             one = dataclasses.replace(asked.wanted, count=1, seed=asked.wanted.seed + number)
@@ -136,6 +142,8 @@ def attempts(checkpoint: Checkpoint, asked: Challenge, out: pathlib.Path, count:
             _append(file, found._asdict())
             yield found
         _clear(path)
+        with contextlib.suppress(OSError):  # the command has left something beside it, or nothing was copied
+            copies.rmdir()
 
 
 def _flip(checkpoint: Checkpoint, name: str, change: Altered) -> tuple[list[int], int, str, str]:
@@ -165,13 +173,15 @@ def _read(file: BinaryIO, about: dict[str, Any], path: pathlib.Path) -> list[Att
     try:
         head, *rest = [json.loads(line) for line in lines]
         done = [Attempt(**one) for one in rest]
-        sound = [one.number for one in done] == list(range(len(done))) and isinstance(head, dict)
+        sound = [one.number for one in done] == list(range(len(done))) and head.keys() == about.keys()
         sound = sound and all(one.verdict in VERDICTS and isinstance(one.array, str) for one in done)
         sound = sound and all(type(one.bit) is int for one in done)
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, AttributeError, RecursionError):
         sound = False
     if not sound:
         raise InputError("is damaged; remove it, or choose another --out", path)
+    if not done:  # the command was not content with what is sound, and is another one now
+        return []
     differ = [name for name in about if head.get(name) != about[name]]
     if differ:
         raise InputError(f"has attempts of another challenge ({', '.join(differ)} differ); choose another --out", path)
@@ -190,7 +200,7 @@ def _check(checkpoint: Checkpoint, asked: Challenge, words: list[str], path: pat
     answer = _answer(asked, words, path)
     if answer.verdict != UNNOTICED:
         what = f"{answer.verdict}: {answer.why}" if answer.why else answer.verdict
-        remedy = f"see {path.with_name(OUTPUT)}"
+        remedy = f"see {path.parent.parent / OUTPUT}"
         raise InputError(f"--command: the copy that is not altered is {what}; expected exit code 0; {remedy}")
 
 
@@ -209,7 +219,7 @@ def _clear(path: pathlib.Path) -> None:
 
 def _answer(asked: Challenge, words: list[str], path: pathlib.Path) -> Answer:
     """Run the command; what it starts is ended with it when its time is over."""
-    output, begin = path.with_name(OUTPUT), time.monotonic()
+    output, begin = path.parent.parent / OUTPUT, time.monotonic()
     with output.open("wb") as file:
         try:
             process = subprocess.Popen(

@@ -247,7 +247,16 @@ def is_float(dtype: np.dtype) -> bool:
     if dtype.type.__module__ != "ml_dtypes":
         return dtype.kind == "f"
     # One of 4 or 6 bits leaves bits of its byte without a meaning, and one that is a bare exponent has no sign.
-    return "float" in dtype.name and "e8m0" not in dtype.name and ml_dtypes.finfo(dtype).bits == 8 * dtype.itemsize
+    return "float" in dtype.name and not is_scale(dtype) and ml_dtypes.finfo(dtype).bits == 8 * dtype.itemsize
+
+
+def is_scale(dtype: np.dtype) -> bool:
+    """Whether a type is one of powers of two without a sign, as the scales of blocks are; one of its numbers is NaN.
+
+    >>> is_scale(np.dtype(ml_dtypes.float8_e8m0fnu)), is_scale(np.dtype(ml_dtypes.float8_e4m3fn))
+    (True, False)
+    """
+    return "e8m0" in dtype.name
 
 
 def is_number(dtype: np.dtype) -> bool:
@@ -257,7 +266,7 @@ def is_number(dtype: np.dtype) -> bool:
     (True, False, False)
     """
     if dtype.type.__module__ == "ml_dtypes" and not is_float(dtype):
-        return dtype.name in PACKED or "e8m0" in dtype.name
+        return dtype.name in PACKED or is_scale(dtype)
     return (dtype.kind in "iub" or is_float(dtype)) and dtype.itemsize in (1, 2, 4, 8)
 
 

@@ -101,7 +101,7 @@ def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifferen
     array = first.arrays[name]
     width = array.width
     changed, nonfinite, bits = 0, 0, np.zeros(width, np.int64)
-    squares, apart, largest = 0.0, 0.0, 0.0
+    norm, apart, largest = 0.0, 0.0, 0.0
     for one, other in zip(even_words(first, name), even_words(second, name), strict=True):
         differs = np.flatnonzero(one != other)
         changed += len(differs)
@@ -110,13 +110,13 @@ def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifferen
             bits[bit] += int(np.sum(flips >> array.word.type(bit) & array.word.type(1)))
         with np.errstate(all="ignore"):
             a = one.view(array.dtype).astype(np.float64)
-            squares += float(np.sum(np.square(a[np.isfinite(a)])))
+            norm = math.hypot(norm, _norm(a[np.isfinite(a)]))
             a, b = a[differs], other[differs].view(array.dtype).astype(np.float64)
-            apart += float(np.sum(np.square(b - a)))
+            apart = math.hypot(apart, _norm(b - a))
             if len(differs):
                 largest = float(np.maximum(largest, np.abs(b - a).max()))
             nonfinite += int(np.sum(np.isfinite(a) & ~np.isfinite(b)))
-    error = math.sqrt(apart / squares) if squares and math.isfinite(apart / squares) else None
+    error = apart / norm if norm and math.isfinite(apart / norm) else None
     return ArrayDifference(
         name,
         array.dtype.name,
@@ -127,6 +127,18 @@ def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifferen
         largest,
         nonfinite,
     )
+
+
+def _norm(values: np.ndarray) -> float:
+    """The root of the sum of squares, of which none overflows.
+
+    >>> _norm(np.array([3e200, 4e200]))
+    5e+200
+    """
+    largest = float(np.abs(values).max(initial=0.0))
+    if not largest or not math.isfinite(largest):
+        return largest
+    return largest * math.sqrt(float(np.sum(np.square(values / largest))))
 
 
 def _raw_compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifference:

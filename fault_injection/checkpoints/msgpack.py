@@ -56,9 +56,10 @@ class Msgpack(Checkpoint):
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
         def altered(keys: tuple[object, ...], node: Any) -> Any:
-            change = changes.get(self._keys.get(keys, ""))
-            if change is not None:
-                flat = self._flat(self._keys[keys]).copy()
+            name = self._keys.get(keys)
+            change = None if name is None else changes.get(name)
+            if name is not None and change is not None:
+                flat = self._flat(name).copy()
                 flat[change.places] = change.after
                 return _packed(node, flat.tobytes())
             if isinstance(node, dict):

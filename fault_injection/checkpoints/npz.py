@@ -14,7 +14,7 @@ from typing import IO, Any, BinaryIO
 import ml_dtypes
 import numpy as np
 
-from ..machine.files import CHECKSUM, arrays_checksum, write_atomically
+from ..machine.files import CHECKSUM, arrays_checksum, write_atomically, written
 from .checkpoint import PIECE, Altered, Changes, Described, Raw, is_number, reading, replaced
 from .in_place import BYTES, InPlace, Region, by_columns
 from .stored_zip import Archive, flips_of
@@ -88,8 +88,9 @@ class Npz(InPlace):
             for piece in pieces if change is None else replaced(pieces, change.places, change.after):
                 yield piece.astype(self.regions[name].word).tobytes()
 
-        known = {name: (self.regions[name].dtype.str, self.arrays[name].shape, content(name)) for name in self.arrays}
-        return arrays_checksum(known)
+        contents = {name: content(name) for name in self.arrays} | {name: self.content(name) for name in self.raw}
+        types = {name: (written(self.regions[name].dtype), self.regions[name].shape) for name in contents}
+        return arrays_checksum({name: (*types[name], contents[name]) for name in contents})
 
     def write(self, out: pathlib.Path, changes: Changes) -> None:
         if self.ours:

@@ -108,7 +108,7 @@ class Orbax(Checkpoint):
         """As `Checkpoint.write`; the folder is copied, and TensorStore writes what changes into the copy."""
 
         def fill(folder: pathlib.Path) -> None:
-            shutil.copytree(self.path, folder, dirs_exist_ok=True, symlinks=True)
+            shutil.copytree(self.path, folder, dirs_exist_ok=True)  # with what links lead to, as files
             tree = folder / self.tree.relative_to(self.path)
             for name, change in changes.items():
                 described, values = self.arrays[name], change.after.view(self.arrays[name].dtype)

@@ -276,6 +276,8 @@ def _groups(judged: Mapping[str, Summary]) -> dict[str, list[str]]:
 
 def _beside(say: _Teller, pattern: str, group: Mapping[str, Summary], inside: Mapping[str, int], limit: float) -> None:
     """Arrays whose largest element, but for those that were found, is beyond those of all siblings."""
+    # What is huge throughout is a mask.
+    group = {name: one for name, one in group.items() if one.huge.count <= max(1, RARE * one.array.size)}
     tops = {name: _logs(one, one.largest)[inside[name] :] for name, one in group.items()}
     order = sorted((name for name in group if len(tops[name])), key=lambda name: -tops[name][0])
     logs = np.array([tops[name][0] for name in order])
@@ -305,7 +307,8 @@ def _blocks(say: _Teller, name: str, one: Summary, limit: float) -> None:
     row = math.prod(one.array.shape[1:]) if len(one.array.shape) > 1 else one.array.size
     begin, length = one.run
     rest = one.array.size - length
-    if length >= LEAST_RUN and one.runs == 1 and length < one.array.size and not _rows(begin, length, row):
+    meant = _rows(begin, length, row) if row < one.array.size else _parts(begin, length, row)
+    if length >= LEAST_RUN and one.runs == 1 and length < one.array.size and not meant:
         share = (one.zeros - length + 1) / (rest + 1)
         chance = one.array.size * share**length
         if chance <= limit:
@@ -319,6 +322,11 @@ def _blocks(say: _Teller, name: str, one: Summary, limit: float) -> None:
 def _rows(begin: int, length: int, row: int) -> bool:
     """Whether a run is whole rows along the first axis, or nearly: a run may go on into the next row by chance."""
     return row > 1 and begin % row == 0 and length >= row
+
+
+def _parts(begin: int, length: int, size: int) -> bool:
+    """Whether a run in an array of one axis is a part that may be meant to be zero: padding, or one of equal parts."""
+    return begin == 0 or begin + length == size or (begin % length == 0 and size % length == 0)
 
 
 def _not_rows(one: Summary, row: int) -> Iterator[tuple[int, int, int]]:

@@ -5,7 +5,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from .checkpoint import Checkpoint, Described
+from .checkpoint import Checkpoint, Described, is_scale
 from .difference import even_words
 
 KEPT = 80  # largest, and smallest, elements that are kept
@@ -135,7 +135,7 @@ def summarised(checkpoint: Checkpoint, name: str) -> Summary:
     for words in even_words(checkpoint, name):
         if dtype.kind == "b":
             found.odd.add(words > 1, begin)
-        elif not found.array.floating:
+        elif not found.array.floating and not is_scale(dtype):
             _whole_numbers(found, words, begin)
         elif dtype.itemsize == 1:
             values = words.view(dtype).astype(np.float32)
@@ -234,7 +234,7 @@ def _repeats(found: Summary, checkpoint: Checkpoint, name: str, hashes: np.ndarr
     order = np.argsort(hashes[places], kind="stable")
     same = np.flatnonzero(np.diff(hashes[places][order]) == 0)
     pairs = sorted((int(places[order[k + 1]]), int(places[order[k]])) for k in same)
-    if len(pairs) > max(SHOWN, found.blocks // 100):
+    if len(pairs) > max(SHOWN, found.blocks // 100) or 2 * len(pairs) >= found.blocks:
         return  # an array that repeats itself is meant to
     for later, earlier in pairs:
         one, other = (checkpoint.words(name, np.arange(k * size, (k + 1) * size)) for k in (earlier, later))

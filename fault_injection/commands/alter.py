@@ -92,6 +92,9 @@ def run(options: argparse.Namespace) -> None:
         raise InputError("is a folder, which cannot be replaced at once; expected --out", checkpoint.path)
     if out is not None and checkpoint.path.is_dir() and out.resolve().is_relative_to(checkpoint.path.resolve()):
         raise InputError("--out is in the checkpoint; choose a place beside it", out)
+    inside = options.log is not None and options.log.resolve().is_relative_to(checkpoint.path.resolve())
+    if inside and checkpoint.path.is_dir():
+        raise InputError("--log is in the checkpoint, which is never changed; choose a place beside it", options.log)
     wanted = Selection(**{name: getattr(options, name) for name in DRAWING})
     if wanted.count is wanted.share is wanted.probability is None:
         wanted = dataclasses.replace(wanted, count=1)

@@ -114,6 +114,10 @@ def named(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno is None:  # of a folder that is copied: what failed first, and why
+            told = error.args[0] if error.args else ""
+            source, _, why = told[0] if isinstance(told, list) and told else (path, None, told)
+            raise InputError(f"cannot be copied: {str(why)[:SHOWN]}", source) from None
         if error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from None
         raise
@@ -343,7 +347,19 @@ def read_arrays(path: str | os.PathLike[str]) -> dict[str, np.ndarray]:
 
 
 def _checksum(arrays: Mapping[str, np.ndarray]) -> bytes:
-    return arrays_checksum({name: (array.dtype.str, array.shape, [array.tobytes()]) for name, array in arrays.items()})
+    return arrays_checksum(
+        {name: (written(array.dtype), array.shape, [array.tobytes()]) for name, array in arrays.items()}
+    )
+
+
+def written(dtype: np.dtype) -> str:
+    """A type as NumPy reads it from a file: types that NumPy has not are bytes there.
+
+    >>> import ml_dtypes
+    >>> written(np.dtype(np.float32)), written(np.dtype(ml_dtypes.bfloat16))
+    ('<f4', '|V2')
+    """
+    return np.dtype(dtype.str).str
 
 
 def arrays_checksum(arrays: Mapping[str, tuple[str, tuple[int, ...], Iterable[bytes]]]) -> bytes:
