@@ -1,10 +1,9 @@
-"""The training on which shipped defect profiles are tried: three dense layers on handwritten digits, in three formats.
+"""The training on which shipped defect profiles are tried: three dense layers on handwritten digits.
 
-It is like the one of the README, with a third dense layer, and with the products in the number format of its name.
+It is like the one of the README, with a third dense layer.
 `run.sh` makes the campaigns of this folder, `write.py` makes the tables and pictures of docs/profiles.md from them.
 """
 
-import functools
 import itertools
 
 import jax
@@ -22,7 +21,6 @@ OPTIMIZER = optax.sgd(0.1, momentum=0.9)
 
 
 def init():
-    """Weights in float32, whatever the products are in."""
     keys = jax.random.split(jax.random.key(0), len(WIDTHS) - 1)
     shapes = itertools.pairwise(WIDTHS)
     params = {
@@ -32,27 +30,26 @@ def init():
     return params, OPTIMIZER.init(params)
 
 
-def measure(dtype, params, batch):
-    """The loss, and loss and accuracy; operands and results of products are of `dtype`."""
+def measured(params, batch):
+    """The loss, and loss and accuracy."""
     x, y = batch
     for number in range(1, len(WIDTHS)):
-        x = (x.astype(dtype) @ params[f"fc{number}"].astype(dtype)).astype(jnp.float32)
+        x = x @ params[f"fc{number}"]
         x = jax.nn.relu(x) if number < len(WIDTHS) - 1 else x
     loss = optax.softmax_cross_entropy_with_integer_labels(x, y).mean()
     return loss, {"loss": loss, "accuracy": jnp.mean(x.argmax(-1) == y, dtype=jnp.float32)}
 
 
-def made(dtype):
-    """The training with products in one format."""
-    measured = functools.partial(measure, dtype)
+@jax.jit
+def step(state, batch):
+    params, opt_state = state
+    gradients, metrics = jax.grad(measured, has_aux=True)(params, batch)
+    updates, opt_state = OPTIMIZER.update(gradients, opt_state)
+    return (optax.apply_updates(params, updates), opt_state), metrics
 
-    @jax.jit
-    def step(state, batch):
-        params, opt_state = state
-        gradients, metrics = jax.grad(measured, has_aux=True)(params, batch)
-        updates, opt_state = OPTIMIZER.update(gradients, opt_state)
-        return (optax.apply_updates(params, updates), opt_state), metrics
 
+def float32():
+    """The training; its name is that of the campaigns."""
     return Training(
         init=init,
         step=step,
@@ -62,18 +59,3 @@ def made(dtype):
         evaluate=lambda state: measured(state[0], (IMAGES[TRAINED:], LABELS[TRAINED:]))[1],
         metric=Measure("accuracy", "higher", chance=0.1, tolerance=0.02, limits=(0.0, 1.0)),
     )
-
-
-def float32():
-    """In float32."""
-    return made(jnp.float32)
-
-
-def bfloat16():
-    """In bfloat16."""
-    return made(jnp.bfloat16)
-
-
-def float16():
-    """In float16."""
-    return made(jnp.float16)

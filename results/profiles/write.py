@@ -5,9 +5,12 @@ A table stands between two comments of HTML that name it; what is between them i
 
 import collections
 import contextlib
+import itertools
 import pathlib
 import sqlite3
 import sys
+
+from scipy.stats import binomtest
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 PAGE = FOLDER.parents[1] / "docs" / "profiles.md"
@@ -17,7 +20,7 @@ from fault_injection.campaign.rates import Rate, wilson  # noqa: E402
 from fault_injection.questions.outcomes.report.queries import GUESSED, UNSTRUCK  # noqa: E402
 from fault_injection.runs.outcome import DIVERGED, LATENT, MASKED  # noqa: E402
 
-FORMATS = ("float32", "bfloat16", "float16")
+FORMATS = ("float32", "bfloat16", "float16", "float8")
 QUERY = "SELECT outcome, elements, first_nonfinite FROM experiments"
 
 
@@ -40,6 +43,47 @@ def row(name: str, format: str) -> list[str]:
     middle = f"{struck[len(struck) // 2]:,}" if struck else "none"
     each = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())) or "none"
     return [f"{len(found)}", f"{unstruck}", middle, percent(wilson(harmed, len(found), 0.95)), each]
+
+
+def classes(name: str, column: str = "NULL") -> dict[str | None, collections.Counter[str]]:
+    """How many trainings of a store became not finite, stayed finite and ended worse, and were masked.
+
+    Args:
+      column: of the experiments, by whose values they are told apart.
+    """
+    found: dict[str | None, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    with contextlib.closing(sqlite3.connect(f"{(FOLDER / f'{name}.sqlite').as_uri()}?mode=ro", uri=True)) as store:
+        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]  # all were followed
+        for value, outcome, count in store.execute(
+            f"SELECT {column}, outcome, count(*) FROM experiments GROUP BY {column}, outcome"
+        ):
+            kind = NOT_FINITE if outcome in DIVERGED else WORSE if outcome in LATENT else MASKED
+            assert kind != MASKED or outcome == MASKED  # none is undecided
+            found[value][kind] += count
+    return found
+
+
+def of_classes(told: str, counts: collections.Counter[str]) -> list[str]:
+    """A row of what came of one kind of fault."""
+    total = counts.total()
+    rates = [wilson(counts[kind], total, 0.95) for kind in (NOT_FINITE, WORSE)]
+    return [told, f"{total}", *(f"{one.found}: {one.share:.1%} [{one.low:.1%}, {one.high:.1%}]" for one in rates)]
+
+
+def harmful(name: str) -> set[int]:
+    """The numbers of the experiments that were not masked."""
+    with contextlib.closing(sqlite3.connect(f"{(FOLDER / f'{name}.sqlite').as_uri()}?mode=ro", uri=True)) as store:
+        return {number for (number,) in store.execute("SELECT number FROM experiments WHERE outcome != ?", (MASKED,))}
+
+
+def of_pairs() -> str:
+    """How many devices do harm in one of two formats alone, with McNemar's exact test."""
+    told, harm = [], {name: harmful(f"formats-{name}") for name in FORMATS}
+    for one, other in itertools.combinations(sorted(FORMATS, key=lambda name: -len(harm[name])), 2):
+        alone, beside = len(harm[one] - harm[other]), len(harm[other] - harm[one])
+        p = binomtest(alone, alone + beside).pvalue if alone + beside else 1.0
+        told.append(f"{one} {alone}, {other} {beside} (p = {p:.2g})")
+    return f"Devices that do harm in one of two formats alone: {'; '.join(told)}."
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
@@ -74,6 +118,14 @@ ATTENTION = {
     "q_proj": "queries", "k_proj": "keys", "v_proj": "values", "scores": "scores", "mix": "mix of the values",
     "o_proj": "output",
 }  # fmt: skip
+STAGES = {
+    ("products", "forward"): "products of the forward pass",
+    ("products", "backward"): "products of the backward pass",
+    ("gradient", "gradient"): "the gradient, before it is clipped",
+    ("update", "update"): "the update, after the optimizer",
+}
+NOT_FINITE, WORSE = "not finite", "finite, and worse at the end"
+CLASSES = ["experiments", NOT_FINITE, WORSE]
 HEAD = ["experiments", "nothing struck", "elements struck at first, median", "not masked", "outcomes"]
 
 
@@ -83,7 +135,12 @@ def tables() -> dict[str, str]:
     return {
         "outcomes": table(["profile", *HEAD], [[f"`{name}`", *row(name, "float32")] for name in names]),
         "attention": attention(),
-        "formats": table(["format", *HEAD], [[one, *row("llm_prism", one)] for one in FORMATS]),
+        "formats": table(["format", *CLASSES], [of_classes(one, classes(f"formats-{one}")[None]) for one in FORMATS])
+        + f"\n\n{of_pairs()}",
+        "stages": table(
+            ["struck", *CLASSES],
+            [of_classes(told, classes(name, "stage")[stage]) for (name, stage), told in STAGES.items()],
+        ),
     }
 
 
