@@ -132,8 +132,8 @@ def _compared(first: Checkpoint, second: Checkpoint, name: str) -> ArrayDifferen
 def _norm(values: np.ndarray) -> float:
     """The root of the sum of squares, of which none overflows.
 
-    >>> _norm(np.array([3e200, 4e200]))
-    5e+200
+    >>> f"{_norm(np.array([3e200, 4e200])):g}"
+    '5e+200'
     """
     largest = float(np.abs(values).max(initial=0.0))
     if not largest or not math.isfinite(largest):
