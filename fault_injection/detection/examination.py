@@ -17,7 +17,7 @@ from .detector import Alarm, Detector
 from .log_reading import Reading, alarms_of, look, raised, whole_steps
 from .standstill import Symptom, symptoms
 from .value_based import Chosen
-from .worker_names import whose
+from .worker_names import of_any_worker, whose
 
 SIGNED = ("loss", "")  # kinds of which values may be negative
 LISTED = 6  # names in a note
@@ -114,15 +114,11 @@ def _of_workers(names: tuple[str, ...], path: pathlib.Path) -> tuple[str, ...]:
         raise InputError(f"{what}; found {_some(list(names))}", path)
     having: dict[str, set[str]] = collections.defaultdict(set)  # workers, by what their names have in common
     for name in names:
-        having[_common(name)].add(whose(name))
-    found = tuple(name for name in names if having[_common(name)] == workers)
+        having[of_any_worker(name)].add(whose(name))
+    found = tuple(name for name in names if having[of_any_worker(name)] == workers)
     if not found:
         raise InputError(f"expected values that all workers have; found {_some(list(names))}", path)
     return found
-
-
-def _common(name: str) -> str:
-    return name.replace(whose(name) or "/", "/", 1)
 
 
 def _compared(log: Log, following: Lineage, path: pathlib.Path) -> str:

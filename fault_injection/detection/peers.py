@@ -15,7 +15,7 @@ import numpy as np
 from ..machine.errors import InputError
 from ..seam.program import Program
 from .detector import Alarms, Array, Detector, graded, namespace
-from .worker_names import whose
+from .worker_names import of_any_worker
 
 ALONE = """peers watches the workers' own gradients, and here one gradient is of all workers together; expected copies \
 of the state, such as strategy = "ddp", or several devices"""
@@ -71,7 +71,7 @@ class Peers(Detector):
     def init(self, names: Sequence[str]) -> PeersMemory:
         found: dict[str, list[int]] = collections.defaultdict(list)
         for place, name in enumerate(names):
-            found[name.replace(whose(name) or "/", "/", 1)].append(place)
+            found[of_any_worker(name)].append(place)
         workers = max(map(len, found.values()), default=0)
         if workers < 2:
             raise InputError(ALONE)

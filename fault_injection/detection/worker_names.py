@@ -13,3 +13,12 @@ def whose(tensor: str) -> str:
     """
     match = WORKERS.search(tensor)
     return match[0] if match else ""
+
+
+def of_any_worker(tensor: str) -> str:
+    """The name without whose it is: what is compared among workers has this in common.
+
+    >>> of_any_worker("norm/local_gradients/worker_3/fc/kernel"), of_any_worker("rank1/grad_norm")
+    ('norm/local_gradients//fc/kernel', '/grad_norm')
+    """
+    return tensor.replace(whose(tensor) or "/", "/", 1)

@@ -9,6 +9,7 @@ import itertools
 import pathlib
 import sqlite3
 import sys
+from collections.abc import Iterator
 
 from scipy.stats import binomtest
 
@@ -29,13 +30,19 @@ def percent(rate: Rate) -> str:
     return f"{rate.share:.0%} [{rate.low:.0%}, {rate.high:.0%}]"
 
 
-def row(name: str, format: str) -> list[str]:
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[sqlite3.Connection]:
+    """A store of this folder, all of whose experiments were followed to the end."""
+    uri = f"{(FOLDER / f'{name}.sqlite').as_uri()}?mode=ro"
+    with contextlib.closing(sqlite3.connect(uri, uri=True)) as store:
+        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]
+        yield store
+
+
+def row(name: str) -> list[str]:
     """What one campaign says: experiments, those that struck nothing, elements struck, and outcomes."""
-    with contextlib.closing(
-        sqlite3.connect(f"{(FOLDER / f'{name}_{format}.sqlite').as_uri()}?mode=ro", uri=True)
-    ) as store:
+    with opened(name) as store:
         found = store.execute(QUERY).fetchall()
-        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]  # all were followed
         (unstruck,) = store.execute(UNSTRUCK).fetchone()
     outcomes = collections.Counter(one[0] for one in found)
     struck = sorted(one[1] for one in found if one[1])
@@ -52,8 +59,7 @@ def classes(name: str, column: str = "NULL") -> dict[str | None, collections.Cou
       column: of the experiments, by whose values they are told apart.
     """
     found: dict[str | None, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    with contextlib.closing(sqlite3.connect(f"{(FOLDER / f'{name}.sqlite').as_uri()}?mode=ro", uri=True)) as store:
-        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]  # all were followed
+    with opened(name) as store:
         for value, outcome, count in store.execute(
             f"SELECT {column}, outcome, count(*) FROM experiments GROUP BY {column}, outcome"
         ):
@@ -72,7 +78,7 @@ def of_classes(told: str, counts: collections.Counter[str]) -> list[str]:
 
 def harmful(name: str) -> set[int]:
     """The numbers of the experiments that were not masked."""
-    with contextlib.closing(sqlite3.connect(f"{(FOLDER / f'{name}.sqlite').as_uri()}?mode=ro", uri=True)) as store:
+    with opened(name) as store:
         return {number for (number,) in store.execute("SELECT number FROM experiments WHERE outcome != ?", (MASKED,))}
 
 
@@ -93,9 +99,8 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def attention() -> str:
     """What INF, NaN and near-INF in each product of attention come to: a table, and in all."""
-    with contextlib.closing(sqlite3.connect(f"{(FOLDER / 'attention.sqlite').as_uri()}?mode=ro", uri=True)) as store:
+    with opened("attention") as store:
         found = store.execute("SELECT site, model, outcome FROM experiments").fetchall()
-        assert not store.execute(f"SELECT count(*) FROM experiments WHERE {GUESSED}").fetchone()[0]
     counts = collections.Counter((site.partition("_self_attn_")[2], model, outcome) for site, model, outcome in found)
     rows, harmed = [], collections.Counter[str]()
     for operation, told in ATTENTION.items():
@@ -133,7 +138,7 @@ def tables() -> dict[str, str]:
     """The tables of the page by their names."""
     names = sorted({path.stem.removesuffix("_float32") for path in FOLDER.glob("*_float32.sqlite")})
     return {
-        "outcomes": table(["profile", *HEAD], [[f"`{name}`", *row(name, "float32")] for name in names]),
+        "outcomes": table(["profile", *HEAD], [[f"`{name}`", *row(f"{name}_float32")] for name in names]),
         "attention": attention(),
         "formats": table(["format", *CLASSES], [of_classes(one, classes(f"formats-{one}")[None]) for one in FORMATS])
         + f"\n\n{of_pairs()}",
